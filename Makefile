@@ -1,0 +1,43 @@
+# Two commands do all the set-up: `make demo` and `make test`. Each makes .venv on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-gpu check format proto bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/tailgate run demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+test-gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(VENV)/installed-dev
+	$(BIN)/python -m servers.rpc.generate
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tailgate needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/installed

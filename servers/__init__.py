@@ -1,0 +1,1 @@
+"""The system under test: one engine process per arm replica, and the splitter before them."""

@@ -1,0 +1,257 @@
+"""What one arm is: model, engine, shape policy and compile policy, from presets and plain tables. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy."""
+
+
+def _choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key} is {value!r}: use one of {', '.join(str(item) for item in allowed)}")
+
+
+def _range(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{key} is {value}: give a value from {low} to {high}")
+
+
+ShapeKind = Literal["exact", "pad", "buckets"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which transformer is served and how it is held. Equal for all arms of a comparable experiment."""
+
+    id: str = "random:tiny"
+    dtype: Dtype | Literal["auto"] = "auto"
+    device: str = "auto"
+    attention: str = "sdpa"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _choice("model.dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
+        if not self.id:
+            raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of the batching engine. Equal for all arms of a comparable experiment."""
+
+    slots: int = 8
+    max_queue: int = 128
+    max_prompt_tokens: int = 256
+    max_new_tokens: int = 128
+    prefill_batch: int = 1
+    drain_grace_s: float = 30.0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        _range("engine.slots", self.slots, 1, 4096)
+        _range("engine.max_queue", self.max_queue, 0, 1_000_000)
+        _range("engine.max_prompt_tokens", self.max_prompt_tokens, 1, 1_000_000)
+        _range("engine.max_new_tokens", self.max_new_tokens, 1, 1_000_000)
+        _range("engine.prefill_batch", self.prefill_batch, 1, self.slots)
+        _range("engine.drain_grace_s", self.drain_grace_s, 0, 3600)
+        _range("engine.threads", self.threads, 0, 1024)
+
+    @property
+    def max_length(self) -> int:
+        """Positions one request may occupy: prompt plus generated tokens."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeConfig:
+    """Which tensor shapes the batcher may produce. Empty ladders are filled from the engine's limits.
+
+    `min_size` is the smallest batch and prompt length that an exact policy runs; smaller ones are padded up to it.
+    """
+
+    kind: ShapeKind = "exact"
+    batch_ladder: tuple[int, ...] = ()
+    length_ladder: tuple[int, ...] = ()
+    context_ladder: tuple[int, ...] = ()
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _choice("shapes.kind", self.kind, ("exact", "pad", "buckets"))
+        _range("shapes.min_size", self.min_size, 1, 64)
+        for name in ("batch_ladder", "length_ladder", "context_ladder"):
+            ladder = getattr(self, name)
+            if any(step < 1 for step in ladder) or list(ladder) != sorted(set(ladder)):
+                raise ConfigError(f"shapes.{name} is {list(ladder)}: give rising positive integers")
+            if ladder and self.kind != "buckets":
+                raise ConfigError(f'shapes.{name} is set but shapes.kind is "{self.kind}": use kind = "buckets"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileConfig:
+    """What torch.compile is asked for. `enabled = false` is plain eager."""
+
+    enabled: bool = False
+    mode: str = "default"
+    dynamic: bool | None = None
+    fullgraph: bool = False
+    backend: str = "inductor"
+    regional: bool = False
+    recompile_limit: int = 0
+    mark_dynamic: bool = False
+    warmup: Literal["shapes", "minimal"] = "shapes"
+
+    def __post_init__(self) -> None:
+        _choice(
+            "compile.mode",
+            self.mode,
+            ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        )
+        _choice("compile.warmup", self.warmup, ("shapes", "minimal"))
+        _range("compile.recompile_limit", self.recompile_limit, 0, 100_000)
+        if self.mark_dynamic and self.dynamic is False:
+            raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmConfig:
+    """One server variant. Arms of a comparable experiment differ in `shapes` and `compile` alone."""
+
+    name: str = "eager"
+    preset: str = "eager"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    shapes: ShapeConfig = field(default_factory=ShapeConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise ConfigError(f'arm name "{self.name}" is not usable: letters, digits, "-", "_" and "." only')
+        for ladder, limit, key in (
+            (self.shapes.batch_ladder, self.engine.slots, "engine.slots"),
+            (self.shapes.length_ladder, self.engine.max_prompt_tokens, "engine.max_prompt_tokens"),
+            (self.shapes.context_ladder, self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
+        ):
+            if ladder and ladder[-1] < limit:
+                raise ConfigError(
+                    f'arm "{self.name}": the largest bucket is {ladder[-1]} but {key} is {limit}: '
+                    f"add a bucket of {limit} or lower {key}"
+                )
+
+    @classmethod
+    def from_preset(
+        cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
+    ) -> Self:
+        """The arm that `preset` names, on the given model and engine limits."""
+        shapes, compiled = preset_policies(preset)
+        return cls(
+            name=name or preset,
+            preset=preset,
+            model=model or ModelConfig(),
+            engine=engine or EngineConfig(),
+            shapes=shapes,
+            compile=compiled,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables that `from_dict` reads back to an equal arm."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Self:
+        """The arm that `table` describes; unknown keys, wrong types and bad values raise ConfigError."""
+        return build(cls, table, where="arm")
+
+
+_PRESETS: dict[str, tuple[ShapeConfig, CompileConfig]] = {
+    "eager": (ShapeConfig(kind="exact"), CompileConfig()),
+    "eager-padded": (ShapeConfig(kind="pad"), CompileConfig()),
+    "compiled-padded": (
+        ShapeConfig(kind="pad"),
+        CompileConfig(enabled=True, mode="reduce-overhead", dynamic=False, fullgraph=True),
+    ),
+    "compiled-bucketed": (
+        ShapeConfig(kind="buckets"),
+        CompileConfig(enabled=True, mode="reduce-overhead", dynamic=False, fullgraph=True),
+    ),
+    # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
+    "compiled-dynamic": (
+        ShapeConfig(kind="exact", min_size=2),
+        CompileConfig(enabled=True, dynamic=True, fullgraph=True, mark_dynamic=True),
+    ),
+    "compiled-naive": (ShapeConfig(kind="exact"), CompileConfig(enabled=True, warmup="minimal")),
+}
+
+PRESETS: tuple[str, ...] = tuple(_PRESETS)
+
+
+def preset_policies(preset: str) -> tuple[ShapeConfig, CompileConfig]:
+    """The shape and compile policy that `preset` stands for."""
+    if preset not in _PRESETS:
+        raise ConfigError(f'preset "{preset}" is unknown: use one of {", ".join(PRESETS)}')
+    return _PRESETS[preset]
+
+
+def override(base: T, table: Mapping[str, Any], *, where: str) -> T:
+    """`base` with the keys of `table` replaced; unknown keys and bad values raise ConfigError naming `where`.key."""
+    if not table:
+        return base
+    current = {item.name: getattr(base, item.name) for item in fields(base)}  # type: ignore[arg-type]
+    converted = _converted(type(base), table, where)
+    return typing.cast(T, replace(base, **{**current, **converted}))  # type: ignore[type-var]
+
+
+def build(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
+    """An instance of the dataclass `kind` from `table`; unknown keys and bad values raise ConfigError."""
+    return kind(**_converted(kind, table, where))
+
+
+def _converted(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    known = [item.name for item in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}.{key} is unknown: {where} takes {', '.join(known)}")
+    return {key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()}
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {value!r}: give a table")
+        return build(hint, value, where=where)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where} is {value!r}: give a list")
+        inner = typing.get_args(hint)[0]
+        return tuple(_value(inner, item, where) for item in value)
+    if origin is Literal:
+        _choice(where, value, typing.get_args(hint))
+        return value
+    if origin in (types.UnionType, typing.Union):
+        for option in typing.get_args(hint):
+            try:
+                return _value(option, value, where)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{where} is {value!r}: expected {hint}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is type(None):
+        hint = types.NoneType
+    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
+    return value

@@ -1,0 +1,138 @@
+"""Load a Hugging Face causal language model, or build one from an architecture preset with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from servers.config import ConfigError, ModelConfig
+from servers.tokenizer import BOS_ID, BYTE_OFFSET, EOS_ID, PAD_ID
+
+# Shapes as published in each model's config.json; weights are random, so they say nothing but how fast it runs.
+RANDOM_PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": BYTE_OFFSET + 256,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        # Wide enough that greedy decoding wanders instead of repeating one token, so that a comparison can fail.
+        "initializer_range": 0.3,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "tie_word_embeddings": True,
+    },
+    "llama-3-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `name` stands for; `auto` takes the first GPU, otherwise the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f'model.device is "{name}" but torch sees no GPU: use cpu, or install a CUDA build of torch')
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that `name` stands for; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+
+
+def model_config(model: ModelConfig) -> PreTrainedConfig:
+    """The architecture behind `model.id`, without its weights."""
+    if not model.id.startswith("random:"):
+        try:
+            return AutoConfig.from_pretrained(model.id)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f'model.id "{model.id}" cannot be loaded: {str(error).splitlines()[0]}') from None
+    name = model.id.removeprefix("random:")
+    if name not in RANDOM_PRESETS:
+        raise ConfigError(f'model.id "{model.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
+    tokens = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
+    return AutoConfig.for_model(**{**RANDOM_PRESETS[name], **tokens})
+
+
+def load_model(model: ModelConfig) -> nn.Module:
+    """The model in evaluation mode on its device, in its dtype, with the attention asked for.
+
+    Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them.
+    """
+    device = resolve_device(model.device)
+    dtype = resolve_dtype(model.dtype, device)
+    config = model_config(model)
+    if model.id.startswith("random:"):
+        torch.manual_seed(model.seed)
+        with torch.device(device):
+            loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=model.attention)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=model.attention)
+    return loaded.to(device).eval().requires_grad_(False)
+
+
+def eos_ids(module: Any) -> frozenset[int]:
+    """The end-of-sequence ids of a loaded model."""
+    ids = module.generation_config.eos_token_id if module.generation_config is not None else None
+    ids = module.config.eos_token_id if ids is None else ids
+    if ids is None:
+        return frozenset()
+    return frozenset(ids) if isinstance(ids, list) else frozenset([ids])

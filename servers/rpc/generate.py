@@ -1,0 +1,40 @@
+"""Regenerate the committed gRPC stubs: `python -m servers.rpc.generate [OUT_DIR]`.
+
+Needs the grpcio-tools version that constraints.txt pins. It is old on purpose: generated code refuses to run on a
+grpcio or protobuf older than its generator, so the pin is what sets the floors in pyproject.toml
+(grpcio >= 1.72.2, protobuf >= 6.30).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+PROTO_ROOT = PACKAGE.parent.parent / "proto"
+PROTOS = ("inference", "telemetry")
+
+
+def generate(out_dir: Path) -> list[Path]:
+    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` for every proto into `out_dir`; returns their paths."""
+    from grpc_tools import protoc
+
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = ["protoc", f"-I{PROTO_ROOT}"]
+        arguments += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
+        arguments += [str(PROTO_ROOT / "tailgate" / "v1" / f"{name}.proto") for name in PROTOS]
+        if protoc.main(arguments) != 0:
+            raise SystemExit("protoc failed")
+        written = []
+        for source in sorted((Path(scratch) / "tailgate" / "v1").iterdir()):
+            # protoc imports by proto package; our stubs live in servers.rpc
+            text = source.read_text().replace("from tailgate.v1 import", "from servers.rpc import")
+            target = out_dir / source.name
+            target.write_text(text)
+            written.append(target)
+    return written
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else PACKAGE)

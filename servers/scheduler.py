@@ -1,0 +1,149 @@
+"""Iteration-level batching: a bounded queue, rows, deadlines, cancellation. No tensors and no clock of its own.
+
+The scheduler decides what the next engine step is; the runner executes it. Rows stay dense: the active requests
+always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves, the last row
+moves into its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """One request inside the engine. Times are ns since the epoch; durations are ns."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    recv_ns: int
+    deadline_ns: int = 0  # 0 = none
+    stop_ids: frozenset[int] = frozenset()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    seed: int = 0
+    row: int = -1  # -1 while queued
+    output: list[int] = field(default_factory=list)
+    admitted_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    compile_stall_ns: int = 0
+    batch_id: int = -1
+    batch_size: int = 0
+    padded_batch: int = 0
+    padded_length: int = 0
+
+    @property
+    def context(self) -> int:
+        """Positions held in the cache once the newest sampled token is written."""
+        return len(self.prompt) + len(self.output)
+
+
+Outcome = Literal["length", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to run next: a prefill of newly admitted jobs, or one token for every active job in row order."""
+
+    kind: Literal["prefill", "decode"]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The cache row `source` must be copied to `target`: its request has moved there."""
+
+    source: int
+    target: int
+
+
+class QueueFullError(Exception):
+    """The bounded queue is full; the request was not taken."""
+
+
+class Scheduler:
+    """Queue, rows and the order of steps. Prefill and decode alternate, so a running request waits for one prefill
+    step at most between two of its tokens."""
+
+    def __init__(self, *, slots: int, max_queue: int, prefill_batch: int = 1) -> None:
+        self.slots = slots
+        self.max_queue = max_queue
+        self.prefill_batch = prefill_batch
+        self._queue: deque[Job] = deque()
+        self._active: list[Job] = []
+        self._jobs: dict[str, Job] = {}
+        self._decode_is_due = False
+
+    def submit(self, job: Job) -> None:
+        """Queue `job`. Raises QueueFullError when every slot is taken and the queue holds `max_queue` jobs."""
+        if len(self._jobs) >= self.slots + self.max_queue:
+            raise QueueFullError
+        self._jobs[job.request_id] = job
+        self._queue.append(job)
+
+    def next_step(self) -> Step | None:
+        """The next step, or None when there is nothing to do. Admits queued jobs into rows."""
+        room = min(self.slots - len(self._active), self.prefill_batch, len(self._queue))
+        if room > 0 and not (self._decode_is_due and self._active):
+            admitted = [self._queue.popleft() for _ in range(room)]
+            for job in admitted:
+                job.row = len(self._active)
+                self._active.append(job)
+            self._decode_is_due = True
+            return Step("prefill", tuple(admitted))
+        self._decode_is_due = False
+        return Step("decode", tuple(self._active)) if self._active else None
+
+    def record(self, job: Job, token: int) -> Outcome | None:
+        """Add a sampled token to `job`; says why the job is over, or None while it goes on."""
+        job.output.append(token)
+        if token in job.stop_ids:
+            return "stop"
+        return "length" if len(job.output) >= job.max_tokens else None
+
+    def release(self, request_id: str) -> Move | None:
+        """Forget a finished or cancelled job and free its row; the returned move, if any, must be carried out."""
+        job = self._jobs.pop(request_id, None)
+        if job is None:
+            return None
+        if job.row < 0:
+            self._queue.remove(job)
+            return None
+        last = self._active.pop()
+        hole, job.row = job.row, -1
+        if last is job:
+            return None
+        move = Move(source=last.row, target=hole)
+        last.row = hole
+        self._active[hole] = last
+        return move
+
+    def expired(self, now_ns: int) -> list[Job]:
+        """Jobs, queued or active, whose deadline has passed; they stay until released."""
+        return [job for job in self._jobs.values() if job.deadline_ns and job.deadline_ns <= now_ns]
+
+    def find(self, request_id: str) -> Job | None:
+        """The job with that id, if the scheduler still holds it."""
+        return self._jobs.get(request_id)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def active(self) -> tuple[Job, ...]:
+        """Jobs that hold a row, in row order."""
+        return tuple(self._active)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._queue)

@@ -1,0 +1,201 @@
+"""The gRPC front of an arm replica: checks requests, streams tokens, tells telemetry. Holds no model and no torch.
+
+Errors become status codes in one place, `Refusal` and `InferenceService.Generate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from servers.clock import now_ns
+from servers.config import ArmConfig
+from servers.front import NO_TIMING, Answer, Front, Refusal
+from servers.messages import CompileEvent, Progress, StepRecord, Submit
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.tokenizer import StopStrings, TextStream, Tokenizer
+
+
+def check_request(request: inference_pb2.GenerateRequest, arm: ArmConfig, tokenizer: Tokenizer, vocab: int) -> Submit:
+    """The engine's form of `request`. Raises Refusal(INVALID_ARGUMENT) naming value, limit and remedy."""
+    limits = arm.engine
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise _invalid("the prompt is missing: give text or token_ids")
+    prompt = tokenizer.encode(request.text) if kind == "text" else list(request.token_ids.ids)
+    if not prompt or (kind == "text" and not request.text):
+        raise _invalid("the prompt is empty: give at least one token")
+    if len(prompt) > limits.max_prompt_tokens:
+        raise _invalid(
+            f"prompt has {len(prompt)} tokens; the limit is {limits.max_prompt_tokens}: "
+            "shorten it or raise max_prompt_tokens"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        bad = min(prompt) if min(prompt) < 0 else max(prompt)
+        raise _invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
+    if not 1 <= request.max_tokens <= limits.max_new_tokens:
+        raise _invalid(
+            f"max_tokens is {request.max_tokens}; the limit is 1 to {limits.max_new_tokens}: "
+            "ask for fewer or raise max_new_tokens"
+        )
+    sampling = request.sampling
+    if not 0.0 <= sampling.temperature <= 100.0:
+        raise _invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
+    if sampling.top_k < 0:
+        raise _invalid(f"top_k is {sampling.top_k}: give 0 (off) or a positive number")
+    if not 0.0 <= sampling.top_p <= 1.0:
+        raise _invalid(f"top_p is {sampling.top_p:g}: give a value from 0 to 1")
+    return Submit(
+        request_id=request.request_id or uuid.uuid4().hex,
+        prompt=prompt,
+        max_tokens=request.max_tokens,
+        recv_ns=now_ns(),
+        stop_ids=frozenset(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+    )
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """`tailgate.v1.Inference` over a Front."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    async def Generate(  # noqa: N802  (gRPC's name)
+        self, request: inference_pb2.GenerateRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        """Stream the answer; every end, good or bad, carries the trailing metadata that inference.proto lists."""
+        recv_ns = now_ns()
+        front = self.front
+        submit: Submit | None = None
+        try:
+            vocab = front.ready.vocab_size if front.ready else 1 << 31
+            submit = check_request(request, front.arm, front.tokenizer, vocab)
+            left_s = context.time_remaining()
+            deadline_ns = 0 if left_s is None else recv_ns + int(left_s * 1e9)
+            submit = dataclasses.replace(submit, recv_ns=recv_ns, deadline_ns=deadline_ns)
+            answer = front.admit(submit)
+        except Refusal as refusal:
+            self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
+            front.metrics.requests.labels(status=refusal.code.name).inc()
+            await context.abort(refusal.code, refusal.message)
+            raise AssertionError("abort returned") from None
+        status = "CANCELLED"
+        try:
+            async for chunk in self._stream(request, submit, answer):
+                yield chunk
+            finished = answer.finished
+            status = finished.status if finished is not None else "OK"
+            self._trail(context, answer, len(submit.prompt), recv_ns)
+            if finished is not None and finished.status != "OK":
+                await context.abort(grpc.StatusCode[finished.status], finished.message)
+        finally:
+            front.metrics.requests.labels(status=status).inc()
+            front.abandon(submit.request_id)
+
+    async def _stream(
+        self, request: inference_pb2.GenerateRequest, submit: Submit, answer: Answer
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        wants_text = request.WhichOneof("prompt") == "text" or bool(request.stop)
+        text_stream: TextStream | None = self.front.tokenizer.stream() if wants_text else None
+        stops = StopStrings(request.stop)
+        while True:
+            token_ids, emit_ns = await answer.next()
+            finished = answer.finished
+            if token_ids:
+                chunk = inference_pb2.GenerateChunk(token_ids=token_ids, emit_ns=emit_ns)
+                stopped = False
+                if text_stream is not None:
+                    chunk.text, stopped = stops.push(text_stream.push(token_ids))
+                if stopped:
+                    chunk.finish_reason = inference_pb2.FINISH_REASON_STOP
+                elif finished is not None and finished.status == "OK":
+                    chunk.text += stops.rest()
+                    chunk.finish_reason = _REASONS[finished.reason]
+                yield chunk
+                if stopped:
+                    return
+            if finished is not None:
+                return
+
+    def _trail(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", answer: Answer, prompt_tokens: int, recv_ns: int
+    ) -> None:
+        timing = answer.finished.timing if answer.finished is not None else NO_TIMING
+        fields = {
+            "arm": self.front.arm.name,
+            "replica": self.front.replica,
+            **dataclasses.asdict(timing),
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": answer.output_tokens,
+            "recv_ns": recv_ns,
+            "end_ns": now_ns(),
+        }
+        context.set_trailing_metadata(
+            tuple((f"tailgate-{key.replace('_', '-')}", str(value)) for key, value in fields.items())
+        )
+
+
+_REASONS = {
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+    "stop": inference_pb2.FINISH_REASON_STOP,
+}
+
+
+class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
+    """`tailgate.v1.Telemetry` over a Front."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    async def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
+        """Replay what is retained, then follow until the server stops."""
+        wanted = {CompileEvent: request.compile_events, StepRecord: request.steps, Progress: request.progress}
+        with self.front.watch() as watcher:
+            while (event := await watcher.get()) is not None:
+                if wanted[type(event)]:
+                    yield telemetry_event(event)
+
+    async def Snapshot(  # noqa: N802
+        self, request: telemetry_pb2.SnapshotRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> telemetry_pb2.SnapshotResponse:
+        """The arm as it runs: configuration, versions, counters, memory, start-up cost."""
+        front = self.front
+        answer = telemetry_pb2.SnapshotResponse(
+            arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
+        )
+        answer.counters.update({**front.counters, "in_flight": front.in_flight})
+        if front.ready is not None:
+            answer.versions.update(front.ready.versions)
+            answer.memory_bytes.update(front.ready.memory_bytes)
+            answer.startup_ns.update(front.ready.startup_ns)
+            answer.device = front.ready.device
+            answer.dtype = front.ready.dtype
+            answer.vocab_size = front.ready.vocab_size
+        return answer
+
+
+def telemetry_event(event: CompileEvent | StepRecord | Progress) -> telemetry_pb2.TelemetryEvent:
+    """The wire form of an engine event; field names are the same on both sides."""
+    fields = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
+    if isinstance(event, CompileEvent):
+        return telemetry_pb2.TelemetryEvent(compile=telemetry_pb2.CompileEvent(**fields))
+    if isinstance(event, StepRecord):
+        return telemetry_pb2.TelemetryEvent(step=telemetry_pb2.StepRecord(**fields))
+    return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(**fields))

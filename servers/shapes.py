@@ -1,0 +1,173 @@
+"""Which tensor shapes the batcher may produce: pure integers, no tensors.
+
+A step has a real size (rows, new tokens a row, positions attended to) and the padded size that the policy turns it
+into. The fewer padded sizes there are, the fewer graphs a compiler needs; the more there are, the less is padded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from servers.config import ConfigError, EngineConfig, ShapeConfig
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """The size of one engine step: `batch` rows × `length` new tokens a row, attending to `context` positions."""
+
+    batch: int
+    length: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} × length {self.length}, context {self.context}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the step computes, padding included."""
+        return self.batch * self.length
+
+
+class ShapePolicy(Protocol):
+    """Turns real sizes into the sizes that run. `length` 1 is decode; anything else is prefill."""
+
+    def prefill(self, batch: int, length: int) -> StepShape:
+        """The shape for prefilling `batch` prompts of which the longest has `length` tokens."""
+
+    def decode(self, batch: int, context: int) -> StepShape:
+        """The shape for one token on `batch` rows of which the longest holds `context` positions, the new included."""
+
+    def is_closed(self) -> bool:
+        """Whether `every_prefill` and `every_decode` list all the shapes that can ever run."""
+
+    def every_prefill(self) -> Iterator[StepShape]:
+        """The prefill shapes to warm, smallest first."""
+
+    def every_decode(self) -> Iterator[StepShape]:
+        """The decode shapes to warm, smallest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactShape:
+    """Shapes as they come, nothing padded, except that batch and prompt length are never smaller than `min_size`."""
+
+    max_batch: int
+    max_prefill_batch: int
+    max_prompt: int
+    max_context: int
+    min_size: int = 1
+
+    def prefill(self, batch: int, length: int) -> StepShape:
+        rows = batch if self.max_prefill_batch == 1 else max(batch, self.min_size)
+        padded = max(length, self.min_size)
+        return StepShape(rows, padded, padded)
+
+    def decode(self, batch: int, context: int) -> StepShape:
+        return StepShape(max(batch, self.min_size), 1, max(context, self.min_size))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def every_prefill(self) -> Iterator[StepShape]:
+        # Two sizes that differ in every free dimension: a graph that served both has no size of its own left.
+        # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
+        for length in _spread(self.max_prompt):
+            yield self.prefill(min(self.max_prefill_batch, 2), length)
+        if self.max_prefill_batch > 2:
+            yield self.prefill(self.max_prefill_batch, _spread(self.max_prompt)[-1])
+
+    def decode_batches(self) -> list[int]:
+        """Batch sizes that a warm-up visits: the smallest, one between, the largest."""
+        return sorted({self.min_size, min(3, self.max_batch), self.max_batch})
+
+    def every_decode(self) -> Iterator[StepShape]:
+        contexts = _spread(self.max_context)
+        for position, batch in enumerate(self.decode_batches()):
+            yield self.decode(batch, contexts[position % len(contexts)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Each dimension is rounded up to the next step of its ladder; one-step ladders are a single padded shape."""
+
+    batches: tuple[int, ...]
+    prefill_batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    def prefill(self, batch: int, length: int) -> StepShape:
+        padded = _round_up(length, self.lengths, "prompt", "tokens")
+        return StepShape(_round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
+
+    def decode(self, batch: int, context: int) -> StepShape:
+        return StepShape(
+            _round_up(batch, self.batches, "batch", "rows"),
+            1,
+            _round_up(context, self.contexts, "context", "positions"),
+        )
+
+    def is_closed(self) -> bool:
+        return True
+
+    def every_prefill(self) -> Iterator[StepShape]:
+        for length in self.lengths:
+            for batch in self.prefill_batches:
+                yield StepShape(batch, length, length)
+
+    def every_decode(self) -> Iterator[StepShape]:
+        for context in self.contexts:
+            for batch in self.batches:
+                yield StepShape(batch, 1, context)
+
+
+def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
+    """The policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
+    if shapes.kind == "exact":
+        if shapes.min_size > engine.slots:
+            raise ConfigError(
+                f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
+            )
+        return ExactShape(
+            max_batch=engine.slots,
+            max_prefill_batch=engine.prefill_batch,
+            max_prompt=engine.max_prompt_tokens,
+            max_context=engine.max_length,
+            min_size=shapes.min_size,
+        )
+    if shapes.kind == "pad":
+        return Buckets(
+            batches=(engine.slots,),
+            prefill_batches=(engine.prefill_batch,),
+            lengths=(engine.max_prompt_tokens,),
+            contexts=(engine.max_length,),
+        )
+    return Buckets(
+        batches=shapes.batch_ladder or doubling(1, engine.slots),
+        prefill_batches=doubling(1, engine.prefill_batch),
+        lengths=shapes.length_ladder or doubling(32, engine.max_prompt_tokens),
+        contexts=shapes.context_ladder or doubling(256, engine.max_length),
+    )
+
+
+def doubling(first: int, last: int) -> tuple[int, ...]:
+    """`first`, twice that, and so on below `last`, then `last` itself."""
+    steps = []
+    while first < last:
+        steps.append(first)
+        first *= 2
+    return (*steps, last)
+
+
+def _round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
+    position = bisect_left(ladder, value)
+    if position == len(ladder):
+        raise ConfigError(f"{what} has {value} {unit}; largest bucket is {ladder[-1]}: add a bucket of {value}")
+    return ladder[position]
+
+
+def _spread(limit: int) -> list[int]:
+    """Up to three distinct odd sizes below `limit` (or what fits), small to large."""
+    return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)})

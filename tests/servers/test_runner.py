@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from servers.compilation import CompileRecorder
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.messages import CompileEvent
+from servers.runner import ModelRunner
+from servers.scheduler import Job, Scheduler
+
+ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
+
+
+@pytest.fixture
+def recorder() -> Iterator[CompileRecorder]:
+    torch._dynamo.reset()
+    recorder = CompileRecorder()
+    recorder.install()
+    yield recorder
+    recorder.remove()
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 8
+    torch.fx.experimental._config.use_duck_shape = True
+
+
+def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner:
+    runner = ModelRunner(arm, recorder)
+    runner.load()
+    runner.warm_up(lambda done, total, detail: None)
+    return runner
+
+
+def jobs_for(vocab_size: int, *, seed: int, count: int = 12) -> list[Job]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 41, (count,), generator=generator).tolist()
+    outputs = torch.randint(1, 13, (count,), generator=generator).tolist()
+    return [
+        Job(
+            request_id=str(number),
+            prompt=torch.randint(3, vocab_size, (length,), generator=generator).tolist(),
+            max_tokens=output,
+            recv_ns=0,
+        )
+        for number, (length, output) in enumerate(zip(lengths, outputs, strict=True))
+    ]
+
+
+def serve(runner: ModelRunner, jobs: list[Job]) -> int:
+    """Run all jobs through scheduler and runner, joining and leaving as slots allow; returns the number of steps."""
+    engine = runner.arm.engine
+    scheduler = Scheduler(slots=engine.slots, max_queue=len(jobs), prefill_batch=engine.prefill_batch)
+    for job in jobs:
+        scheduler.submit(job)
+    steps = 0
+    while (step := scheduler.next_step()) is not None:
+        tokens, _, _ = runner.step(step.kind, step.jobs, steps)
+        steps += 1
+        for job, token in zip(step.jobs, tokens, strict=True):
+            if scheduler.record(job, token) and (move := scheduler.release(job.request_id)) is not None:
+                runner.move(move)
+    return steps
+
+
+def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
+    for job in jobs:
+        expected = runner.model.generate(
+            torch.tensor([job.prompt]),
+            max_new_tokens=job.max_tokens,
+            min_new_tokens=job.max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(job.prompt) :].tolist()
+        assert job.output == expected
+    assert len({token for job in jobs for token in job.output}) > 10, "the model repeats itself: nothing was compared"
+
+
+@pytest.mark.parametrize("prefill_batch", [1, 3])
+@pytest.mark.parametrize("preset", ["eager", "eager-padded"])
+def test_eager_arms_decode_exactly_like_generate(preset: str, prefill_batch: int, recorder: CompileRecorder) -> None:
+    arm = ArmConfig.from_preset(preset, engine=replace(ENGINE, prefill_batch=prefill_batch))
+    runner = runner_for(arm, recorder)
+    jobs = jobs_for(runner.vocab_size, seed=prefill_batch)
+    serve(runner, jobs)
+    assert_greedy_like_generate(runner, jobs)
+    assert recorder.drain() == []
+
+
+@pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
+    preset: str, recorder: CompileRecorder
+) -> None:
+    """Traced and guarded by the real compiler; the backend is a light one, as code generation plays no part here."""
+    arm = ArmConfig.from_preset(preset, engine=ENGINE)
+    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager"))
+    runner = runner_for(arm, recorder)
+    warm = recorder.drain()
+    assert warm
+    assert {event.phase for event in warm} == {"warmup"}
+    jobs = jobs_for(runner.vocab_size, seed=7)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
+    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
+    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager"))
+    runner = runner_for(arm, recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=3)
+    serve(runner, jobs)
+    events = [event for event in recorder.drain() if event.kind == "recompile"]
+    assert len(events) >= 3
+    for event in events:
+        assert event.phase == "serving"
+        assert event.batch_id >= 0
+        assert event.end_ns > event.start_ns
+        assert "size mismatch" in event.reason or "size()" in event.reason
+        assert event.shape.startswith(("prefill batch", "decode batch"))
+    assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.slow
+def test_inductor_code_decodes_exactly_like_generate(recorder: CompileRecorder) -> None:
+    runner = runner_for(ArmConfig.from_preset("compiled-padded", engine=ENGINE), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=5)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_past_the_recompile_limit_the_canary_sees_steps_run_eagerly(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=2, warmup="minimal")
+    runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
+    serve(runner, jobs)
+    events: list[CompileEvent] = recorder.drain()
+    kinds = {event.kind for event in events}
+    assert "limit_hit" in kinds
+    assert "eager_fallback" in kinds
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_sampled_answer_is_the_same_whoever_shares_its_batches(recorder: CompileRecorder) -> None:
+    runner = runner_for(ArmConfig.from_preset("eager", engine=ENGINE), recorder)
+    answers = []
+    for neighbours in (0, 5):
+        jobs = jobs_for(runner.vocab_size, seed=9, count=1 + neighbours)
+        jobs[0].prompt, jobs[0].max_tokens = [5, 6, 7], 10
+        jobs[0].temperature, jobs[0].seed = 1.0, 42
+        serve(runner, jobs)
+        runner.forget(jobs[0].request_id)
+        answers.append(jobs[0].output)
+    assert answers[0] == answers[1]
+
+
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 9},
+    "gemma3_text": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+    },
+    "phi3": {"pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention(
+    family: str, tmp_path: object, recorder: CompileRecorder
+) -> None:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(
+        family,
+        **{
+            "vocab_size": 131,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.3,
+            "tie_word_embeddings": False,
+            **FAMILIES[family],
+        },
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
+    arm = ArmConfig(model=ModelConfig(id=str(tmp_path), dtype="float32"), engine=ENGINE, shapes=ShapeConfig(kind="pad"))
+    runner = runner_for(arm, recorder)
+    jobs = jobs_for(runner.vocab_size, seed=2)
+    serve(runner, jobs)
+    assert_greedy_like_generate(runner, jobs)

@@ -1,0 +1,303 @@
+"""The served replica as its users meet it: a real process, real gRPC, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from servers.clock import now_ns
+from servers.config import ArmConfig, EngineConfig
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)
+
+
+@dataclass
+class Replica:
+    process: subprocess.Popen[str]
+    port: int
+    channel: grpc.Channel
+
+    @property
+    def inference(self) -> inference_pb2_grpc.InferenceStub:
+        return inference_pb2_grpc.InferenceStub(self.channel)
+
+    @property
+    def telemetry(self) -> telemetry_pb2_grpc.TelemetryStub:
+        return telemetry_pb2_grpc.TelemetryStub(self.channel)
+
+    def health(self) -> int:
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        status: int = stub.Check(health_pb2.HealthCheckRequest(service="tailgate.v1.Inference")).status
+        return status
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.telemetry.Snapshot(telemetry_pb2.SnapshotRequest()).counters)
+
+    def wait_until_idle(self) -> None:
+        deadline = time.monotonic() + 10
+        while self.counters()["in_flight"] and time.monotonic() < deadline:
+            threading.Event().wait(0.02)
+        assert self.counters()["in_flight"] == 0
+
+
+def start(folder: Path, arm: ArmConfig, *arguments: str) -> Replica:
+    config = folder / f"{arm.name}.json"
+    config.write_text(json.dumps(arm.to_dict()))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "servers.serve", "--config", str(config), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=(folder / f"{arm.name}.log").open("w"),
+        text=True,
+        cwd=REPOSITORY,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, (folder / f"{arm.name}.log").read_text()
+    port = json.loads(line)["port"]
+    return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"))
+
+
+def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:
+    seen = []
+    for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60):
+        seen.append(event.progress)
+        if event.progress.stage in ("serving", "failed"):
+            break
+    return seen
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    replica = start(tmp_path_factory.mktemp("arm"), ArmConfig(name="eager", engine=ENGINE), "--replica", "eager-7")
+    wait_warm(replica)
+    yield replica
+    replica.process.kill()
+    replica.process.wait()
+
+
+def ask(*, tokens: int = 5, max_tokens: int = 4, **fields: object) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=range(5, 5 + tokens)), max_tokens=max_tokens, ignore_eos=True, **fields
+    )
+
+
+def refusal(replica: Replica, request: inference_pb2.GenerateRequest) -> grpc.Call:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(replica.inference.Generate(request, timeout=20))
+    return caught.value
+
+
+def test_an_answer_carries_its_tokens_their_times_and_the_trailing_metadata(replica: Replica) -> None:
+    before_ns = now_ns()
+    call = replica.inference.Generate(ask(tokens=9, max_tokens=6))
+    chunks = list(call)
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    times = [stamp for chunk in chunks for stamp in chunk.emit_ns]
+    assert len(ids) == len(times) == 6
+    assert times == sorted(times)
+    assert chunks[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    trailer = dict(call.trailing_metadata())
+    assert trailer["tailgate-arm"] == "eager"
+    assert trailer["tailgate-replica"] == "eager-7"
+    assert trailer["tailgate-prompt-tokens"] == "9"
+    assert trailer["tailgate-output-tokens"] == "6"
+    assert trailer["tailgate-padded-length"] == "9"
+    assert trailer["tailgate-batch-size"] == "1"
+    assert trailer["tailgate-compile-stall-ns"] == "0"
+    received, ended = int(trailer["tailgate-recv-ns"]), int(trailer["tailgate-end-ns"])
+    assert abs(received - before_ns) < 5e9
+    assert received <= times[0] <= times[-1] <= ended
+    inside = sum(int(trailer[f"tailgate-{part}-ns"]) for part in ("queue", "prefill", "decode"))
+    assert 0 < inside <= ended - received
+
+
+def test_text_in_gives_text_out_and_stop_strings_cut_it(replica: Replica) -> None:
+    request = inference_pb2.GenerateRequest(text="hello", max_tokens=24, ignore_eos=True)
+    text = "".join(chunk.text for chunk in replica.inference.Generate(request))
+    assert text
+    stop = text[3:5]
+    request.stop.append(stop)
+    chunks = list(replica.inference.Generate(request))
+    assert "".join(chunk.text for chunk in chunks) == text[: text.index(stop)]
+    assert chunks[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
+    replica.wait_until_idle()
+
+
+def test_sampling_is_reproducible_by_seed(replica: Replica) -> None:
+    def draw(seed: int) -> list[int]:
+        request = ask(max_tokens=12, sampling=inference_pb2.Sampling(temperature=1.0, seed=seed))
+        return [token for chunk in replica.inference.Generate(request) for token in chunk.token_ids]
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (ask(tokens=33), ("33", "32", "max_prompt_tokens")),
+        (ask(tokens=0), ("empty",)),
+        (inference_pb2.GenerateRequest(max_tokens=3), ("missing",)),
+        (inference_pb2.GenerateRequest(text="", max_tokens=3), ("empty",)),
+        (ask(max_tokens=-1), ("-1", "4096")),
+        (ask(max_tokens=0), ("0", "4096")),
+        (ask(max_tokens=10**9), ("1000000000", "4096", "max_new_tokens")),
+        (inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[259]), max_tokens=1), ("259", "258")),
+        (inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[-4]), max_tokens=1), ("-4",)),
+        (ask(sampling=inference_pb2.Sampling(temperature=-1)), ("temperature", "-1")),
+        (ask(sampling=inference_pb2.Sampling(top_k=-2)), ("top_k", "-2")),
+        (ask(sampling=inference_pb2.Sampling(top_p=1.5)), ("top_p", "1.5")),
+    ],
+)
+def test_bad_requests_are_named_with_value_and_limit(
+    replica: Replica, request_: inference_pb2.GenerateRequest, words: tuple[str, ...]
+) -> None:
+    error = refusal(replica, request_)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for word in words:
+        assert word in error.details()
+    assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
+
+
+def test_a_full_queue_is_refused_at_once_and_the_running_requests_are_not_disturbed(replica: Replica) -> None:
+    limit = ENGINE.slots + ENGINE.max_queue
+    calls = [replica.inference.Generate(ask(max_tokens=300)) for _ in range(limit)]
+    next(iter(calls[0]))
+    started = time.monotonic()
+    error = refusal(replica, ask())
+    assert time.monotonic() - started < 1.0
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(limit) in error.details()
+    sizes = [sum(len(chunk.token_ids) for chunk in call) for call in calls[1:]]
+    assert sizes == [300] * (limit - 1)
+    list(calls[0])
+
+
+def test_a_request_id_in_flight_cannot_be_used_twice(replica: Replica) -> None:
+    call = replica.inference.Generate(ask(max_tokens=3000, request_id="same"))
+    next(iter(call))
+    assert refusal(replica, ask(request_id="same")).code() is grpc.StatusCode.INVALID_ARGUMENT
+    call.cancel()
+    replica.wait_until_idle()
+
+
+def test_cancelled_and_expired_requests_free_their_slots(replica: Replica) -> None:
+    long = [replica.inference.Generate(ask(max_tokens=4000)) for _ in range(ENGINE.slots)]
+    for call in long:
+        next(iter(call))
+    long[0].cancel()
+    started = time.monotonic()
+    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(ask(max_tokens=3), timeout=10)) == 3
+    assert time.monotonic() - started < 2.0, "the slot of the cancelled request was not free"
+    expiring = replica.inference.Generate(ask(max_tokens=4000), timeout=0.3)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(expiring)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(ask(max_tokens=3), timeout=10)) == 3
+    long[1].cancel()
+    replica.wait_until_idle()
+
+
+def test_telemetry_replays_steps_and_snapshot_tells_the_arm(replica: Replica) -> None:
+    list(replica.inference.Generate(ask()))
+    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(steps=True))
+    first = next(iter(watch)).step
+    watch.cancel()
+    assert first.kind == "prefill"
+    assert first.end_ns > first.start_ns
+    snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest())
+    assert ArmConfig.from_dict(json.loads(snapshot.config_json)).engine == ENGINE
+    assert (snapshot.device, snapshot.dtype, snapshot.vocab_size) == ("cpu", "float32", 259)
+    assert snapshot.memory_bytes["kv_cache"] > 0
+    assert snapshot.startup_ns["load"] > 0
+    assert "torch" in snapshot.versions
+
+
+def test_reflection_names_the_services(replica: Replica) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
+    answers = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10)
+    names = {service.name for service in next(answers).list_services_response.service}
+    assert {"tailgate.v1.Inference", "tailgate.v1.Telemetry", "grpc.health.v1.Health"} <= names
+
+
+def test_a_port_in_use_is_a_one_line_error(replica: Replica, tmp_path: Path) -> None:
+    config = tmp_path / "arm.json"
+    config.write_text(json.dumps(ArmConfig(engine=ENGINE).to_dict()))
+    command = [sys.executable, "-m", "servers.serve", "--config", str(config), "--port", str(replica.port)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60, check=False)
+    assert ended.returncode == 2
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("tailgate:")]
+    assert str(replica.port) in line
+    assert "Traceback" not in ended.stderr
+
+
+def test_not_serving_until_warm_then_draining_finishes_what_runs(tmp_path: Path) -> None:
+    with_metrics = free_port()
+    replica = start(tmp_path, ArmConfig(name="drains", engine=ENGINE), "--metrics-port", str(with_metrics))
+    assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
+    stages = [progress.stage for progress in wait_warm(replica)]
+    assert stages[0] == "load"
+    assert "warmup" in stages
+    assert stages[-1] == "serving"
+    assert replica.health() == health_pb2.HealthCheckResponse.SERVING
+    call = replica.inference.Generate(ask(max_tokens=1500))
+    received = len(next(iter(call)).token_ids)
+    with urllib.request.urlopen(f"http://127.0.0.1:{with_metrics}/metrics") as page:
+        assert 'tailgate_in_flight{arm="drains",replica="drains-0"} 1.0' in page.read().decode()
+    replica.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while replica.health() == health_pb2.HealthCheckResponse.SERVING and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
+    assert received + sum(len(chunk.token_ids) for chunk in call) == 1500
+    assert replica.process.wait(timeout=30) == 0
+
+
+def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path) -> None:
+    replica = start(tmp_path, ArmConfig(name="dies", engine=ENGINE))
+    wait_warm(replica)
+    call = replica.inference.Generate(ask(max_tokens=4000))
+    next(iter(call))
+    children = Path(f"/proc/{replica.process.pid}/task/{replica.process.pid}/children").read_text().split()
+    engine = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(engine[0]), signal.SIGKILL)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert replica.process.wait(timeout=30) == 1
+
+
+def test_a_model_that_cannot_load_is_told_and_exits_1(tmp_path: Path) -> None:
+    table = ArmConfig(name="wrong", engine=ENGINE).to_dict()
+    table["model"]["id"] = "random:huge"
+    replica = start(tmp_path, ArmConfig.from_dict(table))
+    last = wait_warm(replica)[-1]
+    assert last.stage == "failed"
+    assert "random:huge" in last.detail
+    assert "tiny" in last.detail
+    assert replica.process.wait(timeout=30) == 1
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
