@@ -202,8 +202,8 @@ def compile_step(step: nn.Module, policy: CompileConfig) -> Callable[..., torch.
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     """The layers of the longest list of like modules: a transformer's repeated blocks."""
-    lists = [item for item in module.modules() if isinstance(item, nn.ModuleList) and len(item) > 0]
-    return list(max(lists, key=len)) if lists else []
+    lists = [list(item) for item in module.modules() if isinstance(item, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def mark_dimension(tensor: torch.Tensor, dimension: int, *, low: int, high: int) -> None:
@@ -216,7 +216,7 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, *, low: int, high: int)
 def step_boundary(policy: CompileConfig) -> Iterator[None]:
     """Around each step: tells CUDA-graph trees that the outputs of the previous step are no longer read."""
     if policy.enabled and policy.mode in ("reduce-overhead", "max-autotune"):
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
     yield
 
 

@@ -208,7 +208,7 @@ def override(base: T, table: Mapping[str, Any], *, where: str) -> T:
         return base
     current = {item.name: getattr(base, item.name) for item in fields(base)}  # type: ignore[arg-type]
     converted = _converted(type(base), table, where)
-    return typing.cast(T, replace(base, **{**current, **converted}))  # type: ignore[type-var]
+    return replace(base, **{**current, **converted})  # type: ignore[type-var]
 
 
 def build(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:

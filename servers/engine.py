@@ -113,7 +113,7 @@ class Engine:
             self._release(job.request_id)
         return ended
 
-    def advance(self, arrivals: "Arrivals") -> tuple[StepOutput | None, list[CompileEvent]]:
+    def advance(self, arrivals: Arrivals) -> tuple[StepOutput | None, list[CompileEvent]]:
         """Run the next step, if there is one, then take what arrived meanwhile; returns its output and compile events.
 
         A failing step fails its own requests and no others.
@@ -272,7 +272,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     _loop(engine, arrivals, outbox)
 
 
-def _start(arm: ArmConfig, outbox: "queue.SimpleQueue[object]") -> Engine:
+def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     outbox.put(Progress(at_ns=now_ns(), stage="load", detail=arm.model.id))
     from servers.compilation import CompileRecorder
     from servers.runner import ModelRunner
@@ -303,7 +303,7 @@ def _start(arm: ArmConfig, outbox: "queue.SimpleQueue[object]") -> Engine:
     return engine
 
 
-def _loop(engine: Engine, arrivals: Arrivals, outbox: "queue.SimpleQueue[object]") -> None:
+def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object]) -> None:
     while not arrivals.closed:
         ended = arrivals.take(engine)
         ended += engine.expire(now_ns())
@@ -318,7 +318,7 @@ def _loop(engine: Engine, arrivals: Arrivals, outbox: "queue.SimpleQueue[object]
             outbox.put(output)
 
 
-def _send(connection: Connection, outbox: "queue.SimpleQueue[object]") -> None:
+def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:
     with contextlib.suppress(OSError):
         while True:
             messages = [outbox.get()]

@@ -31,7 +31,7 @@ NO_TIMING = Timing(
 )
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """A request is answered with a status instead of tokens. The message names value, limit and remedy."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
@@ -108,24 +108,24 @@ class Front:
         return len(self._answers)
 
     def admit(self, submit: Submit) -> Answer:
-        """Pass a checked request on to the engine. Raises Refusal when it cannot be taken now."""
+        """Pass a checked request on to the engine. Raises RefusedError when it cannot be taken now."""
         if self.draining:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is draining: send to another replica")
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is draining: send to another replica")
         if self.failure:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.replica} has failed: {self.failure}")
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} has failed: {self.failure}")
         if self.ready is None:
-            raise Refusal(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is not warm yet: wait for health SERVING")
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is not warm yet: wait for health SERVING")
         limit = self.arm.engine.slots + self.arm.engine.max_queue
         if self.in_flight >= limit:
             # Counted here and not in the engine, so that the answer comes at once even while a compile runs there.
             self.counters["rejected"] += 1
-            raise Refusal(
+            raise RefusedError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self.in_flight} requests are in flight; the limit is {limit} (slots + max_queue): "
                 "send slower or raise max_queue",
             )
         if submit.request_id in self._answers:
-            raise Refusal(
+            raise RefusedError(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f'request_id "{submit.request_id}" is already in flight: use a new id for each request',
             )

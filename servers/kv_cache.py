@@ -29,7 +29,7 @@ class Window:
         self.gather = False
 
 
-class SlotLayer(StaticLayer):  # type: ignore[misc]
+class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
     """One layer's keys and values: [slots, kv_heads, max_length + 1, head_dim] each.
 
     The extra position takes what padding writes; no mask ever lets attention see it.
@@ -49,19 +49,23 @@ class SlotLayer(StaticLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write key_states, value_states [B, kv_heads, T, head_dim]; returns what attention reads, [B, kv_heads, L, head_dim]."""
+        """Write key_states, value_states [B, kv_heads, T, head_dim]; returns what attention reads, length L instead."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, positions, context = self.window.rows, self.window.positions, self.window.context
-        assert rows is not None and positions is not None
+        keys, values = self.keys, self.values
+        assert rows is not None
+        assert positions is not None
+        assert keys is not None
+        assert values is not None
         where = (rows[:, None], slice(None), positions)
         # the two index tensors are split by a slice, so the indexed view is [B, T, kv_heads, head_dim]
-        self.keys[where] = key_states.transpose(1, 2)
-        self.values[where] = value_states.transpose(1, 2)
+        keys[where] = key_states.transpose(1, 2)
+        values[where] = value_states.transpose(1, 2)
         if self.window.gather:
-            return self.keys[rows, :, :context], self.values[rows, :, :context]
+            return keys[rows, :, :context], values[rows, :, :context]
         batch = key_states.shape[0]
-        return self.keys[:batch, :, :context], self.values[:batch, :, :context]
+        return keys[:batch, :, :context], values[:batch, :, :context]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -79,16 +83,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Where padded tokens are written: past every position that is ever attended to."""
         return self.max_length
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Keys and values of every layer that has been allocated."""
+        layers: list[Any] = self.layers
+        return [tensor for layer in layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
+
     def move_row(self, source: int, target: int) -> None:
         """Copy row `source` over row `target` in every layer."""
-        tensors = [tensor for layer in self.layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
+        tensors = self.tensors()
         torch._foreach_copy_([tensor[target] for tensor in tensors], [tensor[source] for tensor in tensors])
 
     def memory_bytes(self) -> int:
         """Bytes held by keys and values."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for layer in self.layers
-            if layer.is_initialized
-            for tensor in (layer.keys, layer.values)
-        )
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())

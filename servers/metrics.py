@@ -18,7 +18,7 @@ class FrontMetrics:
             "tailgate_in_flight", "Requests queued or running.", ["arm", "replica"], registry=self.registry
         ).labels(**self._labels)
 
-    def _counter(self, name: str, text: str, *labels: str) -> "LabelledCounter":
+    def _counter(self, name: str, text: str, *labels: str) -> LabelledCounter:
         counter = Counter(name, text, ["arm", "replica", *labels], registry=self.registry)
         return LabelledCounter(counter, self._labels)
 

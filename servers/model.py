@@ -102,7 +102,8 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
     """The architecture behind `model.id`, without its weights."""
     if not model.id.startswith("random:"):
         try:
-            return AutoConfig.from_pretrained(model.id)
+            found: PreTrainedConfig = AutoConfig.from_pretrained(model.id)
+            return found
         except (OSError, ValueError) as error:
             raise ConfigError(f'model.id "{model.id}" cannot be loaded: {str(error).splitlines()[0]}') from None
     name = model.id.removeprefix("random:")
@@ -123,10 +124,13 @@ def load_model(model: ModelConfig) -> nn.Module:
     if model.id.startswith("random:"):
         torch.manual_seed(model.seed)
         with torch.device(device):
-            loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=model.attention)
+            loaded: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype, attn_implementation=model.attention
+            )
     else:
         loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=model.attention)
-    return loaded.to(device).eval().requires_grad_(False)
+    module: nn.Module = loaded.to(device).eval().requires_grad_(False)
+    return module
 
 
 def eos_ids(module: Any) -> frozenset[int]:

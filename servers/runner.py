@@ -66,7 +66,7 @@ class _Step(nn.Module):
         return logits
 
     def _mask(self, positions: torch.Tensor, context: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Who may look at whom: [B, 1, T, L] true where a token sees a cache position; per layer type where they differ."""
+        """[B, 1, T, L], true where a token sees a cache position; a mask per layer type where layers differ."""
         distance = positions[:, None, :, None] - context[None, None, None, :]
         causal = distance >= 0
         if not self.sliding_window:
@@ -111,6 +111,7 @@ class ModelRunner:
         self.recorder = recorder
         self.shapes = shape_policy(arm.shapes, arm.engine)
         self.canary = EagerCanary()
+        self.model: Any = None
         self.startup_ns: dict[str, int] = {}
         self._generators: dict[str, torch.Generator] = {}
 
@@ -120,19 +121,21 @@ class ModelRunner:
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         engine = self.arm.engine
-        self.model: Any = load_model(self.arm.model)
+        self.model = load_model(self.arm.model)
+        text_config = self.model.config.get_text_config()
         self.device = next(self.model.parameters()).device
-        self.vocab_size = int(self.model.config.get_text_config().vocab_size)
+        self.vocab_size = int(text_config.vocab_size)
         self.eos_ids = eos_ids(self.model)
         self.cache = SlotCache(
-            layers=self.model.config.get_text_config().num_hidden_layers,
+            layers=text_config.num_hidden_layers,
             slots=self.cache_rows,
             max_length=engine.max_length,
         )
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
         compilation.configure_compiler(self.arm.compile, self.shapes)
-        prefill, decode = (step(self.model, self.cache, self.canary) for step in (PrefillStep, DecodeStep))
+        prefill = PrefillStep(self.model, self.cache, self.canary)
+        decode = DecodeStep(self.model, self.cache, self.canary)
         self._allocate(prefill)
         self._prefill: Callable[..., torch.Tensor] = compilation.compile_step(prefill, self.arm.compile)
         self._decode: Callable[..., torch.Tensor] = compilation.compile_step(decode, self.arm.compile)

@@ -69,14 +69,14 @@ async def serve(arm: ArmConfig, *, host: str, port: int, replica: str, cache_dir
     front = Front(arm, replica, send, load_tokenizer(arm.model.id), metrics)
     health_service = health.aio.HealthServicer()
 
-    async def set_health(status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
+    async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in SERVICES:
             await health_service.set(service, status)
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     names = (
         inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,

@@ -1,6 +1,6 @@
 """The gRPC front of an arm replica: checks requests, streams tokens, tells telemetry. Holds no model and no torch.
 
-Errors become status codes in one place, `Refusal` and `InferenceService.Generate`.
+Errors become status codes in one place, `RefusedError` and `InferenceService.Generate`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import grpc.aio
 
 from servers.clock import now_ns
 from servers.config import ArmConfig
-from servers.front import NO_TIMING, Answer, Front, Refusal
+from servers.front import NO_TIMING, Answer, Front, RefusedError
 from servers.messages import CompileEvent, Progress, StepRecord, Submit
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.tokenizer import StopStrings, TextStream, Tokenizer
 
 
 def check_request(request: inference_pb2.GenerateRequest, arm: ArmConfig, tokenizer: Tokenizer, vocab: int) -> Submit:
-    """The engine's form of `request`. Raises Refusal(INVALID_ARGUMENT) naming value, limit and remedy."""
+    """The engine's form of `request`. Raises RefusedError(INVALID_ARGUMENT) naming value, limit and remedy."""
     limits = arm.engine
     kind = request.WhichOneof("prompt")
     if kind is None:
@@ -65,8 +65,8 @@ def check_request(request: inference_pb2.GenerateRequest, arm: ArmConfig, tokeni
     )
 
 
-def _invalid(message: str) -> Refusal:
-    return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+def _invalid(message: str) -> RefusedError:
+    return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -76,7 +76,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self.front = front
 
     async def Generate(  # noqa: N802  (gRPC's name)
-        self, request: inference_pb2.GenerateRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
         """Stream the answer; every end, good or bad, carries the trailing metadata that inference.proto lists."""
         recv_ns = now_ns()
@@ -89,7 +89,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             deadline_ns = 0 if left_s is None else recv_ns + int(left_s * 1e9)
             submit = dataclasses.replace(submit, recv_ns=recv_ns, deadline_ns=deadline_ns)
             answer = front.admit(submit)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
             front.metrics.requests.labels(status=refusal.code.name).inc()
             await context.abort(refusal.code, refusal.message)
@@ -133,7 +133,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 return
 
     def _trail(
-        self, context: "grpc.aio.ServicerContext[Any, Any]", answer: Answer, prompt_tokens: int, recv_ns: int
+        self, context: grpc.aio.ServicerContext[Any, Any], answer: Answer, prompt_tokens: int, recv_ns: int
     ) -> None:
         timing = answer.finished.timing if answer.finished is not None else NO_TIMING
         fields = {
@@ -163,7 +163,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self.front = front
 
     async def Watch(  # noqa: N802
-        self, request: telemetry_pb2.WatchRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+        self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
         """Replay what is retained, then follow until the server stops."""
         wanted = {CompileEvent: request.compile_events, StepRecord: request.steps, Progress: request.progress}
@@ -173,7 +173,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                     yield telemetry_event(event)
 
     async def Snapshot(  # noqa: N802
-        self, request: telemetry_pb2.SnapshotRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+        self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> telemetry_pb2.SnapshotResponse:
         """The arm as it runs: configuration, versions, counters, memory, start-up cost."""
         front = self.front
