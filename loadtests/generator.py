@@ -1,0 +1,451 @@
+"""Open-loop dispatch under gevent: planned requests start at their own instants, whatever the answers do.
+
+Three greenlets share the work. The *preparer* encodes requests a few seconds ahead, so that no prompt is built at the
+moment it is due. The *dispatcher* only sleeps and starts. The *bookkeeper* turns ended calls into records and feeds
+Locust; the client's readers do nothing but stamp times, so slow bookkeeping cannot make a token look late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import gevent
+import numpy as np
+from gevent.event import Event
+
+from loadtests.client import Call, InferenceClient, encode_metadata, parse_target
+from loadtests.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
+from loadtests.schedule import EVERY_ARM, PlannedRequest, Schedule
+from loadtests.workload import prompt_token_ids
+from servers.clock import now_ns
+from servers.config import ConfigError, build
+from servers.rpc.inference_pb2 import GenerateRequest
+
+ARM_HEADER = "x-tailgate-arm"
+SESSION_HEADER = "x-tailgate-session"
+
+_AHEAD_NS = 5_000_000_000
+_AHEAD_BYTES = 64 * 1024 * 1024
+_ROWS_AT_ONCE = 128  # rows of the schedule turned into objects in one go: about a millisecond
+_HEARTBEAT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """How one trial is driven: generator.json. `targets` maps an arm, or "*" for all others, to host:port.
+
+    `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
+    each arm, over all processes; 0 or null is no cap.
+    """
+
+    trial: int = 1
+    arms: tuple[str, ...] = ()
+    targets: dict[str, str] = field(default_factory=dict)
+    start_ns: int = 0
+    timeout_s: float = 60.0
+    vocab_size: int = 256
+    ignore_eos: bool = True
+    max_concurrency: int | None = 0
+    drain_s: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ConfigError('generator.targets is empty: give {"*": "host:port"} or one target for each arm')
+        for target in self.targets.values():
+            parse_target(target)
+        for key, value, low in (
+            ("timeout_s", self.timeout_s, 0.001),
+            ("vocab_size", self.vocab_size, 4),
+            ("max_concurrency", self.max_concurrency or 0, 0),
+            ("drain_s", self.drain_s, 0),
+        ):
+            if value < low:
+                raise ConfigError(f"generator.{key} is {value}: give {low} or more")
+
+    @classmethod
+    def read(cls, path: Path) -> TrialConfig:
+        """The trial that the JSON file at `path` describes; anything wrong with it raises ConfigError."""
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f'trial config "{path}" cannot be read ({error}): give a JSON file') from None
+        if not isinstance(table, dict):
+            raise ConfigError(f'trial config "{path}" holds no object: give {{"trial": 1, "arms": [...], ...}}')
+        return build(cls, table, where="generator")
+
+
+class _Copy:
+    """One request as it goes to one arm."""
+
+    __slots__ = ("arm", "body", "headers", "held", "pair_id", "plan", "request_id", "scheduled_ns")
+
+    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, body: bytes, headers: bytes) -> None:
+        self.plan = plan
+        self.pair_id = pair_id
+        self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
+        self.arm = arm  # pinned, or None
+        self.body = _string_field(1, self.request_id) + body
+        self.headers = headers
+        self.scheduled_ns = 0
+        self.held = False
+
+
+Prepared = tuple[_Copy, ...]
+
+
+def _string_field(number: int, text: str) -> bytes:
+    # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
+    raw = text.encode("utf-8")
+    out, size = bytearray((number << 3 | 2,)), len(raw)
+    while size >= 128:
+        out.append(size & 127 | 128)
+        size >>= 7
+    out.append(size)
+    return bytes(out) + raw
+
+
+class Generator:
+    """Starts requests and accounts for every one of them: each that was started is recorded exactly once."""
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        *,
+        log: LoadLog,
+        recorder: RequestRecorder | None = None,
+        on_record: Callable[[RequestRecord], None] | None = None,
+        workers: int = 1,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._recorder = recorder
+        self._on_record = on_record
+        self._clients: dict[str, InferenceClient] = {}
+        for address in config.targets.values():
+            if address not in self._clients:
+                self._clients[address] = InferenceClient(address)
+        cap = config.max_concurrency or 0
+        self._cap = max(1, cap // workers) if cap else 0
+        self._running: dict[str | None, int] = {}
+        self._held: dict[str | None, deque[_Copy]] = {}
+        self._releasing: set[str | None] = set()
+        self._inflight: set[Call] = set()
+        self._ended: deque[tuple[Call | None, _Copy, int]] = deque()
+        self._to_book = Event()
+        self._idle = Event()
+        self._idle.set()
+        self._prepared: deque[tuple[int, Prepared]] = deque()
+        self._prepared_bytes = 0
+        self._all_prepared = False
+        self._more_prepared = Event()
+        self._filled = Event()
+        self._room_to_prepare = Event()
+        self._garbage = GarbageWindow(log)
+        self._dispatcher: gevent.Greenlet[..., None] | None = None
+        self._preparer: gevent.Greenlet[..., None] | None = None
+        self._stopped = False
+        self.failure: str | None = None
+        self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
+
+    def connect(self) -> None:
+        """A connection to every target was tried, so that the first request does not pay for it."""
+        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients.values()])
+
+    def prepare(self, plan: PlannedRequest, pair_id: str) -> Prepared:
+        """`plan` encoded: one copy for each arm when it goes to every arm, otherwise one."""
+        request = GenerateRequest(
+            session_id=plan.session_id, max_tokens=plan.max_tokens, ignore_eos=self._config.ignore_eos
+        )
+        request.token_ids.ids.extend(prompt_token_ids(plan.prefix_seed, plan.prompt_tokens, self._config.vocab_size))
+        request.sampling.seed = plan.prompt_seed
+        body = request.SerializeToString()
+        arms: tuple[str | None, ...] = (plan.arm,)
+        if plan.arm == EVERY_ARM:
+            # Copies leave one after the other, tens of microseconds apart: each arm is first equally often.
+            first = plan.index % len(self._config.arms)
+            arms = self._config.arms[first:] + self._config.arms[:first]
+        session = plan.session_id
+        if not session.isascii() or not session.isprintable():
+            session = quote(session)
+        copies = []
+        for arm in arms:
+            metadata = [(SESSION_HEADER, session)] if session else []
+            if arm is not None:
+                metadata.append((ARM_HEADER, arm))
+            copies.append(_Copy(plan, pair_id, arm, body, encode_metadata(metadata)))
+        return tuple(copies)
+
+    def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
+        """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`."""
+        self._log.lag.add(now_ns() - scheduled_ns)
+        for copy in prepared:
+            copy.scheduled_ns = scheduled_ns
+            self._log.begun(copy.arm)
+            self._idle.clear()
+            if self._cap and self._running.get(copy.arm, 0) >= self._cap:
+                copy.held = True
+                self._held.setdefault(copy.arm, deque()).append(copy)
+            else:
+                self._send(copy)
+
+    def load(self, schedule: Schedule) -> None:
+        """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
+        self._check_arms(schedule)
+        self._preparer = gevent.spawn(self._prepare_all, schedule)
+        self._filled.wait()
+
+    def run(self, start_ns: int) -> bool:
+        """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over.
+
+        Returns whether all ended by themselves. The garbage window is open meanwhile.
+        """
+        self.open_window()
+        self._log.start_ns = start_ns
+        self._dispatcher = gevent.spawn(self._dispatch, start_ns)
+        self._dispatcher.get()
+        return self._idle.wait(self._config.drain_s) and not self._stopped
+
+    def open_window(self) -> None:
+        """Garbage collection is off until `stop`; the loop lag and the time of the account count from here."""
+        self._garbage.open()
+        self._log.loop_lag = LagHistogram()
+        self._log.start_ns = now_ns()
+
+    @property
+    def inflight(self) -> int:
+        """Calls on their way."""
+        return len(self._inflight)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Whether everything started had ended and was recorded within `timeout_s`."""
+        return bool(self._idle.wait(timeout_s))
+
+    def stop(self, error: str = "cut by the end of the run") -> None:
+        """Nothing is in flight: what was is recorded as CANCELLED. All is flushed. A second call does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for greenlet in (self._dispatcher, self._preparer, *self._chores):
+            if greenlet is not None and greenlet is not gevent.getcurrent():
+                greenlet.kill(block=False)
+        self._cap = 0  # an ending call must not start a held one now
+        at_ns = now_ns()
+        for held in self._held.values():
+            self._ended.extend((None, copy, at_ns) for copy in held)
+            held.clear()
+        for call in list(self._inflight):
+            call.cancel(error=error)
+        self._book(len(self._ended))
+        for client in self._clients.values():
+            client.close()
+        self._garbage.close()
+        if self._recorder is not None:
+            self._guarded(self._recorder.flush)
+        self.write_log()
+
+    def write_log(self) -> None:
+        """The account on disk is up to date."""
+        self._guarded(self._log.write)
+
+    def _check_arms(self, schedule: Schedule) -> None:
+        config = self._config
+        named = [arm for arm in schedule.table["arm"].unique().to_pylist() if arm is not None]
+        if EVERY_ARM in named and not config.arms:
+            raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
+        arms: list[str] = [arm for name in named for arm in (config.arms if name == EVERY_ARM else (name,))]
+        missing = [arm for arm in dict.fromkeys(arms) if arm not in config.targets]
+        if "*" not in config.targets and (missing or None in schedule.table["arm"].unique().to_pylist()):
+            what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
+            raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
+
+    def _prepare_all(self, schedule: Schedule) -> None:
+        try:
+            self._prepare_ahead(schedule)
+        except Exception as error:  # whatever it is, the dispatcher must not wait for ever
+            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
+        self._all_prepared = True
+        self._filled.set()
+        self._more_prepared.set()
+
+    def _prepare_ahead(self, schedule: Schedule) -> None:
+        trial = self._config.trial
+        for plan in _rows(schedule):
+            while self._prepared and (
+                plan.offset_ns - self._prepared[0][0] > _AHEAD_NS or self._prepared_bytes > _AHEAD_BYTES
+            ):
+                self._room_to_prepare.clear()
+                self._filled.set()
+                self._room_to_prepare.wait()
+            prepared = self.prepare(plan, f"{trial}-{plan.index}")
+            self._prepared.append((plan.offset_ns, prepared))
+            self._prepared_bytes += sum(len(copy.body) for copy in prepared)
+            self._more_prepared.set()
+            gevent.sleep(0)
+
+    def _dispatch(self, start_ns: int) -> None:
+        while True:
+            while not self._prepared:
+                if self._all_prepared:
+                    return
+                self._more_prepared.clear()
+                self._more_prepared.wait()
+            offset_ns, prepared = self._prepared[0]
+            scheduled_ns = start_ns + offset_ns
+            sleep_until(scheduled_ns)
+            self._prepared.popleft()
+            self._prepared_bytes -= sum(len(copy.body) for copy in prepared)
+            self.launch(prepared, scheduled_ns)
+            self._room_to_prepare.set()
+
+    def _send(self, copy: _Copy) -> None:
+        self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
+        targets = self._config.targets
+        client = self._clients[targets[copy.arm] if copy.arm in targets else targets["*"]]
+        call = client.start(
+            copy.body, headers=copy.headers, timeout_s=self._config.timeout_s, on_done=self._on_done, tag=copy
+        )
+        if not call.done:
+            self._inflight.add(call)
+
+    def _on_done(self, call: Call) -> None:
+        copy: _Copy = call.tag
+        self._inflight.discard(call)
+        self._running[copy.arm] -= 1
+        self._ended.append((call, copy, call.end_ns))
+        self._to_book.set()
+        self._release(copy.arm)
+
+    def _release(self, arm: str | None) -> None:
+        """Held copies start as far as the cap allows."""
+        held = self._held.get(arm)
+        if not held or arm in self._releasing:
+            return  # a call that fails inside _send comes back here: the loop below goes on, without recursion
+        self._releasing.add(arm)
+        while held and self._cap and self._running[arm] < self._cap:
+            self._send(held.popleft())
+        self._releasing.discard(arm)
+
+    def _book_for_ever(self) -> None:
+        while True:
+            self._to_book.wait()
+            self._to_book.clear()
+            while self._ended:
+                self._book(16)
+                gevent.sleep(0)  # readers and the dispatcher go first
+
+    def _book(self, limit: int) -> None:
+        while self._ended and limit > 0:
+            limit -= 1
+            call, copy, at_ns = self._ended.popleft()
+            record = _record(call, copy, self._config.trial, at_ns)
+            self._log.ended(record, copy.arm)
+            if self._recorder is not None:
+                self._guarded(partial(self._recorder.append, record))
+            if self._on_record is not None:
+                self._on_record(record)
+        if not self._inflight and not self._ended and not any(self._held.values()):
+            self._idle.set()
+
+    def _tick(self) -> None:
+        while True:
+            gevent.sleep(1.0)
+            if self._recorder is not None:
+                self._guarded(self._recorder.flush)
+            self._guarded(self._log.write)
+            self._garbage.sweep()
+
+    def _heartbeat(self) -> None:
+        while True:
+            due_ns, histogram = now_ns() + int(_HEARTBEAT_S * 1e9), self._log.loop_lag
+            gevent.sleep(_HEARTBEAT_S)
+            histogram.add(now_ns() - due_ns)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        """A full or vanished disk ends the trial with one line, not with a traceback each second."""
+        try:
+            write()
+        except OSError as error:
+            if self.failure is None:
+                self.failure = f"records cannot be written ({error}): free the disk and run again"
+                self._log.error = self.failure
+                if self._dispatcher is not None:
+                    self._dispatcher.kill(block=False)
+
+
+def sleep_until(at_ns: int) -> None:
+    """It is `at_ns` or a little later: the hub sleeps coarsely, so the last stretch goes in short naps."""
+    while (left_ns := at_ns - now_ns()) > 0:
+        if left_ns > 1_500_000:
+            gevent.sleep((left_ns - 1_000_000) / 1e9)
+        else:
+            gevent.sleep(0.000_2 if left_ns > 300_000 else 0)
+
+
+def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
+    table = schedule.table
+    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+        for row in table.slice(start, _ROWS_AT_ONCE).to_pylist():
+            yield PlannedRequest(**row)
+
+
+def _whole(metadata: Mapping[str, str], key: str) -> int | None:
+    text = metadata.get(key)
+    return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
+
+
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
+
+
+def _record(call: Call | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
+    """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
+    plan = copy.plan
+    trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
+    initial: Mapping[str, str] = {} if call is None else call.initial_metadata
+    status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
+    sent_ns, first_ns, tokens = at_ns, None, _NO_TOKENS
+    if call is not None:
+        status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
+        if call.token_ns:
+            tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
+    answered = trailing.get("tailgate-arm") or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
+    if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
+        # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
+        status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
+    prompt_tokens = _whole(trailing, "tailgate-prompt-tokens")
+    return RequestRecord(
+        request_id=copy.request_id,
+        session_id=plan.session_id,
+        turn=plan.turn,
+        trial=trial,
+        arm=copy.arm or answered,
+        replica=trailing.get("tailgate-replica"),
+        pair_id=copy.pair_id,
+        scheduled_ns=copy.scheduled_ns,
+        sent_ns=sent_ns,
+        first_token_ns=first_ns,
+        end_ns=at_ns,
+        status=status,
+        error=error or None,
+        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
+        max_tokens=plan.max_tokens,
+        output_tokens=len(tokens),
+        token_ns=tokens,
+        queue_ns=_whole(trailing, "tailgate-queue-ns"),
+        prefill_ns=_whole(trailing, "tailgate-prefill-ns"),
+        decode_ns=_whole(trailing, "tailgate-decode-ns"),
+        compile_stall_ns=_whole(trailing, "tailgate-compile-stall-ns"),
+        batch_id=_whole(trailing, "tailgate-batch-id"),
+        batch_size=_whole(trailing, "tailgate-batch-size"),
+        padded_batch=_whole(trailing, "tailgate-padded-batch"),
+        padded_length=_whole(trailing, "tailgate-padded-length"),
+        server_recv_ns=_whole(trailing, "tailgate-recv-ns"),
+        server_end_ns=_whole(trailing, "tailgate-end-ns"),
+        phase=plan.phase,
+    )
