@@ -1,0 +1,140 @@
+"""The part of a summary that the charts draw, small and safe to embed in a script element."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.report import reading
+from analysis.report.values import at, clean, is_number, metric_label, phase_label, rows, text
+
+Row = Mapping[str, Any]
+SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
+SHOWN_REQUESTS = 12
+SHOWN_REASON = 400
+
+
+def chart_data(summary: Row) -> dict[str, Any]:
+    """What the scripts need: arms by index, columns of the time series, events, distributions, padding, comparisons."""
+    names = reading.arm_names(summary)
+    index = {name: position for position, name in enumerate(names)}
+    data = {
+        "arms": [{"name": name, "control": name == at(summary, "control")} for name in names],
+        "bin_s": at(summary, "series", "bin_s"),
+        "block_s": at(summary, "design", "block_s"),
+        "duration_s": at(summary, "design", "duration_s"),
+        "series": [_columns(rows(summary, "series", "arms", name)) for name in names],
+        "events": [_event(event, index) for event in rows(summary, "events")],
+        "spikes": _spikes(summary, index),
+        "limits": _limits(summary),
+        "distribution": _distribution(summary, names),
+        "padding": _padding(summary, index),
+        "comparisons": [_comparison(row, index) for row in reading.comparisons(summary)],
+    }
+    embedded: dict[str, Any] = clean(data)
+    return embedded
+
+
+def script_json(data: object) -> str:
+    """JSON that can stand in a script element: no "</script", "<!--" or line separator can occur in it."""
+    encoded = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _rounded(value: object) -> float | int | None:
+    """Five significant digits: more than a pixel shows, and a third of the bytes."""
+    return float(f"{value:.5g}") if is_number(value) else None
+
+
+def _columns(series: list[Row]) -> dict[str, list[Any]]:
+    """Columns instead of a table a bin, in order of trial and time."""
+    ordered = sorted(
+        (row for row in series if is_number(row.get("t_s"))), key=lambda row: (row.get("trial") or 0, row["t_s"])
+    )
+    columns: dict[str, list[Any]] = {key: [_rounded(row.get(key)) for row in ordered] for key in SERIES}
+    columns |= {key: [row.get(key) for row in ordered] for key in ("trial", "n", "failed")}
+    columns["t_s"] = [round(float(row["t_s"]), 6) for row in ordered]
+    return columns
+
+
+def _event(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    ids = event.get("request_ids")
+    return {
+        "arm": index.get(str(event.get("arm"))),
+        "trial": event.get("trial"),
+        "kind": event.get("kind"),
+        "at_s": event.get("offset_s"),
+        "seconds": reading.event_seconds(event),
+        "shape": text(event.get("shape")),
+        "reason": text(event.get("reason"))[:SHOWN_REASON],
+        "hits": reading.event_hits(event),
+        "requests": [text(item) for item in ids[:SHOWN_REQUESTS]] if isinstance(ids, list) else [],
+    }
+
+
+def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
+    starts = reading.trial_starts(summary)
+    shown = []
+    for spike in rows(summary, "spikes"):
+        offset, start, end = reading.spike_offset_s(spike, starts), spike.get("start_ns"), spike.get("end_ns")
+        if offset is not None and is_number(start) and is_number(end):
+            shown.append(
+                {
+                    "arm": index.get(str(spike.get("arm"))),
+                    "trial": spike.get("trial"),
+                    "metric": spike.get("metric"),
+                    "start_s": _rounded(offset),
+                    "end_s": _rounded(offset + (end - start) / 1e9),
+                    "cause": text(spike.get("cause")),
+                    "explained_pct": _rounded(spike.get("explained_pct")),
+                }
+            )
+    return shown
+
+
+def _limits(summary: Row) -> dict[str, float]:
+    """The SLO line of a chart, by series key: {"ttft_p99_ms": 2000.0}."""
+    found: dict[str, float] = {}
+    for gate in rows(summary, "gates"):
+        named = re.search(r"(p\d+(?:_\d+)?)_(ttft|e2e|tpot|itl|max_itl)", text(gate.get("gate")))
+        if named and gate.get("kind") == "slo" and gate.get("unit") == "ms" and is_number(gate.get("limit")):
+            found.setdefault(f"{named[2]}_{named[1]}_ms", float(gate["limit"]))
+    return found
+
+
+def _distribution(summary: Row, names: list[str]) -> dict[str, list[Any]]:
+    metrics = at(summary, "distribution", "metrics")
+    if not isinstance(metrics, Mapping):
+        return {}
+    return {
+        str(metric): [
+            {
+                "edges_ms": at(arms, name, "edges_ms") or [],
+                "counts": at(arms, name, "counts") or [],
+                "ladder": at(arms, name, "ecdf") or [],
+            }
+            for name in names
+        ]
+        for metric, arms in metrics.items()
+    }
+
+
+def _padding(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
+    keys = ("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct")
+    return [
+        {"arm": index.get(str(arm.get("name"))), **{key: at(arm, "padding", key) for key in keys}}
+        for arm in rows(summary, "arms")
+    ]
+
+
+def _comparison(row: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    kept = ("ratio", "low", "high", "margin", "p_worse", "p_noninferior", "blocks", "trials", "verdict", "needed_s")
+    return {
+        "arm": index.get(str(row.get("arm"))),
+        "label": metric_label(row.get("metric"), row.get("quantile")),
+        **{key: row.get(key) for key in kept},
+        **{key: text(row.get(key)) for key in ("method", "reason", "control")},
+        "phase": phase_label(row.get("phase")),
+    }

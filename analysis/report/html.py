@@ -1,0 +1,143 @@
+"""The report as one HTML file that opens anywhere, asks the network for nothing, and runs no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
+from markupsafe import Markup
+
+from analysis.report import charts, reading, values
+
+SCRIPTS = (
+    "plot.js",
+    "timeline.js",
+    "timeline-marks.js",
+    "timeline-input.js",
+    "distribution.js",
+    "padding.js",
+    "forest.js",
+    "tables.js",
+    "report.js",
+)
+METRIC_COLUMNS = ("n", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms", "mean_ms")
+PHASES = (
+    ("metrics", "All traffic", "every measured request"),
+    ("steady", "Steady", "while nothing compiled"),
+    ("cold", "Cold", "first traffic after ready"),
+)
+
+
+def template_text(name: str) -> str:
+    """A file of the templates folder, also when the package is not unpacked."""
+    return files("analysis.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def bundle() -> str:
+    """All scripts as one strict function body, so that nothing leaks into the page's globals."""
+    return '(() => {\n"use strict";\n' + "\n".join(template_text(name) for name in SCRIPTS) + "})();\n"
+
+
+def _digest(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def content_policy(style: str, script: str) -> str:
+    """A Content-Security-Policy under which only this style and this script count, and nothing is fetched."""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(template_text),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "text": values.text,
+        "count": values.count,
+        "ms": values.milliseconds,
+        "column_ms": values.column_ms,
+        "seconds": values.seconds,
+        "span": values.span,
+        "percent": values.percent,
+        "ratio": values.ratio,
+        "probability": values.probability,
+        "quantity": values.quantity,
+        "label": values.label,
+        "metric_label": values.metric_label,
+        "kind_label": values.kind_label,
+        "verdict": values.verdict,
+        "moment": values.moment,
+        "first_line": values.first_line,
+        "number": lambda value: value if values.is_number(value) else "",
+        "event_seconds": reading.event_seconds,
+        "event_hits": reading.event_hits,
+        "ratio_of_limit": reading.ratio_of_limit,
+        "check_name": reading.check_name,
+        "spike_offset_s": reading.spike_offset_s,
+    }
+    return environment
+
+
+def _event_numbers(events: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Where each event id stands in the table, so that a spike can point at its events."""
+    return {values.text(event.get("event_id")): number for number, event in enumerate(events)}
+
+
+def html_report(summary: Mapping[str, Any]) -> str:
+    """The whole report.html for `summary`."""
+    names = reading.arm_names(summary)
+    arms = {arm.get("name"): arm for arm in values.rows(summary, "arms")}
+    events = values.rows(summary, "events")
+    style, script = template_text("report.css"), bundle()
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            policy=content_policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            data=Markup(charts.script_json(charts.chart_data(summary))),
+            summary=summary,
+            headline=reading.headline(summary),
+            facts=reading.facts(summary),
+            deciders=reading.deciders(summary),
+            arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
+            gates={name: reading.gates_of(summary, name) for name in names},
+            ratios={
+                name: {metric: reading.ratio_of(summary, name, metric) for metric in values.METRIC_NAMES}
+                for name in names
+            },
+            checks=values.rows(summary, "validity"),
+            failed_checks=reading.failed_checks(summary),
+            events=events,
+            event_numbers=_event_numbers(events),
+            longest_event=max((reading.event_seconds(event) or 0.0 for event in events), default=0.0),
+            spikes=values.rows(summary, "spikes"),
+            trial_starts=reading.trial_starts(summary),
+            side_by_side=reading.side_by_side(summary),
+            startup=reading.startup_costs(summary),
+            environment=reading.flattened(values.at(summary, "environment")),
+            phases=PHASES,
+            columns=METRIC_COLUMNS,
+            metric_names=values.METRIC_NAMES,
+        )
+    )
+
+
+def _arm(arm: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An arm's own table; `known` is False for an arm that only gates name."""
+    return {"known": arm is not None} | {
+        key: value for key, value in (arm or {}).items() if key not in {"index", "name"}
+    }

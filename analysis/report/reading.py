@@ -1,0 +1,338 @@
+"""What all reports say alike: the facts of a run, gates by arm, worst events, and what would decide open gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.report.values import (
+    DASH,
+    at,
+    byte_size,
+    count,
+    is_number,
+    milliseconds,
+    percent,
+    rate,
+    rows,
+    seconds,
+    span,
+    text,
+    verdict,
+)
+
+Row = Mapping[str, Any]
+KEY_FIGURES = {
+    "requests",
+    "error rate",
+    "goodput",
+    "p50 TTFT",
+    "p99 TTFT",
+    "p99 E2E",
+    "compiles while serving",
+    "longest stall",
+    "requests hit",
+    "p99 E2E without compiles",
+}
+ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, DASH: 2, "PASS": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One named value about the run, ready to print."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def headline(summary: Row) -> str:
+    """The summary's own sentence, or one made of the verdict when it has none."""
+    said = text(at(summary, "headline"))
+    if said != DASH:
+        return said
+    return {
+        "PASS": "Every gate passed.",
+        "FAIL": "At least one gate failed.",
+        "INCONCLUSIVE": "The data cannot carry a verdict.",
+    }.get(verdict(at(summary, "overall")), "This run has no verdict.")
+
+
+def facts(summary: Row) -> list[Fact]:
+    """Design, duration, blocks, requests, machine: what the verdict rests on."""
+    design = at(summary, "design")
+    trials, blocks, each = at(design, "trials"), at(design, "blocks"), at(design, "block_s")
+    loop = at(design, "open_loop")
+    return [
+        Fact(
+            name="Design",
+            value=text(at(design, "design")),
+            note={True: "open loop", False: "closed loop"}.get(loop, "") if isinstance(loop, bool) else "",
+        ),
+        Fact(
+            name="Duration",
+            value=span(at(design, "duration_s")),
+            note=_many(trials, "trial") if is_number(trials) else "",
+        ),
+        Fact(name="Blocks", value=count(blocks), note=f"of {seconds(each)}" if is_number(each) else ""),
+        Fact(name="Requests", value=_requests(summary), note=_planned(summary)),
+        Fact(name="Generator lag", value=milliseconds(at(design, "generator_lag_p99_ms")), note="p99"),
+        Fact(name="Machine", value=machine(summary), note=device(summary)),
+    ]
+
+
+def _many(number: float, noun: str) -> str:
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _requests(summary: Row) -> str:
+    known = [arm["requests"] for arm in rows(summary, "arms") if is_number(at(arm, "requests"))]
+    return count(sum(known)) if known else DASH
+
+
+def _planned(summary: Row) -> str:
+    planned = at(summary, "design", "planned")
+    arms = len(rows(summary, "arms"))
+    if not is_number(planned):
+        return _many(arms, "arm")
+    return f"{count(planned)} planned, {_many(arms, 'arm')}"
+
+
+def _first(source: object, *paths: tuple[str, ...]) -> str:
+    for path in paths:
+        found = text(at(source, *path))
+        if found != DASH:
+            return found
+    return DASH
+
+
+def machine(summary: Row) -> str:
+    """The processor or host that ran it, from whichever key the environment has."""
+    return _first(
+        at(summary, "environment"),
+        ("host", "cpu"),
+        ("machine", "cpu"),
+        ("cpu", "name"),
+        ("cpu", "model"),
+        ("cpu",),
+        ("processor",),
+        ("host", "machine"),
+        ("machine",),
+        ("host", "name"),
+        ("host",),
+        ("hostname",),
+        ("platform",),
+    )
+
+
+def device(summary: Row) -> str:
+    """The accelerators, or how many CPUs where there is none."""
+    environment = at(summary, "environment")
+    devices = at(environment, "gpus") or at(environment, "devices")
+    if isinstance(devices, list) and devices:
+        first = devices[0]
+        name = _first(first, ("name",), ("kind",)) if isinstance(first, Mapping) else text(first)
+        return f"{len(devices)} × {name}" if len(devices) > 1 else name
+    found = _first(environment, ("device", "name"), ("device",), ("devices", "name"), ("gpu", "name"), ("gpu",))
+    cpus = at(environment, "cpu", "usable")
+    return found if found != DASH else _many(cpus, "CPU") if is_number(cpus) else ""
+
+
+def arms_of(summary: Row) -> list[Row]:
+    """The arms' tables, the control first."""
+    return sorted(rows(summary, "arms"), key=lambda arm: not at(arm, "control"))
+
+
+def arm_names(summary: Row) -> list[str]:
+    """Names of all arms, the control first, then those that only gates or comparisons name."""
+    named = [arm.get("name") for arm in arms_of(summary)]
+    named += [gate.get("arm") for gate in (*rows(summary, "gates"), *rows(summary, "comparisons"))]
+    return list(dict.fromkeys(name for name in named if isinstance(name, str)))
+
+
+def gates_of(summary: Row, arm: str) -> list[Row]:
+    """One arm's gates: failures first, then open ones, each group in the summary's order."""
+    mine = [gate for gate in rows(summary, "gates") if gate.get("arm") == arm]
+    return sorted(mine, key=lambda gate: ORDER[verdict(gate.get("verdict"))])
+
+
+def open_gates(summary: Row) -> list[Row]:
+    return [gate for gate in rows(summary, "gates") if gate.get("verdict") == "INCONCLUSIVE"]
+
+
+def failed_checks(summary: Row) -> list[Row]:
+    return [check for check in rows(summary, "validity") if check.get("ok") is not True]
+
+
+def check_name(check: Row) -> str:
+    """A validity check's name, with the arm that it is about."""
+    name, arm = text(check.get("check")), text(check.get("arm"))
+    return name if arm == DASH else f"{name} ({arm})"
+
+
+def comparisons(summary: Row) -> list[Row]:
+    """Comparisons arm by arm in the order of `arm_names`, each arm's in the summary's order."""
+    place = {name: position for position, name in enumerate(arm_names(summary))}
+    return sorted(rows(summary, "comparisons"), key=lambda row: place.get(str(row.get("arm")), len(place)))
+
+
+def ratio_of(summary: Row, arm: object, metric: str) -> float | None:
+    """The ratio to the control over all traffic: what belongs beside an arm's overall quantile."""
+    for row in rows(summary, "comparisons"):
+        if row.get("arm") == arm and row.get("metric") == metric and row.get("phase") != "steady":
+            return row["ratio"] if is_number(row.get("ratio")) else None
+    return None
+
+
+def event_seconds(event: Row) -> float | None:
+    """How long an event took; from its start and end where the summary gives no seconds."""
+    given, start, end = event.get("seconds"), event.get("start_ns"), event.get("end_ns")
+    if is_number(given):
+        return given
+    return (end - start) / 1e9 if is_number(start) and is_number(end) else None
+
+
+def event_hits(event: Row) -> int | None:
+    """Requests that waited for an event."""
+    for key in ("requests_hit", "request_count"):
+        if is_number(found := event.get(key)):
+            return int(found)
+    ids = event.get("request_ids")
+    return len(ids) if isinstance(ids, list) else None
+
+
+def worst_events(summary: Row, limit: int) -> list[Row]:
+    """The `limit` longest events; those without a length last."""
+    return sorted(rows(summary, "events"), key=lambda event: -(event_seconds(event) or 0.0))[:limit]
+
+
+def trial_starts(summary: Row) -> dict[int, float]:
+    """Epoch ns at which each trial began, as far as its events tell."""
+    starts: dict[int, float] = {}
+    for event in rows(summary, "events"):
+        trial, start, offset = event.get("trial"), event.get("start_ns"), event.get("offset_s")
+        if is_number(trial) and is_number(start) and is_number(offset):
+            starts.setdefault(int(trial), start - offset * 1e9)
+    return starts
+
+
+def spike_offset_s(spike: Row, starts: Mapping[int, float]) -> float | None:
+    """Seconds from a trial's start to a spike's; None where the trial's start is not known."""
+    trial, start, given = spike.get("trial"), spike.get("start_ns"), spike.get("offset_s")
+    if is_number(given):
+        return given
+    known = starts.get(int(trial)) if is_number(trial) else None
+    return (start - known) / 1e9 if is_number(start) and known is not None else None
+
+
+def deciders(summary: Row) -> list[str]:
+    """Sentences that say what would decide the gates that are open; empty when none is."""
+    said = text(at(summary, "advice", "text"))
+    found = [said] if said != DASH and (open_gates(summary) or at(summary, "overall") == "INCONCLUSIVE") else []
+    needed = at(summary, "advice", "needed_s")
+    if not found and is_number(needed) and open_gates(summary):
+        found.append(f"Run for {span(needed)} or more.")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One row of the side-by-side table: the same figure of every arm."""
+
+    name: str
+    values: tuple[str, ...]
+    group: str
+    key: bool = False
+
+
+def side_by_side(summary: Row) -> list[Figure]:
+    """Key figures, a row each, a value for every arm in the order of `arms_of`."""
+    arms = arms_of(summary)
+    shown = (
+        ("Traffic", "requests", count, ("requests",)),
+        ("Traffic", "failed", count, ("failed",)),
+        ("Traffic", "cancelled", count, ("cancelled",)),
+        ("Traffic", "error rate", percent, ("error_pct",)),
+        ("Traffic", "request rate", rate, ("request_rate",)),
+        ("Traffic", "output tokens", rate, ("output_token_rate",)),
+        ("Traffic", "goodput", rate, ("goodput_rps",)),
+        ("Latency", "p50 TTFT", milliseconds, ("metrics", "ttft", "p50_ms")),
+        ("Latency", "p99 TTFT", milliseconds, ("metrics", "ttft", "p99_ms")),
+        ("Latency", "p50 E2E", milliseconds, ("metrics", "e2e", "p50_ms")),
+        ("Latency", "p99 E2E", milliseconds, ("metrics", "e2e", "p99_ms")),
+        ("Latency", "p99 max ITL", milliseconds, ("metrics", "max_itl", "p99_ms")),
+        ("Compiles", "compiles while serving", count, ("compile", "serving_events")),
+        ("Compiles", "recompiles", count, ("compile", "recompiles")),
+        ("Compiles", "graph captures", count, ("compile", "graph_captures")),
+        ("Compiles", "limit hits", count, ("compile", "limit_hits")),
+        ("Compiles", "ran eager after the limit", percent, ("compile", "eager_fallback_pct")),
+        ("Compiles", "longest stall", seconds, ("compile", "longest_stall_s")),
+        ("Compiles", "stall time per minute", seconds, ("compile", "stall_s_per_min")),
+        ("Compiles", "requests hit", count, ("compile", "requests_hit")),
+        ("Compiles", "share of requests hit", percent, ("compile", "requests_hit_pct")),
+        ("What compiles explain", "p99 TTFT without compiles", milliseconds, ("compile", "p99_ttft_ms_without")),
+        ("What compiles explain", "p99 TTFT due to compiles", percent, ("compile", "p99_ttft_explained_pct")),
+        ("What compiles explain", "p99 E2E without compiles", milliseconds, ("compile", "p99_e2e_ms_without")),
+        ("What compiles explain", "p99 E2E due to compiles", percent, ("compile", "p99_e2e_explained_pct")),
+    )
+    return [
+        Figure(group=group, name=name, values=tuple(show(at(arm, *path)) for arm in arms), key=name in KEY_FIGURES)
+        for group, name, show, path in shown
+    ]
+
+
+def startup_costs(summary: Row) -> list[Figure]:
+    """What each arm cost before its first request: load, warm-up, compiles, memory."""
+    arms = arms_of(summary)
+    memory = [at(arm, "startup", "memory_bytes") for arm in arms]
+    kinds = dict.fromkeys(str(key) for table in memory if isinstance(table, Mapping) for key in table)
+    shown = [
+        Figure(group="Time", name="load", values=tuple(seconds(at(arm, "startup", "load_s")) for arm in arms)),
+        Figure(group="Time", name="warm-up", values=tuple(seconds(at(arm, "startup", "warmup_s")) for arm in arms)),
+        Figure(
+            group="Time",
+            name="compiles in warm-up",
+            values=tuple(count(at(arm, "compile", "warmup_events")) for arm in arms),
+        ),
+        Figure(
+            group="Time",
+            name="compile time in warm-up",
+            values=tuple(seconds(at(arm, "compile", "warmup_s")) for arm in arms),
+        ),
+    ]
+    return shown + [
+        Figure(
+            group="Memory",
+            name=text(kind).replace("_", " "),
+            values=tuple(byte_size(at(arm, "startup", "memory_bytes", kind)) for arm in arms),
+        )
+        for kind in kinds
+    ]
+
+
+def flattened(table: object, prefix: str = "") -> list[tuple[str, str]]:
+    """Every leaf of nested tables as ("host.cores", "2"). Numbers named *_bytes read as sizes."""
+    if not isinstance(table, Mapping):
+        return []
+    found: list[tuple[str, str]] = []
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found += flattened(value, f"{name}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            for position, item in enumerate(value):
+                found += flattened(item, f"{name}.{position}.")
+        elif name.endswith("bytes"):
+            found.append((name, byte_size(value)))
+        else:
+            found.append((name, str(value) if is_number(value) else text(value)))
+    return found
+
+
+def ratio_of_limit(gate: Row) -> float | None:
+    """A gate's value as a share of its limit; None where less is worse or the limit is 0."""
+    value, limit = gate.get("value"), gate.get("limit")
+    if gate.get("kind") == "goodput" or not is_number(value) or not is_number(limit) or limit <= 0 or value < 0:
+        return None
+    return value / limit

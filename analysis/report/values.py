@@ -1,0 +1,210 @@
+"""How one value of a summary reads. Anything missing, null or not finite reads as an en dash."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeGuard
+
+DASH = "–"
+METRIC_NAMES = {"ttft": "TTFT", "e2e": "E2E", "tpot": "TPOT", "itl": "ITL", "max_itl": "max ITL"}
+KIND_NAMES = {
+    "compile": "compile",
+    "recompile": "recompile",
+    "graph_capture": "graph capture",
+    "autotune": "autotune",
+    "limit_hit": "limit hit",
+    "eager_fallback": "eager fallback",
+}
+PHASE_NAMES = {"steady": "steady", "all": "all traffic", "cold": "cold"}
+VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
+# C0 and C1 controls: illegal in XML 1.0 and able to drive a terminal. Tab and newline stay.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+QUANTILE_OF = re.compile(r"\bp(\d+)(?:_(\d+))?_(max_itl|ttft|e2e|tpot|itl)(?:_ms)?\b")
+
+
+def at(source: object, *keys: str) -> Any:
+    """The value below `keys`, or None where any step is missing or not a table."""
+    for key in keys:
+        if not isinstance(source, Mapping):
+            return None
+        source = source.get(key)
+    return source
+
+
+def rows(source: object, *keys: str) -> list[Mapping[str, Any]]:
+    """The tables in the list below `keys`; an empty list where there is none."""
+    found = at(source, *keys)
+    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list | tuple) else []
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """True for a finite int or float; a bool is no number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def text(value: object) -> str:
+    """`value` as text without control characters; an en dash for nothing."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_number(value):
+        return count(value) if isinstance(value, int) else figure(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(text(item) for item in value) or DASH
+    if not isinstance(value, str):
+        return DASH
+    return CONTROL.sub("", value).strip() or DASH
+
+
+def figure(value: object) -> str:
+    """Three significant digits, thousands apart by commas, no trailing zeros: 8412.3 is "8,412", 0.4567 is "0.457"."""
+    if not is_number(value):
+        return DASH
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    shown = f"{value:,.{min(decimals, 6)}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def count(value: object) -> str:
+    return f"{value:,.0f}" if is_number(value) else DASH
+
+
+def milliseconds(value: object) -> str:
+    """Milliseconds below one second, else seconds: 84.25 is "84.3 ms", 8412 is "8.41 s"."""
+    if not is_number(value):
+        return DASH
+    return seconds(value / 1e3) if abs(value) >= 999.5 else f"{figure(value)} ms"
+
+
+def column_ms(value: object) -> str:
+    """A number for a column that is in ms already: as many decimals as its size deserves, zeros kept."""
+    if not is_number(value):
+        return DASH
+    size = abs(value)
+    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+
+
+def seconds(value: object) -> str:
+    return f"{figure(value)} s" if is_number(value) else DASH
+
+
+def span(value: object) -> str:
+    """A duration in s in the two largest units that matter: 90 is "90 s", 1260 is "21 min", 5400 is "1 h 30 min"."""
+    if not is_number(value):
+        return DASH
+    if value <= 120:
+        return seconds(value)
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def percent(value: object) -> str:
+    return f"{figure(value)} %" if is_number(value) else DASH
+
+
+def ratio(value: object) -> str:
+    return f"×{figure(value) if abs(value) >= 10 else format(value, '.2f')}" if is_number(value) else DASH
+
+
+def interval(low: object, high: object) -> str:
+    """ "[0.61, 1.44]", with an en dash for an open end."""
+    if not is_number(low) and not is_number(high):
+        return DASH
+    return f"[{ratio(low).lstrip('×')}, {ratio(high).lstrip('×')}]"
+
+
+def byte_size(value: object) -> str:
+    if not is_number(value):
+        return DASH
+    size = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{figure(size)} {unit}"
+        size /= 1024
+    return f"{figure(size)} TiB"
+
+
+def rate(value: object) -> str:
+    return f"{figure(value)} /s" if is_number(value) else DASH
+
+
+def probability(value: object) -> str:
+    if not is_number(value):
+        return DASH
+    return "< 0.001" if 0 <= value < 0.001 else f"{value:.3f}"
+
+
+UNITS: dict[str, Callable[[object], str]] = {
+    # One digit more than elsewhere: a value of 1.096 against a limit of 1.1 must not look like a tie.
+    "ratio": lambda value: f"×{value:.3f}" if is_number(value) and abs(value) < 10 else ratio(value),
+    "ms": milliseconds,
+    "s": seconds,
+    "pct": percent,
+    "count": count,
+    "rps": rate,
+    "bytes": byte_size,
+}
+
+
+def quantity(value: object, unit: object) -> str:
+    """`value` with its unit; a plain number for a unit that is not known."""
+    return UNITS.get(unit if isinstance(unit, str) else "", text)(value)
+
+
+def label(name: object) -> str:
+    """A gate's or a metric's name for readers: "slo p99_ttft" is "SLO p99 TTFT"."""
+    shown = text(name)
+    shown = QUANTILE_OF.sub(
+        lambda found: f"p{found[1]}{'.' + found[2] if found[2] else ''} {METRIC_NAMES[found[3]]}", shown
+    )
+    shown = re.sub(r"\bnoninferiority\b", "non-inferiority", shown)
+    return re.sub(r"\bslo\b", "SLO", shown)
+
+
+def metric_label(metric: object, quantile: object = None) -> str:
+    """ "p99 TTFT" for ("ttft", 0.99); the metric alone without a quantile."""
+    shown = METRIC_NAMES.get(metric, text(metric)) if isinstance(metric, str) else text(metric)
+    return f"p{figure(quantile * 100)} {shown}" if is_number(quantile) else shown
+
+
+def kind_label(kind: object) -> str:
+    return KIND_NAMES.get(kind, text(kind)) if isinstance(kind, str) else text(kind)
+
+
+def phase_label(phase: object) -> str:
+    return PHASE_NAMES.get(phase, text(phase)) if isinstance(phase, str) else text(phase)
+
+
+def verdict(value: object) -> str:
+    """PASS, FAIL or INCONCLUSIVE; an en dash for anything else."""
+    return value if isinstance(value, str) and value in VERDICTS else DASH
+
+
+def moment(value: object) -> str:
+    """An ISO time as "2025-11-21 08:00:00 UTC"; any other text as it is."""
+    shown = text(value)
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(Z|\+00:00)?", shown)
+    return f"{found[1]} {found[2]}{' UTC' if found[3] else ''}" if found else shown
+
+
+def first_line(value: object, limit: int = 120) -> str:
+    """The first line of a text, cut to `limit` characters with an ellipsis."""
+    line = text(value).splitlines()[0].strip()
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def clean(value: Any) -> Any:
+    """`value` with every float that JSON cannot hold turned into null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [clean(item) for item in value]
+    return value

@@ -1,0 +1,114 @@
+"""The golden summaries, one that is hostile, and a reader of HTML."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+HOSTILE = (
+    '</script><script>document.title="pwned"</script><img src=x onerror=document.title="pwned">"\'`|*_[a](javascript:1)'
+)
+
+
+@pytest.fixture
+def demo() -> dict[str, Any]:
+    return json.loads((GOLDEN / "demo" / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def rollout() -> dict[str, Any]:
+    return json.loads((GOLDEN / "rollout" / "summary.json").read_text(encoding="utf-8"))
+
+
+def _renamed(value: Any) -> Any:
+    """`value` with the failing arm's name replaced by markup, in keys and values."""
+    if isinstance(value, dict):
+        return {_renamed(key): _renamed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    return value.replace("compiled-naive", HOSTILE) if isinstance(value, str) else value
+
+
+@pytest.fixture
+def hostile(demo: dict[str, Any]) -> dict[str, Any]:
+    """The demo with markup as an arm's name, as guard reasons, shapes, request ids, gate reasons and the run's name."""
+    summary = _renamed(copy.deepcopy(demo))
+    summary["name"] = summary["headline"] = HOSTILE
+    for event in summary["events"]:
+        event["reason"] = event["shape"] = event["kind"] = HOSTILE
+    for row in (*summary["gates"], *summary["validity"]):
+        row["reason"] = HOSTILE
+    summary["environment"] = {HOSTILE: HOSTILE}
+    return summary
+
+
+def _emptied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _emptied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_emptied(item) for item in value]
+    return value if isinstance(value, str) else None
+
+
+@pytest.fixture
+def nulls(demo: dict[str, Any]) -> dict[str, Any]:
+    """The demo with null for every number and every bool."""
+    return _emptied(demo)
+
+
+@dataclass
+class Page(HTMLParser):
+    """Start tags with their attributes, and all text outside style and script."""
+
+    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    scripts: list[str] = field(default_factory=list)
+    inside: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in {"script", "style"}:
+            self.inside = tag
+            self.scripts += [""] if tag == "script" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = "" if tag == self.inside else self.inside
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts[-1] += data
+        elif not self.inside:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def find(self, tag: str, **attributes: str) -> list[dict[str, str | None]]:
+        return [
+            found
+            for name, found in self.tags
+            if name == tag
+            and all(found.get(key.rstrip("_").replace("_", "-")) == value for key, value in attributes.items())
+        ]
+
+
+@pytest.fixture
+def read_page() -> Any:
+    def read(source: str) -> Page:
+        page = Page()
+        page.feed(source)
+        page.close()
+        return page
+
+    return read

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from analysis.report import verdict_table
+
+Summary = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", ["demo", "rollout", "hostile", "nulls"])
+@pytest.mark.parametrize("width", [60, 100])
+def test_no_line_is_wider_than_asked(name: str, width: int, request: pytest.FixtureRequest) -> None:
+    shown = verdict_table(request.getfixturevalue(name), width=width)
+    assert max(map(cell_len, shown.splitlines())) <= width
+
+
+def test_every_arm_and_every_gate_that_did_not_pass_is_named(demo: Summary) -> None:
+    shown = verdict_table(demo)
+    assert shown.startswith("✘ FAIL  demo\n")
+    for said in (
+        "eager",
+        "compiled-padded",
+        "compiled-naive",
+        "8.21 s",
+        "20.8 s / 0.5 s",
+        "limited by: blocks",
+        "to decide: ",
+    ):
+        assert said in shown
+    assert "error rate" not in shown
+
+
+def test_it_is_plain_when_stdout_is_no_terminal(demo: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert "\x1b" not in verdict_table(demo)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colour_unless_no_color_is_set(demo: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;31m✘ FAIL" in verdict_table(demo)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in verdict_table(demo)
+
+
+def test_markup_and_escape_codes_in_a_name_are_shown_or_dropped_but_not_obeyed(demo: Summary) -> None:
+    demo["arms"][0]["name"] = "[red]eager[/red]\x1b[2J"
+    shown = verdict_table(demo)
+    assert "\x1b" not in shown
+    assert "[red]eager" in re.sub(r"\s", "", shown)
+
+
+def test_an_empty_summary_reads_as_a_sentence() -> None:
+    shown = verdict_table({})
+    assert "This run has no verdict." in shown
+    assert "no arm sent a record" in shown
+    assert not re.search(r"\b(None|nan)\b", shown)
