@@ -1,0 +1,1 @@
+"""What judges the records of a run. Imports neither torch, Locust nor servers."""

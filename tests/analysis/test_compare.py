@@ -1,0 +1,202 @@
+import math
+
+import numpy as np
+import pytest
+
+from analysis.compare import (
+    Comparison,
+    Sample,
+    compare,
+    decide,
+    ewc_p_values,
+    first_autocorrelation,
+    holm,
+    label_swaps,
+)
+
+
+def drifting(rng, blocks, *, spread=0.2, rho=0.7):
+    """A level for each block that neighbours share."""
+    level, levels = rng.standard_normal(), []
+    for _ in range(blocks):
+        level = rho * level + math.sqrt(1 - rho**2) * rng.standard_normal()
+        levels.append(spread * level)
+    return np.array(levels)
+
+
+def mirrored(seed, *, blocks=24, per_block=60, ratio=1.0, trials=1, own=0.05):
+    """Two arms under one drifting load; each arm adds its own noise by block and by request."""
+    rng = np.random.default_rng(seed)
+    block = np.repeat(np.arange(blocks * trials), per_block)
+    shared = drifting(rng, blocks * trials)[block] + 0.5 * rng.standard_normal(block.size)
+    samples = []
+    for scale in (ratio, 1.0):
+        noise = own * rng.standard_normal(blocks * trials)[block] + 0.1 * rng.standard_normal(block.size)
+        values = 100.0 * scale * np.exp(shared + noise)
+        samples.append(Sample(values=values, block=block, trial=block // blocks + 1))
+    return samples
+
+
+def judged(treatment, control, *, q=0.99, margin=0.1, draws=999, seed=0, paired=True):
+    rng = np.random.default_rng(seed)
+    item = compare(treatment, control, q=q, margin=margin, alpha=0.05, draws=draws, rng=rng, paired=paired)
+    return decide([item])[0]
+
+
+def test_equal_arms_pass_the_margin():
+    result = judged(*mirrored(1))
+    assert result.verdict == "PASS"
+    assert result.low < 1.0 < result.high < 1.1
+    assert result.method == "paired block label swap"
+
+
+def test_an_arm_far_beyond_the_margin_fails():
+    result = judged(*mirrored(2, ratio=1.4))
+    assert result.verdict == "FAIL"
+    assert result.low > 1.1
+    assert result.ratio == pytest.approx(1.4, rel=0.1)
+
+
+def test_an_arm_on_the_margin_is_undecided():
+    result = judged(*mirrored(4, ratio=1.1))
+    assert result.verdict == "INCONCLUSIVE"
+    assert result.low < 1.1 < result.high
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.0, 1.08, 1.12, 1.3])
+def test_verdict_limits_and_p_values_agree_about_the_margin(ratio):
+    for seed in range(4):
+        result = judged(*mirrored(seed, ratio=ratio), draws=4999)
+        assert (result.verdict == "PASS") == (result.p_noninferior <= 0.05)
+        assert (result.verdict == "FAIL") == (result.p_inferior <= 0.05)
+        assert (result.high <= 1.1 + 1e-9) == (result.verdict == "PASS")
+        assert (result.low >= 1.1 - 1e-9) == (result.verdict == "FAIL")
+
+
+def test_three_blocks_decide_nothing_and_set_no_limits():
+    result = judged(*mirrored(1, blocks=3, ratio=3.0))
+    assert result.verdict == "INCONCLUSIVE"
+    assert result.low is None
+    assert result.high is None
+    assert result.p_inferior == pytest.approx(1 / 8)
+
+
+def test_few_blocks_are_swapped_in_every_way_once():
+    swaps = label_swaps(4, 999, np.random.default_rng(0))
+    assert len(np.unique(swaps, axis=0)) == len(swaps) == 16
+    assert not swaps[0].any()
+
+
+def test_no_p_value_is_zero():
+    result = judged(*mirrored(2, ratio=5.0), draws=199)
+    assert result.p_inferior == pytest.approx(1 / 200)
+
+
+def test_same_seed_gives_the_same_result():
+    assert judged(*mirrored(4), seed=7) == judged(*mirrored(4), seed=7)
+
+
+def test_block_swaps_keep_their_level_on_drifting_equal_arms():
+    """One-sided level 0.05, autocorrelated load: at most 10 of 100 runs may call equal arms different."""
+    worse = sum(judged(*mirrored(seed, blocks=20, per_block=30), draws=199).p_worse <= 0.05 for seed in range(100))
+    assert worse <= 10
+
+
+def test_block_swaps_keep_their_level_at_the_margin():
+    """Arms exactly on the margin pass at most 10 of 100 times."""
+    passed = sum(
+        judged(*mirrored(1000 + seed, blocks=20, per_block=30, ratio=1.1), draws=199).verdict == "PASS"
+        for seed in range(100)
+    )
+    assert passed <= 10
+
+
+def test_unequal_split_keeps_its_level():
+    """Nine tenths of the traffic on one arm: at most 10 of 100 runs may call equal arms different."""
+    worse = 0
+    for seed in range(100):
+        treatment, control = mirrored(5000 + seed, blocks=20, per_block=40)
+        few = np.random.default_rng(seed).uniform(size=len(treatment)) < 0.1
+        treatment = Sample(values=treatment.values[few], block=treatment.block[few], trial=treatment.trial[few])
+        worse += judged(treatment, control, q=0.9, draws=199, paired=False).p_worse <= 0.05
+    assert worse <= 10
+
+
+def test_exceedance_scores_keep_their_level_on_drifting_series():
+    hits = 0
+    for seed in range(400):
+        p_greater, _ = ewc_p_values(drifting(np.random.default_rng(seed), 60, rho=0.3))
+        hits += p_greater <= 0.05
+    assert hits / 400 <= 0.10
+
+
+def test_six_trials_are_judged_by_their_own_ratios():
+    result = judged(*mirrored(6, trials=6, blocks=6, ratio=0.95))
+    assert result.method == "t-test over trials"
+    assert result.trials == 6
+    assert result.verdict == "PASS"
+    assert result.low < result.ratio < result.high
+
+
+def test_five_trials_are_judged_by_blocks():
+    assert judged(*mirrored(6, trials=5, blocks=6)).method == "paired block label swap"
+
+
+def empty():
+    nothing = np.zeros(0)
+    return Sample(values=nothing, block=nothing.astype(int), trial=nothing.astype(int))
+
+
+def sample(values, block=None):
+    values = np.asarray(values, dtype=float)
+    block = np.zeros(len(values), dtype=int) if block is None else np.asarray(block)
+    return Sample(values=values, block=block, trial=np.ones(len(values), dtype=int))
+
+
+@pytest.mark.parametrize(
+    ("treatment", "control", "words"),
+    [
+        (empty(), empty(), "no request"),
+        (sample([1.0]), empty(), "control has no request"),
+        (sample([1.0]), sample([1.0]), "only 1 different"),
+        (sample([5.0] * 400, np.arange(400) % 40), sample([5.0] * 400, np.arange(400) % 40), "different latencies"),
+        (sample(np.arange(1.0, 50.0)), sample(np.arange(1.0, 50.0)), "one time block"),
+        (sample(np.arange(1.0, 50.0)), sample(np.arange(1.0, 50.0), np.ones(49)), "share no time block"),
+    ],
+)
+def test_data_that_carry_no_test_are_undecided_and_say_why(treatment, control, words):
+    result = judged(treatment, control)
+    assert result.verdict == "INCONCLUSIVE"
+    assert words in result.reason
+
+
+def test_holm_steps_down_in_order():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+
+
+def test_holm_holds_back_one_failure_among_many():
+    def item(p_value):
+        return Comparison(
+            quantile=0.99,
+            margin=0.1,
+            alpha=0.05,
+            ratio=1.2,
+            p_noninferior=0.9,
+            p_inferior=p_value,
+            method="made up",
+            blocks=20,
+            trials=1,
+            requests=1000,
+        )
+
+    assert decide([item(0.03)])[0].verdict == "FAIL"
+    assert [row.verdict for row in decide([item(0.03), item(0.5)])] == ["INCONCLUSIVE", "INCONCLUSIVE"]
+
+
+def test_neighbouring_blocks_that_resemble_each_other_are_seen():
+    trend = np.linspace(-1, 1, 30)
+    assert first_autocorrelation(trend) > 0.8
+    assert first_autocorrelation(np.tile([1.0, -1.0], 15)) < -0.8
+    assert first_autocorrelation(np.zeros(30)) is None
+    assert first_autocorrelation(trend[:5]) is None

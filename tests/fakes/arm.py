@@ -1,0 +1,251 @@
+"""An arm without a model: real gRPC, real telemetry, paced tokens and scripted compile events.
+
+Takes the command line of `python -m servers.serve`, and a few flags of its own that script misfortune.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from servers.clock import now_ns
+from servers.config import ArmConfig
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+
+TOKEN_S = 0.004
+SERVICE = "tailgate.v1.Inference"
+
+
+class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServicer):
+    """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen."""
+
+    def __init__(self, config: ArmConfig, replica: str, *, stall_s: float, dtype: str = "") -> None:
+        self.config = config
+        self.dtype = dtype or config.model.dtype
+        self.replica = replica
+        self.stall_s = stall_s
+        self.answered = 0
+        self._retained: list[telemetry_pb2.TelemetryEvent] = []
+        self._watchers: list[queue.SimpleQueue[telemetry_pb2.TelemetryEvent | None]] = []
+        self._lock = threading.Lock()
+        self._device = threading.Lock()
+        self._seen: set[int] = set()
+        self._steps = 0
+        self._compiles = 0
+        self._closed = False
+
+    def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
+        with self._lock:
+            self._retained.append(event)
+            for watcher in self._watchers:
+                watcher.put(event)
+
+    def progress(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
+        self.publish(
+            telemetry_pb2.TelemetryEvent(
+                progress=telemetry_pb2.Progress(at_ns=now_ns(), stage=stage, done=done, total=total, detail=detail)
+            )
+        )
+
+    def compile_event(self, *, start_ns: int, shape: str, phase: str, request_ids: list[str], batch_id: int) -> None:
+        self._compiles += 1
+        recompile = phase == "serving"
+        self.publish(
+            telemetry_pb2.TelemetryEvent(
+                compile=telemetry_pb2.CompileEvent(
+                    event_id=f"{self.replica}-{self._compiles}",
+                    kind="recompile" if recompile else "compile",
+                    start_ns=start_ns,
+                    end_ns=now_ns(),
+                    compile_id=f"0/{self._compiles}",
+                    frame="forward",
+                    reason=f"tensor 'input_ids' size mismatch at index 1: {shape}" if recompile else "first call",
+                    shape=shape,
+                    cache="miss",
+                    batch_id=batch_id,
+                    request_ids=request_ids,
+                    phase=phase,
+                )
+            )
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for watcher in self._watchers:
+                watcher.put(None)
+
+    def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateChunk]:
+        received = now_ns()
+        length = len(request.token_ids.ids)
+        with self._lock:
+            self.answered += 1
+            batch = self._steps
+            self._steps += 1
+        stall_ns = 0
+        with self._device:
+            start = now_ns()
+            if self.config.preset == "compiled-naive" and length // 32 not in self._seen:
+                self._seen.add(length // 32)
+                time.sleep(self.stall_s)
+                stall_ns = now_ns() - start
+                self.compile_event(
+                    start_ns=start,
+                    shape=f"1x{length}",
+                    phase="serving",
+                    request_ids=[request.request_id],
+                    batch_id=batch,
+                )
+            time.sleep(TOKEN_S)
+            prefilled = now_ns()
+        self.publish(
+            telemetry_pb2.TelemetryEvent(
+                step=telemetry_pb2.StepRecord(
+                    step_id=batch,
+                    kind="prefill",
+                    start_ns=start,
+                    end_ns=prefilled,
+                    batch=1,
+                    padded_batch=1,
+                    tokens=length,
+                    padded_tokens=length,
+                    compiled=self.config.compile.enabled,
+                )
+            )
+        )
+        for token in range(request.max_tokens):
+            last = token == request.max_tokens - 1
+            yield inference_pb2.GenerateChunk(
+                token_ids=[5],
+                emit_ns=[now_ns()],
+                finish_reason=inference_pb2.FINISH_REASON_LENGTH if last else inference_pb2.FINISH_REASON_UNSPECIFIED,
+            )
+            if not last:
+                time.sleep(TOKEN_S)
+        end = now_ns()
+        values: dict[str, Any] = {
+            "arm": self.config.name,
+            "replica": self.replica,
+            "queue-ns": start - received,
+            "prefill-ns": prefilled - start - stall_ns,
+            "decode-ns": end - prefilled,
+            "compile-stall-ns": stall_ns,
+            "batch-id": batch,
+            "batch-size": 1,
+            "padded-batch": 1,
+            "padded-length": length,
+            "prompt-tokens": length,
+            "output-tokens": request.max_tokens,
+            "recv-ns": received,
+            "end-ns": end,
+        }
+        context.set_trailing_metadata(tuple((f"tailgate-{key}", str(value)) for key, value in values.items()))
+
+    def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
+        mine: queue.SimpleQueue[telemetry_pb2.TelemetryEvent | None] = queue.SimpleQueue()
+        with self._lock:
+            for event in self._retained:
+                mine.put(event)
+            self._watchers.append(mine)
+            if self._closed:
+                mine.put(None)
+        context.add_callback(lambda: mine.put(None))
+        wanted = {"compile": request.compile_events, "step": request.steps, "progress": request.progress}
+        while (event := mine.get()) is not None:
+            if wanted[event.WhichOneof("event") or "progress"]:
+                yield event
+
+    def Snapshot(  # noqa: N802
+        self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> telemetry_pb2.SnapshotResponse:
+        return telemetry_pb2.SnapshotResponse(
+            arm=self.config.name,
+            replica=self.replica,
+            config_json=json.dumps(self.config.to_dict()),
+            versions={"fake": "1"},
+            counters={"answered": self.answered},
+            memory_bytes={"weights": 1024},
+            startup_ns={"load": 10_000_000},
+            device=self.config.model.device,
+            dtype=self.dtype,
+            vocab_size=256,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--replica", required=True)
+    parser.add_argument("--cache-dir", default="")
+    parser.add_argument("--stall-s", type=float, default=0.4)
+    parser.add_argument("--warmup-s", type=float, default=0.2)
+    parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
+    parser.add_argument("--fail-start", action="append", default=[], metavar="REPLICA")
+    parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
+    parser.add_argument("--never-ready", action="append", default=[], metavar="REPLICA")
+    arguments = parser.parse_args()
+    with Path(arguments.config).open() as file:
+        config = ArmConfig.from_dict(json.load(file))
+    if arguments.replica in arguments.fail_start:
+        print("RuntimeError: the weights are missing", file=sys.stderr)
+        sys.exit(3)
+    dtypes = dict(item.split("=") for item in arguments.dtype)
+    arm = Arm(config, arguments.replica, stall_s=arguments.stall_s, dtype=dtypes.get(arguments.replica, ""))
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=96))
+    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    checks = health.HealthServicer()
+    for name in ("", SERVICE):
+        checks.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    port = server.add_insecure_port(f"{arguments.host}:{arguments.port}")
+    # A list, not an Event: the handler runs inside the main thread, which may hold the Event's lock.
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: stopped.append(number))
+    server.start()
+    print(json.dumps({"port": port, "pid": os.getpid()}), flush=True)
+    arm.progress("load")
+    shapes = 3 if config.compile.enabled else 1
+    for index in range(shapes):
+        start = now_ns()
+        time.sleep(arguments.warmup_s / shapes)
+        if config.compile.enabled:
+            arm.compile_event(start_ns=start, shape=f"{index}x64", phase="warmup", request_ids=[], batch_id=-1)
+        arm.progress("warmup", done=index + 1, total=shapes, detail=f"{index}x64")
+    if arguments.replica not in arguments.never_ready:
+        arm.progress("serving")
+        for name in ("", SERVICE):
+            checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    deaths = dict(item.split("=") for item in arguments.die)
+    limit = int(deaths.get(arguments.replica, 0))
+    while not stopped:
+        time.sleep(0.05)
+        if limit and arm.answered >= limit:
+            print("Fatal: the device fell off the bus", file=sys.stderr, flush=True)
+            os._exit(9)
+    arm.close()
+    server.stop(1.0).wait()
+
+
+if __name__ == "__main__":
+    main()

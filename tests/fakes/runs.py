@@ -1,0 +1,250 @@
+"""Synthetic run directories: seeded requests, compile events and steps, written as a real run writes them.
+
+Latency is lognormal with a drift that all arms share block by block (correlated in time), and a compile holds up
+every request of its arm that is in flight, for as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, RecordWriter
+
+EPOCH_NS = 1_700_000_000_000_000_000
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """A compile that an arm makes while it serves."""
+
+    at_s: float
+    seconds: float
+    kind: str = "recompile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeArm:
+    """How one arm behaves. `ratio` is its latency over the control's."""
+
+    name: str
+    ratio: float = 1.0
+    compiles: Sequence[Compile] = ()
+    error_share: float = 0.0
+    weight: float = 1.0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    enabled: bool = True
+
+
+EAGER = FakeArm(name="eager", enabled=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeRun:
+    """What to write. `server_columns` False leaves out what only our own servers report."""
+
+    seed: int = 1
+    arms: Sequence[FakeArm] = (EAGER, FakeArm(name="compiled"))
+    design: str = "mirrored"
+    duration_s: float = 780.0
+    trials: int = 1
+    rate: float = 4.0
+    drift: float = 0.15  # spread of the shared drift, in log scale
+    own_drift: float = 0.02  # spread of each arm's own, block by block
+    rho: float = 0.6  # how much of a block's drift the next one keeps
+    complete: bool = True
+    server_columns: bool = True
+    telemetry: bool = True
+    gates: Mapping[str, Any] = field(default_factory=dict)
+    slo: Mapping[str, float] = field(default_factory=dict)
+    open_loop: bool = True
+    lag_ms: float = 1.0
+    interference: float = 1.0  # times longer that the control takes while another arm compiles
+
+
+def write_run(directory: Path, run: FakeRun) -> Path:
+    """`directory` holds the run; returned for chaining."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "experiment.toml").write_text(_experiment(run))
+    (directory / "environment.json").write_text(json.dumps({"python": "3.11", "device": "made up"}))
+    for number in range(1, run.trials + 1):
+        folder = directory / f"trial-{number:02}"
+        folder.mkdir(exist_ok=True)
+        _write_trial(folder, run, number)
+    return directory
+
+
+def _experiment(run: FakeRun) -> str:
+    lines = ['name = "fake"', f"seed = {run.seed}", ""]
+    for position, arm in enumerate(run.arms):
+        lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
+    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60", "", "[gates]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in run.gates.items()]
+    lines += ["", "[slo]", *(f"{key} = {value}" for key, value in run.slo.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
+    """A series with standard deviation `spread` whose neighbours correlate by `rho`."""
+    series = np.zeros(count)
+    level = rng.standard_normal()
+    for index in range(count):
+        level = rho * level + np.sqrt(1.0 - rho**2) * rng.standard_normal()
+        series[index] = spread * level
+    return series
+
+
+def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
+    rng = np.random.default_rng([run.seed, number])
+    start = EPOCH_NS + number * 100_000 * SECOND
+    count = int(run.rate * run.duration_s)
+    offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
+    blocks = int(run.duration_s // 30) + 1
+    shared = _correlated(rng, blocks, run.drift, run.rho)
+    own = {arm.name: _correlated(rng, blocks, run.own_drift, 0.0) for arm in run.arms}
+    tokens = np.clip(rng.lognormal(3.0, 0.5, count), 2, 200).astype(int)
+    shape = rng.standard_normal(count)
+    weights = np.array([arm.weight for arm in run.arms])
+    chosen = rng.choice(len(run.arms), size=count, p=weights / weights.sum())
+    if run.design == "switchback":
+        chosen = (offsets // 30).astype(int) % len(run.arms)
+    planned = {"*": count} if run.design != "mirrored" else {arm.name: count for arm in run.arms}
+    with RecordWriter(folder / "requests-0.arrow", REQUESTS) as writer:
+        for position, arm in enumerate(run.arms):
+            noise = 0.15 * rng.standard_normal(count)
+            failing = rng.uniform(size=count) < arm.error_share
+            for index in range(count):
+                if run.design != "mirrored" and chosen[index] != position:
+                    continue
+                block = int(offsets[index] // 30)
+                scale = arm.ratio * np.exp(0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block])
+                if position == 0 and _during(offsets[index], run.arms[1:]):
+                    scale *= run.interference
+                row = _request(run, arm, number, index, start, offsets[index], scale, int(tokens[index]))
+                if failing[index]:
+                    row |= {"status": "INTERNAL", "error": "made up", "first_token_ns": None, "token_ns": None}
+                writer.append(row)
+    if run.telemetry:
+        _write_telemetry(folder, run, number, start, offsets)
+    trial = {
+        "trial": number,
+        "design": run.design,
+        "control": run.arms[0].name,
+        "arms": [
+            {
+                "name": arm.name,
+                "replicas": [f"{arm.name}-0"],
+                "config": {
+                    "name": arm.name,
+                    "preset": arm.name,
+                    "model": {"id": "random:tiny", "dtype": "float32"},
+                    "engine": {"slots": 8},
+                    "compile": {"enabled": arm.enabled},
+                    **arm.config,
+                },
+            }
+            for arm in run.arms
+        ],
+        "start_ns": start,
+        "duration_s": run.duration_s,
+        "block_s": 30,
+        "open_loop": run.open_loop,
+        "max_concurrency": None,
+        "complete": run.complete,
+        "deaths": [],
+        "weights": {arm.name: arm.weight for arm in run.arms},
+        "startup": {arm.name: {"items_ns": {"load": SECOND, "warmup 1x16": 2 * SECOND}} for arm in run.arms},
+        "planned": planned,
+    }
+    (folder / "trial.json").write_text(json.dumps(trial))
+    generator = {"worker": 0, "planned": count, "lag_ms": {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}, "complete": True}
+    (folder / "generator-0.json").write_text(json.dumps(generator))
+
+
+def _request(
+    run: FakeRun, arm: FakeArm, trial: int, index: int, start: int, offset: float, scale: float, tokens: int
+) -> dict[str, Any]:
+    first, end = offset + 0.05 * scale, offset + 0.05 * scale + 0.01 * scale * (tokens - 1)
+    stall = 0.0
+    for compiling in arm.compiles:
+        until = compiling.at_s + compiling.seconds
+        if offset < until and end > compiling.at_s:
+            held = until - max(compiling.at_s, offset)
+            first += held if first > compiling.at_s else 0.0
+            end += held
+            stall += held
+    split = run.design != "mirrored"
+    sent = start + int(offset * SECOND) + 200_000
+    row: dict[str, Any] = {
+        "request_id": f"{trial}-{index}" if split else f"{trial}-{index}-{arm.name}",
+        "session_id": f"s{index}",
+        "turn": 0,
+        "trial": trial,
+        "arm": arm.name,
+        "replica": f"{arm.name}-0",
+        "pair_id": None if split else f"{trial}-{index}",
+        "scheduled_ns": start + int(offset * SECOND),
+        "sent_ns": sent,
+        "first_token_ns": start + int(first * SECOND) + 200_000,
+        "end_ns": start + int(end * SECOND) + 200_000,
+        "status": "OK",
+        "prompt_tokens": 64,
+        "max_tokens": 200,
+        "output_tokens": tokens,
+        "phase": "measure",
+    }
+    times = np.linspace(row["first_token_ns"] - sent, row["end_ns"] - sent, tokens)
+    row["token_ns"] = times.astype(np.int64).tolist()
+    if run.server_columns:
+        row |= {"queue_ns": 1_000_000, "compile_stall_ns": int(stall * SECOND), "batch_size": 1, "padded_batch": 1}
+    return row
+
+
+def _during(offset: float, arms: Sequence[FakeArm]) -> bool:
+    return any(item.at_s <= offset < item.at_s + item.seconds for arm in arms for item in arm.compiles)
+
+
+def _trigger(run: FakeRun, arm: FakeArm, trial: int, compiling: Compile, offsets: np.ndarray[Any, Any]) -> list[str]:
+    """The first request of the compile, which is under a mirrored design one of every arm."""
+    index = int(np.searchsorted(offsets, compiling.at_s))
+    found = run.design == "mirrored" and index < len(offsets) and offsets[index] < compiling.at_s + compiling.seconds
+    return [f"{trial}-{index}-{arm.name}"] if found else []
+
+
+def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets: np.ndarray[Any, Any]) -> None:
+    with (
+        RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as events,
+        RecordWriter(folder / "steps.arrow", STEPS) as steps,
+    ):
+        for arm in run.arms:
+            common = {"trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"}
+            if arm.enabled:
+                warm = {"event_id": f"{arm.name}-warm", "kind": "compile", "phase": "warmup", "shape": "1x16"}
+                events.append({**common, **warm, "start_ns": start - 9 * SECOND, "end_ns": start - 4 * SECOND})
+            for number, compiling in enumerate(arm.compiles):
+                events.append(
+                    {
+                        **common,
+                        "event_id": f"{arm.name}-{trial}-{number}",
+                        "kind": compiling.kind,
+                        "phase": "serving",
+                        "start_ns": start + int(compiling.at_s * SECOND),
+                        "end_ns": start + int((compiling.at_s + compiling.seconds) * SECOND),
+                        "reason": "tensor 'input_ids' size mismatch at index 1. expected 16, actual 17",
+                        "shape": f"1x{17 + number}",
+                        "request_ids": _trigger(run, arm, trial, compiling, offsets),
+                    }
+                )
+            for number in range(20):
+                at = start + (number + 1) * SECOND
+                sizes = {"batch": 3, "padded_batch": 4, "tokens": 30, "padded_tokens": 40, "compiled": arm.enabled}
+                kind = "prefill" if number % 2 else "decode"
+                steps.append(
+                    {**common, **sizes, "step_id": number, "kind": kind, "start_ns": at, "end_ns": at + 10_000_000}
+                )
