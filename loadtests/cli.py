@@ -1,0 +1,554 @@
+"""The console script `tailgate`: run | serve | split | analyze.
+
+Exit codes of run and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself broke
+or was interrupted. Their last line on stdout is one JSON object. Every other word about progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from loadtests.experiment import builtin_names, load, parse_setting, set_path
+from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
+
+EXIT_BROKE = 1
+EXIT_USAGE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line on stderr, as all of tailgate's."""
+
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.partition(" ")[2]
+        self.exit(EXIT_USAGE, f"tailgate: {message}: see `tailgate {command}{' ' if command else ''}--help`\n")
+
+
+def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code. `arm_command` replaces what starts an arm, for tests."""
+    options = build_parser().parse_args(arguments)
+    try:
+        if options.command == "run":
+            return _run(options, arm_command)
+        commands: dict[str, Callable[[argparse.Namespace], int]] = {
+            "serve": _serve,
+            "split": _split,
+            "analyze": _analyze,
+        }
+        return commands[options.command](options)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        return _complain("interrupted", EXIT_BROKE)
+    except BrokenPipeError:
+        # The reader of stdout is gone (`tailgate ... | head`): nobody is left to tell.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        return EXIT_BROKE
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"tailgate: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="tailgate",
+        description="May this compiled model server replace the eager one, under our traffic, within our SLA?",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        "  tailgate run demo                       three arms on this CPU, 90 s of traffic, a verdict\n"
+        "  tailgate run canary.toml --trace conv.csv\n"
+        "  tailgate analyze runs/20260101T120000Z-canary\n"
+        "\n"
+        "`tailgate COMMAND --help` says more.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_run(commands)
+    _add_serve(commands)
+    _add_split(commands)
+    _add_analyze(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, summary: str, details: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{details}",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def _add_run(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "run",
+        "run an experiment and judge it",
+        "Starts every arm and the splitter, drives the traffic through them, records everything in a new\n"
+        "directory, and judges the arms against the control. Ctrl-C stops in order, keeps and judges what was\n"
+        "recorded; a second Ctrl-C kills at once.\n\n"
+        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was\n"
+        "interrupted. The last line on stdout is one JSON object.",
+        "  tailgate run demo\n"
+        "  tailgate run demo --set traffic.duration_s=1200 --set trials.count=3\n"
+        "  tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2\n"
+        "  tailgate run canary.toml --set arms[1].compile.mode=max-autotune\n"
+        "  tailgate run canary.toml --set arms.compiled.replicas=2",
+    )
+    parser.add_argument(
+        "experiment", metavar="EXPERIMENT", help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}"
+    )
+    _add_set(parser, "traffic.rate=4")
+    parser.add_argument(
+        "--trace",
+        default="",
+        metavar="FILE",
+        help="replay the times and lengths of this trace (Azure CSV or Mooncake JSON Lines)",
+    )
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
+    parser.add_argument("--seed", type=_seed, default=None, metavar="N", help="replaces the experiment's seed")
+
+
+def _add_set(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"replaces one setting, such as {example}; may be repeated",
+    )
+
+
+def _add_serve(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "serve",
+        "serve one arm over gRPC",
+        "Loads the model, warms it up, and serves tailgate.v1.Inference, telemetry, health and reflection.\n"
+        'Prints one JSON line {"port": ..., "pid": ...} once the port listens; health turns SERVING when warm.\n'
+        "SIGTERM or Ctrl-C drains: no new request, running ones finish, exit 0.\n\n"
+        f"Presets: {', '.join(PRESETS)}.",
+        "  tailgate serve --preset eager --port 50051\n"
+        "  tailgate serve --preset compiled-padded --model random:llama-3.2-1b --device cuda --dtype bfloat16 \\\n"
+        "                 --slots 16 --max-prompt-tokens 2048 --port 50052\n"
+        "  tailgate serve --preset compiled-naive --set compile.mode=reduce-overhead --port 50053",
+    )
+    model, engine = ModelConfig(), EngineConfig()
+    parser.add_argument("--preset", required=True, metavar="NAME", help="shapes and compile policy of the arm")
+    parser.add_argument("--name", default="", help="name of the arm in records (default: the preset)")
+    parser.add_argument(
+        "--model", default=model.id, help="Hugging Face path or id, or random:NAME (default %(default)s)"
+    )
+    parser.add_argument("--device", default=model.device, help="auto, cpu, cuda or cuda:N (default %(default)s)")
+    parser.add_argument("--dtype", default=model.dtype, help="auto, float32, float16 or bfloat16 (default %(default)s)")
+    parser.add_argument(
+        "--slots", type=int, default=engine.slots, help="requests that run at once (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-prompt-tokens", type=int, default=engine.max_prompt_tokens, help="longest prompt (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=engine.max_new_tokens, help="longest answer (default %(default)s)"
+    )
+    _add_set(parser, "compile.mode=max-autotune or engine.max_queue=64")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument(
+        "--port", type=_port, default=50051, help="port to listen on; 0 takes a free one (default %(default)s)"
+    )
+    parser.add_argument("--replica", default="", help="name of this process in records (default: NAME-0)")
+    parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
+    parser.add_argument("--metrics-port", type=_port, default=0, help="serve Prometheus metrics here (default: off)")
+
+
+def _add_split(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "split",
+        "split traffic over arms with Envoy, in the foreground",
+        "Clients dial --port. Weights decide the arm of each request (of each session, when a session header is\n"
+        "sent); the header x-tailgate-arm pins one. Weights change live: run the command again with --admin and\n"
+        "--set-weights; streams in flight are not touched. Ctrl-C ends it once running streams are done.",
+        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled=127.0.0.1:50052,127.0.0.1:50053 \\\n"
+        "                 --weight eager=90 --weight compiled=10 --port 8080 --admin-port 9901\n"
+        "  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled=50\n"
+        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config envoy\n"
+        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config kubernetes",
+    )
+    parser.add_argument(
+        "--arm", action="append", default=[], metavar="NAME=HOST:PORT,...", help="one arm and its replicas; repeat"
+    )
+    parser.add_argument(
+        "--weight", action="append", default=[], metavar="NAME=N", help="share of one arm (default 1); repeat"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=_port, default=8080, help="port to listen on (default %(default)s)")
+    parser.add_argument(
+        "--admin-port", type=_port, default=0, help="port of Envoy's admin interface (default: a free one)"
+    )
+    parser.add_argument(
+        "--stickiness", default="arm", help="what a session keeps: arm, replica or off (default %(default)s)"
+    )
+    parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
+    parser.add_argument(
+        "--print-config",
+        nargs="?",
+        const="envoy",
+        choices=("envoy", "kubernetes"),
+        help="print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and end",
+    )
+    parser.add_argument("--admin", default="", metavar="HOST:PORT", help="admin interface of a running split")
+    parser.add_argument(
+        "--set-weights", default="", metavar="NAME=N,...", help="new weights for the split behind --admin"
+    )
+
+
+def _add_analyze(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "analyze",
+        "judge a run directory again",
+        "Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,\n"
+        "report.html, report.md and junit.xml into the directory, and prints the verdict.\n\n"
+        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable. The last line on stdout is one JSON object.",
+        "  tailgate analyze runs/20260101T120000Z-canary\n"
+        "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
+    parser.add_argument("--json", action="store_true", help="print summary.json on one line instead of the table")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to 65535")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: give a whole number from 0")
+    return int(text)
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
+    experiment = load(options.experiment, settings=options.settings, trace=options.trace, seed=options.seed)
+    # After the experiment is known to be sound: these take a while to import.
+    from loadtests.orchestrator import ARM_COMMAND, Orchestrator, RunOutcome
+    from loadtests.progress import Display, Status
+
+    status = Status()
+    orchestrator = Orchestrator(
+        experiment, out=Path(options.out), status=status, arm_command=arm_command or ARM_COMMAND
+    )
+    orchestrator.prepare()
+    outcome: RunOutcome
+    with _stopping(orchestrator.interrupt, orchestrator.kill, status.note), Display(status):
+        outcome = orchestrator.run()
+        status.phase = "stopped" if not outcome.complete else "recorded"
+    if outcome.error is not None:
+        _complain(outcome.error, EXIT_BROKE)
+    elif outcome.interrupted:
+        _complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+    ended = {
+        "complete": outcome.complete,
+        **({"interrupted": True} if outcome.interrupted else {}),
+        **({"error": outcome.error} if outcome.error else {}),
+    }
+    if not outcome.complete and not _has_requests(outcome.run_dir):
+        line = {"verdict": None, "run_dir": str(outcome.run_dir), "report": None, "exit_code": EXIT_BROKE}
+        _last_line({**line, **ended})
+        return EXIT_BROKE
+    print(f"judging {outcome.run_dir}", file=sys.stderr)
+    return _judge(outcome.run_dir, ended, broke=not outcome.complete)
+
+
+@contextlib.contextmanager
+def _stopping(interrupt: Callable[[], None], kill: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop in order; a second one kills every child and ends this process at once."""
+    signals = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            interrupt()
+            note("stopping in order; Ctrl-C again kills at once")
+            return
+        kill()
+        os._exit(EXIT_BROKE)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _has_requests(run_dir: Path) -> bool:
+    """Whether any request was recorded."""
+    from analysis.records import REQUESTS, RecordError, read_table
+
+    for path in run_dir.glob("trial-*/requests*.arrow"):
+        with contextlib.suppress(RecordError, OSError):
+            if read_table(path, REQUESTS)[0].num_rows:
+                return True
+    return False
+
+
+# --- analyze ----------------------------------------------------------------------------------------------------------
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    run_dir = Path(options.run_dir)
+    if not run_dir.is_dir():
+        raise ConfigError(f'run directory "{run_dir}" does not exist: give one that `tailgate run` wrote')
+    return _judge(run_dir, {}, as_json=options.json)
+
+
+def _judge(run_dir: Path, ended: dict[str, Any], *, as_json: bool = False, broke: bool = False) -> int:
+    """The run directory holds a summary and reports, and the verdict is on stdout. Returns the exit code."""
+    from analysis.records import RecordError
+    from analysis.report import write_reports
+    from analysis.report.terminal import verdict_table
+    from analysis.summary import analyze, exit_code, write_summary
+
+    try:
+        summary = analyze(run_dir)
+        write_summary(summary, run_dir / "summary.json")
+        write_reports(summary, run_dir)
+    except RecordError as error:
+        return _unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE, run_dir, ended)
+    except OSError as error:
+        return _unjudged(f"{error}: the records are kept in {run_dir}", EXIT_BROKE, run_dir, ended)
+    except KeyboardInterrupt:
+        return _unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE, run_dir, ended)
+    code = EXIT_BROKE if broke else exit_code(summary)
+    if as_json:
+        print(json.dumps(summary))
+        return code
+    report = run_dir / "report.html"
+    print(verdict_table(summary))
+    print(f"report: {report}")
+    line = {
+        "verdict": summary["overall"],
+        "run_dir": str(run_dir),
+        "report": str(report),
+        "exit_code": code,
+        "headline": summary.get("headline"),
+        "arms": {arm["name"]: arm["verdict"] for arm in summary.get("arms", []) if not arm.get("control")},
+        "needed_s": (summary.get("advice") or {}).get("needed_s"),
+        **ended,
+    }
+    _last_line(line)
+    return code
+
+
+def _unjudged(message: str, code: int, run_dir: Path, ended: dict[str, Any]) -> int:
+    """There is no verdict, for the reason in `message`. After a run, programs get their line all the same."""
+    _complain(message, code)
+    if ended:
+        line = {"verdict": None, "run_dir": str(run_dir), "report": None, "exit_code": code, "error": message}
+        _last_line({**line, **ended})
+    return code
+
+
+def _last_line(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+# --- serve ------------------------------------------------------------------------------------------------------------
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from loadtests.preflight import check_arm, check_port
+
+    arm = serve_config(options)
+    check_arm(arm)
+    if options.port:
+        check_port(options.port, key="--port", host=options.host)
+    # The configuration travels through a pipe: the new program reads it as a file and nothing is left behind.
+    reader, writer = os.pipe()
+    os.write(writer, json.dumps(arm.to_dict()).encode())
+    os.close(writer)
+    os.set_inheritable(reader, True)
+    command = [sys.executable, "-P", "-m", "servers.serve", "--config", f"/dev/fd/{reader}"]
+    command += ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
+    if options.cache_dir:
+        command += ["--cache-dir", options.cache_dir]
+    if options.metrics_port:
+        command += ["--metrics-port", str(options.metrics_port)]
+    environment = dict(os.environ)
+    if arm.engine.threads and not arm.model.device.startswith("cuda"):
+        environment["OMP_NUM_THREADS"] = str(arm.engine.threads)
+    os.execve(sys.executable, command, environment)
+
+
+def serve_config(options: argparse.Namespace) -> ArmConfig:
+    """The arm that the flags of `tailgate serve` describe."""
+    model = override(
+        ModelConfig(), {"id": options.model, "device": options.device, "dtype": options.dtype}, where="model"
+    )
+    engine = override(
+        EngineConfig(),
+        {
+            "slots": options.slots,
+            "max_prompt_tokens": options.max_prompt_tokens,
+            "max_new_tokens": options.max_new_tokens,
+        },
+        where="engine",
+    )
+    arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
+    changes: dict[str, Any] = {}
+    for setting in options.settings:
+        key, value = parse_setting(setting)
+        set_path(changes, key, value)
+    for table, values in changes.items():
+        if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):
+            raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
+        arm = replace(arm, **{table: override(getattr(arm, table), values, where=table)})
+    return arm
+
+
+# --- split ------------------------------------------------------------------------------------------------------------
+
+
+def _split(options: argparse.Namespace) -> int:
+    from servers.splitter import Envoy, SplitterError, envoy_config, grpc_route_manifest
+
+    if options.set_weights or options.admin:
+        return _reweight(options)
+    config = split_config(options)
+    if options.print_config:
+        document = envoy_config(config) if options.print_config == "envoy" else grpc_route_manifest(config)
+        print(json.dumps(document, indent=2))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch:
+        folder = Path(options.log_dir or scratch)
+        stopped: list[int] = []
+        before = {
+            number: signal.signal(number, lambda *_: stopped.append(1)) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            envoy = Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
+            with envoy:
+                admin = envoy.admin_url.removeprefix("http://")
+                print(json.dumps({"port": envoy.port, "target": envoy.target, "admin": admin}), flush=True)
+                print(
+                    f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; new weights: "
+                    f"tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}",
+                    file=sys.stderr,
+                )
+                health = None
+                while not stopped:
+                    if envoy.poll() is not None:
+                        return _complain(f"Envoy ended with exit code {envoy.poll()}: {_tail(folder)}", EXIT_BROKE)
+                    with contextlib.suppress(SplitterError):
+                        health = _tell_health(envoy.healthy(), health)
+                    time.sleep(0.2)
+        except SplitterError as error:
+            return _complain(str(error), EXIT_BROKE)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 0
+
+
+def _tail(folder: Path) -> str:
+    from loadtests.processes import log_tail
+
+    return log_tail(folder / "envoy.log", 2)
+
+
+def _tell_health(
+    now: dict[str, tuple[int, int]], before: dict[str, tuple[int, int]] | None
+) -> dict[str, tuple[int, int]]:
+    if now != before:
+        text = ", ".join(f"{arm} {healthy}/{total}" for arm, (healthy, total) in now.items())
+        print(f"healthy replicas: {text}", file=sys.stderr)
+    return now
+
+
+def _shares(weights: dict[str, int], separator: str = " ") -> str:
+    return separator.join(f"{name}={weight}" for name, weight in weights.items())
+
+
+def split_config(options: argparse.Namespace) -> Any:
+    """The SplitterConfig that the flags of `tailgate split` describe."""
+    from servers.splitter import ArmTarget, SplitterConfig
+
+    if not options.arm:
+        raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once")
+    weights: dict[str, int] = {}
+    for text in options.weight:
+        weights |= parse_weights(text, "--weight")
+    arms = []
+    for text in options.arm:
+        name, equals, addresses = text.partition("=")
+        if not equals or not name or not addresses:
+            raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
+        backends = tuple(address.strip() for address in addresses.split(","))
+        arms.append(ArmTarget(name=name, backends=backends, weight=weights.pop(name, 1)))
+    if weights:
+        known = ", ".join(arm.name for arm in arms)
+        raise ConfigError(f'--weight names the arm "{next(iter(weights))}", which no --arm gives: use one of {known}')
+    return SplitterConfig(
+        arms=tuple(arms),
+        host=options.host,
+        port=options.port,
+        admin_port=options.admin_port,
+        stickiness=options.stickiness,
+    )
+
+
+def parse_weights(text: str, flag: str) -> dict[str, int]:
+    """{"eager": 90, "compiled": 10} of "eager=90,compiled=10"."""
+    weights = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip() or not value.strip().isdecimal():
+            raise ConfigError(f'{flag} "{part}" is not NAME=WEIGHT: write for example eager=90')
+        weights[name.strip()] = int(value)
+    return weights
+
+
+def _reweight(options: argparse.Namespace) -> int:
+    from loadtests.reweight import reweight
+    from servers.splitter import SplitterError
+
+    if not (options.set_weights and options.admin):
+        raise ConfigError("--admin and --set-weights belong together: --admin 127.0.0.1:9901 --set-weights eager=50")
+    if options.arm or options.weight or options.print_config:
+        raise ConfigError("--set-weights changes a running split: leave out --arm, --weight and --print-config")
+    weights = parse_weights(options.set_weights, "--set-weights")
+    try:
+        merged = reweight(options.admin, weights)
+    except SplitterError as error:
+        return _complain(str(error), EXIT_BROKE)
+    print(json.dumps({"weights": merged}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

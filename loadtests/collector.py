@@ -1,0 +1,214 @@
+"""Follows the telemetry of every arm replica and appends it to the trial's records, flushed each second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from analysis.records import COMPILE_EVENTS, STEPS, RecordWriter
+from loadtests.progress import ReplicaState, Status
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+
+FLUSH_EVERY_S = 1.0
+_RETRY_S = 0.5
+
+CHANNEL_OPTIONS = (
+    # A proxy from the environment must not stand between this process and an arm on loopback.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+
+
+@dataclass(slots=True)
+class _Follower:
+    """One replica's stream of telemetry, and what has been taken from it."""
+
+    arm: str
+    replica: str
+    channel: grpc.Channel
+    thread: threading.Thread | None = None
+    call: Any = None
+    events_seen: set[str] = field(default_factory=set)
+    last_step: int = -1
+
+
+class Collector:
+    """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`.
+
+    `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, trial: int, status: Status) -> None:
+        self._trial = trial
+        self._status = status
+        self._followers: dict[str, _Follower] = {}
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[dict[str, Any]]] = {"compile_events": [], "steps": []}
+        self._writers = {
+            "compile_events": RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS),
+            "steps": RecordWriter(folder / "steps.arrow", STEPS),
+        }
+        self._stopping = threading.Event()
+        self._taken = 0
+        self.failure: str | None = None
+        self.failed_stage: dict[str, str] = {}
+        self.serving_ns: dict[str, int] = {}
+        self._flusher = threading.Thread(target=self._flush_for_ever, name="collector", daemon=True)
+        self._flusher.start()
+
+    def follow(self, *, arm: str, replica: str, target: str) -> None:
+        """The telemetry of `replica` at host:port `target` is being recorded, from its beginning."""
+        follower = _Follower(arm=arm, replica=replica, channel=grpc.insecure_channel(target, options=CHANNEL_OPTIONS))
+        self._status.replicas.setdefault(replica, ReplicaState())
+        follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
+        self._followers[replica] = follower
+        follower.thread.start()
+
+    def snapshot(self, replica: str, *, timeout_s: float = 5.0) -> telemetry_pb2.SnapshotResponse | None:
+        """The replica's counters, memory, versions and configuration now; None when it does not answer."""
+        stub = telemetry_pb2_grpc.TelemetryStub(self._followers[replica].channel)  # type: ignore[no-untyped-call]
+        try:
+            answer: telemetry_pb2.SnapshotResponse = stub.Snapshot(
+                telemetry_pb2.SnapshotRequest(), timeout=timeout_s, wait_for_ready=True
+            )
+        except grpc.RpcError:
+            return None
+        return answer
+
+    def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
+        """Nothing new came for `quiet_s`, or `timeout_s` have passed."""
+        deadline = time.monotonic() + timeout_s
+        taken, quiet_since = self._taken, time.monotonic()
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if self._taken != taken:
+                taken, quiet_since = self._taken, time.monotonic()
+            elif time.monotonic() - quiet_since >= quiet_s:
+                return
+
+    def stop(self) -> None:
+        """No replica is followed and both files are complete. A second call does nothing."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        for follower in self._followers.values():
+            if follower.call is not None:
+                follower.call.cancel()
+        for follower in self._followers.values():
+            if follower.thread is not None:
+                follower.thread.join(timeout=2.0)
+            follower.channel.close()
+        self._flusher.join(timeout=5.0)
+        self._flush()
+        for writer in self._writers.values():
+            self._guarded(writer.close)
+
+    def _follow(self, follower: _Follower) -> None:
+        stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
+        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True)
+        while not self._stopping.is_set():
+            try:
+                follower.call = stub.Watch(request, wait_for_ready=True)
+                for event in follower.call:
+                    self._take(follower, event)
+            except grpc.RpcError:
+                pass  # the replica died or is too busy; what it retains is replayed if it comes back
+            if self._stopping.wait(_RETRY_S):
+                return
+
+    def _take(self, follower: _Follower, event: telemetry_pb2.TelemetryEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "progress":
+            self._take_progress(follower.replica, event.progress)
+        elif kind == "compile":
+            if event.compile.event_id in follower.events_seen:
+                return
+            follower.events_seen.add(event.compile.event_id)
+            self._status.replicas[follower.replica].compiles = len(follower.events_seen)
+            self._append("compile_events", compile_row(event.compile, self._trial, follower.arm, follower.replica))
+        elif kind == "step":
+            if event.step.step_id <= follower.last_step:
+                return
+            follower.last_step = event.step.step_id
+            self._append("steps", step_row(event.step, self._trial, follower.arm, follower.replica))
+
+    def _append(self, table: str, row: dict[str, Any]) -> None:
+        with self._lock:
+            self._rows[table].append(row)
+            self._taken += 1
+
+    def _take_progress(self, replica: str, progress: telemetry_pb2.Progress) -> None:
+        state = self._status.replicas[replica]
+        if progress.stage == "failed":
+            self.failed_stage[replica] = progress.detail
+        if progress.stage == "serving":
+            self.serving_ns.setdefault(replica, progress.at_ns)
+        if state.stage != "dead":
+            state.stage, state.detail = progress.stage, progress.detail
+            state.done, state.total = progress.done, progress.total
+
+    def _flush_for_ever(self) -> None:
+        while not self._stopping.wait(FLUSH_EVERY_S):
+            self._flush()
+
+    def _flush(self) -> None:
+        for table, writer in self._writers.items():
+            with self._lock:
+                rows, self._rows[table] = self._rows[table], []
+            for row in rows:
+                writer.append(row)
+            if rows:
+                self._guarded(writer.flush)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.failure = self.failure or f"telemetry cannot be written ({error}): free the disk and run again"
+
+
+def compile_row(event: telemetry_pb2.CompileEvent, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The event as a row of COMPILE_EVENTS, under an id that is unique in the run."""
+    return {
+        "event_id": f"{trial}-{replica}-{event.event_id}",
+        "trial": trial,
+        "arm": arm,
+        "replica": replica,
+        "kind": event.kind,
+        "start_ns": event.start_ns,
+        "end_ns": event.end_ns,
+        "compile_id": event.compile_id,
+        "frame": event.frame,
+        "reason": event.reason,
+        "shape": event.shape,
+        "dynamic": event.dynamic,
+        "cache": event.cache,
+        "batch_id": event.batch_id,
+        "request_ids": list(event.request_ids),
+        "backend_ns": event.backend_ns,
+        "phase": event.phase,
+    }
+
+
+def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The step as a row of STEPS."""
+    return {
+        "trial": trial,
+        "arm": arm,
+        "replica": replica,
+        "step_id": step.step_id,
+        "kind": step.kind,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "batch": step.batch,
+        "padded_batch": step.padded_batch,
+        "tokens": step.tokens,
+        "padded_tokens": step.padded_tokens,
+        "compiled": step.compiled,
+    }

@@ -1,0 +1,548 @@
+"""An experiment: arms, traffic, trials, SLOs and gates, from one TOML file.
+
+`load` is strict: whatever it cannot use is a ConfigError that names the key, the value and the remedy. `to_toml`
+writes the resolved experiment, which loads back to an equal one.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+
+from loadtests.schedule import EVERY_ARM, TrafficConfig
+from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
+
+T = TypeVar("T")
+
+SLO_KEY = re.compile(r"p(50|90|95|99|99_9)_(ttft|tpot|itl|max_itl|e2e)_ms")
+METRICS = ("ttft", "tpot", "itl", "max_itl", "e2e")
+MAX_ARMS = 26
+
+
+def _range(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{key} is {value:g}: give a value from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentArm:
+    """One arm and its part in the experiment."""
+
+    name: str
+    config: ArmConfig
+    control: bool = False
+    weight: int = 1
+    replicas: int = 1
+
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """One name for each server process of the arm."""
+        return tuple(f"{self.name}-{index}" for index in range(self.replicas))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialsConfig:
+    """How often the experiment is repeated from a fresh start, and how its arms are started.
+
+    `starting_at_once` arms load and warm up at the same time: 1 gives start-up times that nothing disturbed.
+    With `compile_cache = "fresh"` every replica of every trial compiles from nothing; "shared" keeps one disk cache in
+    the output folder for all arms, trials and runs.
+    """
+
+    count: int = 1
+    starting_at_once: int = 1
+    ready_timeout_s: float = 900.0
+    compile_cache: Literal["fresh", "shared"] = "fresh"
+
+    def __post_init__(self) -> None:
+        _range("trials.count", self.count, 1, 1000)
+        _range("trials.starting_at_once", self.starting_at_once, 1, 1024)
+        _range("trials.ready_timeout_s", self.ready_timeout_s, 1, 86_400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatesConfig:
+    """What an arm must hold to replace the control. Times of compile gates are of the serving phase.
+
+    `margin` is the rise of the quantile over the control's that is still accepted; `cold_s` is the time after the
+    first request that is judged apart; `block_s` 0 takes the blocks of the traffic.
+    """
+
+    margin: float = 0.10
+    metrics: tuple[str, ...] = ("ttft", "e2e")
+    quantile: float = 0.99
+    alpha: float = 0.05
+    max_recompiles: int = 0
+    max_stall_s: float = 1.0
+    max_stall_s_per_min: float = 0.5
+    max_requests_hit_pct: float = 1.0
+    max_error_pct: float = 0.5
+    cold_s: float = 30.0
+    min_blocks: int = 20
+    max_generator_lag_ms: float = 50.0
+    draws: int = 9999
+    block_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _range("gates.margin", self.margin, 0, 10)
+        _range("gates.quantile", self.quantile, 0.5, 0.9999)
+        _range("gates.alpha", self.alpha, 0.0001, 0.5)
+        _range("gates.max_recompiles", self.max_recompiles, 0, 1_000_000)
+        _range("gates.max_stall_s", self.max_stall_s, 0, 86_400)
+        _range("gates.max_stall_s_per_min", self.max_stall_s_per_min, 0, 60)
+        _range("gates.max_requests_hit_pct", self.max_requests_hit_pct, 0, 100)
+        _range("gates.max_error_pct", self.max_error_pct, 0, 100)
+        _range("gates.cold_s", self.cold_s, 0, 86_400)
+        _range("gates.min_blocks", self.min_blocks, 1, 100_000)
+        _range("gates.max_generator_lag_ms", self.max_generator_lag_ms, 0, 60_000)
+        _range("gates.draws", self.draws, 99, 1_000_000)
+        _range("gates.block_s", self.block_s, 0, 86_400)
+        if not self.metrics:
+            raise ConfigError(f"gates.metrics is empty: name one or more of {', '.join(METRICS)}")
+        for metric in self.metrics:
+            if metric not in METRICS:
+                raise ConfigError(f"gates.metrics holds {metric!r}: use {', '.join(METRICS)}")
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ConfigError(f"gates.metrics is {list(self.metrics)}: name each metric once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitterSettings:
+    """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port."""
+
+    port: int = 0
+    admin_port: int = 0
+    workers: int = 2
+    stickiness: Literal["arm", "replica", "off"] = "arm"
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        _range("splitter.port", self.port, 0, 65535)
+        _range("splitter.admin_port", self.admin_port, 0, 65535)
+        _range("splitter.workers", self.workers, 1, 1024)
+        if self.port and self.port == self.admin_port:
+            raise ConfigError(f"splitter.port and splitter.admin_port are both {self.port}: give two ports, or 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
+
+    name: str
+    seed: int = 0
+    compare_models: bool = False
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    arms: tuple[ExperimentArm, ...]
+    traffic: TrafficConfig
+    trials: TrialsConfig = field(default_factory=TrialsConfig)
+    slo: Mapping[str, float] = field(default_factory=dict)
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    splitter: SplitterSettings = field(default_factory=SplitterSettings)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ConfigError(f'name is "{self.name}": give letters, digits, ".", "_" and "-" (it names the run)')
+        _range("seed", self.seed, 0, 2**63 - 1)
+        _check_arms(self.arms)
+        _check_comparable(self)
+        _check_design(self)
+        for key, limit in self.slo.items():
+            if not SLO_KEY.fullmatch(key):
+                raise ConfigError(
+                    f"slo.{key} is unknown: write pQ_METRIC_ms with Q of 50, 90, 95, 99, 99_9 and METRIC of "
+                    f"{', '.join(METRICS)}, such as p99_ttft_ms"
+                )
+            if not 0 < limit < 1e9:
+                raise ConfigError(f"slo.{key} is {limit:g}: give milliseconds above 0")
+
+    @property
+    def control(self) -> ExperimentArm:
+        """The arm that the others are compared with."""
+        return next(arm for arm in self.arms if arm.control)
+
+    def arm(self, name: str) -> ExperimentArm:
+        """The arm called `name`."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(source: str | Path, *, settings: Sequence[str] = (), trace: str = "", seed: int | None = None) -> Experiment:
+    """The experiment in the file `source`, or the built-in one of that name, with the command line's changes.
+
+    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's.
+    """
+    path, text = _text_of(source)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for setting in settings:
+        _apply(table, setting)
+    traffic = table.get("traffic")
+    if isinstance(traffic, dict) and isinstance(traffic.get("trace"), str) and traffic["trace"]:
+        traffic["trace"] = str((path.parent / traffic["trace"]).resolve())
+    if trace:
+        _replay(table, trace)
+    elif _lacks_trace(traffic):
+        raise ConfigError(f'experiment "{source}" replays a trace and names none: add --trace FILE')
+    if seed is not None:
+        table["seed"] = seed
+    return from_table(table)
+
+
+def builtin_names() -> list[str]:
+    """Names of the experiments that come with the package."""
+    folder = resources.files("loadtests") / "experiments"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def from_table(table: Mapping[str, Any]) -> Experiment:
+    """The experiment that a parsed TOML table describes."""
+    rest = dict(table)
+    model = build(ModelConfig, _subtable(rest, "model"), where="model")
+    engine = build(EngineConfig, _subtable(rest, "engine"), where="engine")
+    arms = rest.pop("arms", [])
+    if not isinstance(arms, list) or not all(isinstance(item, dict) for item in arms):
+        raise ConfigError("arms is not a list of tables: write one [[arms]] table for each arm")
+    traffic = build(TrafficConfig, _subtable(rest, "traffic"), where="traffic")
+    gates = build(GatesConfig, _subtable(rest, "gates"), where="gates")
+    if not gates.block_s:
+        gates = replace(gates, block_s=traffic.block_s)
+    slo = _subtable(rest, "slo")
+    for key, value in slo.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"slo.{key} is {value!r}: give milliseconds as a number")
+    parts: dict[str, Any] = {
+        "model": model,
+        "engine": engine,
+        "arms": tuple(_arm(item, index, model, engine) for index, item in enumerate(arms)),
+        "traffic": traffic,
+        "trials": build(TrialsConfig, _subtable(rest, "trials"), where="trials"),
+        "slo": {key: float(value) for key, value in slo.items()},
+        "gates": gates,
+        "splitter": build(SplitterSettings, _subtable(rest, "splitter"), where="splitter"),
+    }
+    kinds: dict[str, type] = {"name": str, "seed": int, "compare_models": bool}
+    for key, value in rest.items():
+        if key not in kinds:
+            known = [item.name for item in fields(Experiment)]
+            raise ConfigError(f"{key} is unknown: an experiment takes {', '.join(known)}")
+        if type(value) is not kinds[key]:
+            raise ConfigError(f"{key} is {value!r}: expected {kinds[key].__name__}")
+    if "name" not in rest:
+        raise ConfigError('name is missing: give the experiment one, such as name = "canary"')
+    return Experiment(**rest, **parts)
+
+
+def _text_of(source: str | Path) -> tuple[Path, str]:
+    path = Path(source)
+    if path.is_file():
+        try:
+            return path, path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+    name = str(source)
+    if name in builtin_names():
+        return Path(), (resources.files("loadtests") / "experiments" / f"{name}.toml").read_text(encoding="utf-8")
+    what = "is a directory" if path.is_dir() else "does not exist"
+    raise ConfigError(
+        f'experiment "{source}" {what}: give a TOML file or a built-in name ({", ".join(builtin_names())})'
+    )
+
+
+def _subtable(table: dict[str, Any], key: str) -> dict[str, Any]:
+    value = table.pop(key, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} is {value!r}: give a table [{key}]")
+    return value
+
+
+_ARM_KEYS = ("name", "preset", "control", "weight", "replicas", "device", "shapes", "compile", "model", "engine")
+
+
+def _arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: EngineConfig) -> ExperimentArm:
+    where = f"arms[{index}]"
+    for key in table:
+        if key not in _ARM_KEYS:
+            raise ConfigError(f"{where}.{key} is unknown: an arm takes {', '.join(_ARM_KEYS)}")
+    preset = _typed(table, "preset", str, "", where)
+    if not preset:
+        raise ConfigError(f'{where}.preset is missing: name one, such as preset = "eager"')
+    name = _typed(table, "name", str, preset, where)
+    model = _override(model, table, "model", where)
+    device = _typed(table, "device", str, "", where)
+    if device:
+        if "device" in table.get("model", {}):
+            raise ConfigError(f"{where}.device and {where}.model.device are both set: keep one")
+        model = replace(model, device=device)
+    engine = _override(engine, table, "engine", where)
+    try:
+        base = ArmConfig.from_preset(preset, name=name, model=model, engine=engine)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    shapes = _override(base.shapes, table, "shapes", where)
+    compiled = _override(base.compile, table, "compile", where)
+    try:
+        config = replace(base, shapes=shapes, compile=compiled)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    weight = _typed(table, "weight", int, 1, where)
+    replicas = _typed(table, "replicas", int, 1, where)
+    _range(f"{where}.weight", weight, 0, 1_000_000)
+    _range(f"{where}.replicas", replicas, 1, 256)
+    return ExperimentArm(
+        name=name,
+        config=config,
+        control=_typed(table, "control", bool, False, where),
+        weight=weight,
+        replicas=replicas,
+    )
+
+
+def _typed(table: Mapping[str, Any], key: str, kind: type[T], default: T, where: str) -> T:
+    value = table.get(key, default)
+    if type(value) is not kind:
+        raise ConfigError(f"{where}.{key} is {value!r}: expected {kind.__name__}")
+    return value
+
+
+def _override(base: T, table: Mapping[str, Any], key: str, where: str) -> T:
+    changes = table.get(key, {})
+    if not isinstance(changes, dict):
+        raise ConfigError(f"{where}.{key} is {changes!r}: give a table [arms.{key}]")
+    try:
+        return override(base, changes, where=f"{where}.{key}")
+    except ConfigError as error:
+        # A range check knows its own table only: name the arm's.
+        text = str(error)
+        raise ConfigError(f"{where}.{text}" if text.startswith(f"{key}.") else text) from None
+
+
+# --- Checks over the whole --------------------------------------------------------------------------------------------
+
+
+def _check_arms(arms: tuple[ExperimentArm, ...]) -> None:
+    if not 2 <= len(arms) <= MAX_ARMS:
+        raise ConfigError(f"arms has {len(arms)} entries: give 2 to {MAX_ARMS} [[arms]] tables")
+    names = [arm.name for arm in arms]
+    for index, name in enumerate(names):
+        if name == EVERY_ARM:
+            raise ConfigError(f'arms[{index}].name is "{name}", which means every arm: give another')
+        # Statistics of the splitter cannot tell "." from "_".
+        same = [other for other in range(index) if names[other].replace(".", "_") == name.replace(".", "_")]
+        if same:
+            raise ConfigError(
+                f'arms[{index}].name is "{name}", the name of arms[{same[0]}]: '
+                'give each arm a name of its own ("." and "_" count as equal)'
+            )
+    replicas = [replica for arm in arms for replica in arm.replica_names]
+    for replica in replicas:
+        if replicas.count(replica) > 1:
+            raise ConfigError(f'two replicas would be called "{replica}": rename one of the arms {", ".join(names)}')
+    controls = [arm.name for arm in arms if arm.control]
+    if not controls:
+        raise ConfigError("no arm is the control: set control = true on exactly one of " + ", ".join(names))
+    if len(controls) > 1:
+        raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
+
+
+def _check_comparable(experiment: Experiment) -> None:
+    """Arms differ in `shapes` and `compile` alone, or the experiment says that models are the question."""
+    if experiment.compare_models:
+        return
+    control = experiment.control
+    for index, arm in enumerate(experiment.arms):
+        for part in ("model", "engine"):
+            mine, other = asdict(getattr(arm.config, part)), asdict(getattr(control.config, part))
+            for key, value in mine.items():
+                if value == other[key] or (key == "device" and same_kind_of_device(value, other[key])):
+                    continue
+                raise ConfigError(
+                    f'arms[{index}].{part}.{key} is {value!r} but the control "{control.name}" has {other[key]!r}: '
+                    "arms would not be comparable; make them equal, or set compare_models = true at the top "
+                    "if that is the question"
+                )
+
+
+def same_kind_of_device(one: str, other: str) -> bool:
+    """Whether two devices are alike: cuda:0 and cuda:1 are, cpu and cuda are not."""
+    return one.partition(":")[0] == other.partition(":")[0]
+
+
+def _check_design(experiment: Experiment) -> None:
+    traffic, arms = experiment.traffic, experiment.arms
+    if traffic.design == "split" and sum(arm.weight for arm in arms) == 0:
+        raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
+    if traffic.design != "split":
+        for index, arm in enumerate(arms):
+            if arm.weight != 1:
+                raise ConfigError(
+                    f'arms[{index}].weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
+                    'weight: remove it or use design = "split"'
+                )
+    sizes = {arm.replicas for arm in arms}
+    if traffic.design == "mirrored" and len(sizes) > 1:
+        raise ConfigError(
+            f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in arms)} replicas, "
+            "but a mirrored design gives each arm the same load: "
+            'make them equal, or use design = "split"'
+        )
+    if traffic.direct and max(sizes) > 1:
+        raise ConfigError(
+            f"traffic.direct is true but arms have up to {max(sizes)} replicas, which only the splitter balances: "
+            "remove direct, or give each arm one replica"
+        )
+    if traffic.design == "switchback":
+        needed = len(arms) * traffic.block_s
+        if traffic.duration_s < needed:
+            raise ConfigError(
+                f"traffic.duration_s is {traffic.duration_s:g} but {len(arms)} arms take turns of block_s = "
+                f"{traffic.block_s:g}: give at least {needed:g}"
+            )
+        if experiment.gates.block_s != traffic.block_s:
+            raise ConfigError(
+                f"gates.block_s is {experiment.gates.block_s:g} but the switchback has blocks of traffic.block_s = "
+                f"{traffic.block_s:g}: remove gates.block_s"
+            )
+
+
+# --- The command line's changes ---------------------------------------------------------------------------------------
+
+_STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[(\d+)\])?")
+
+
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """(key path, value) of a "key.path=value" string; the value is read as TOML, and as a string when it is none."""
+    key, equals, text = setting.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f'--set "{setting}" is not KEY=VALUE: write for example traffic.duration_s=30')
+    try:
+        return key, tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text.strip()
+
+
+def set_path(table: dict[str, Any], key: str, value: Any) -> None:
+    """`table` holds `value` at the dotted path `key`; a list of tables is entered by [index] or by an entry's name."""
+    current: Any = table
+    steps = key.split(".")
+    for position, step in enumerate(steps):
+        match = _STEP.fullmatch(step)
+        if match is None:
+            raise ConfigError(f'--set {key}: "{step}" is no key: write for example traffic.rate or arms[1].replicas')
+        name, index = match.groups()
+        last = position == len(steps) - 1
+        if isinstance(current, list):
+            current = _entry(current, key, name)
+            if last:
+                raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
+            continue
+        if index is None and last:
+            current[name] = value
+            return
+        current = current.setdefault(name, {})
+        if index is not None:
+            if not isinstance(current, list) or int(index) >= len(current):
+                size = len(current) if isinstance(current, list) else 0
+                raise ConfigError(f"--set {key}: {name} has {size} entries, counted from 0")
+            if last:
+                raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
+            current = current[int(index)]
+        if not isinstance(current, (dict, list)):
+            raise ConfigError(f"--set {key}: {'.'.join(steps[: position + 1])} is {current!r}, not a table")
+
+
+def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
+    for entry in entries:
+        if isinstance(entry, dict) and entry.get("name", entry.get("preset")) == name:
+            return entry
+    raise ConfigError(f'--set {key}: no entry is called "{name}": use its name, or its number as in arms[1]')
+
+
+def _lacks_trace(traffic: Any) -> bool:
+    if not isinstance(traffic, dict) or traffic.get("trace"):
+        return False
+    return "trace" in (traffic.get("arrivals"), traffic.get("workload"))
+
+
+def _apply(table: dict[str, Any], setting: str) -> None:
+    key, value = parse_setting(setting)
+    set_path(table, key, value)
+    if key == "traffic.trace" and isinstance(value, str) and value:
+        # On the command line a path is relative to where the user stands, not to the experiment's file.
+        table["traffic"]["trace"] = str(Path(value).resolve())
+
+
+# What describes made-up arrivals and lengths, and has no meaning once a trace brings both.
+_REPLACED_BY_TRACE = ("rate", "rates", "burstiness", "turns_mean", "think_time_s")
+
+
+def _replay(table: dict[str, Any], trace: str) -> None:
+    if not Path(trace).is_file():
+        raise ConfigError(f'--trace "{trace}" does not exist: give a trace file (Azure CSV or Mooncake JSON Lines)')
+    traffic = _subtable(copy.copy(table), "traffic")
+    kept = {key: value for key, value in traffic.items() if key not in _REPLACED_BY_TRACE}
+    table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The resolved experiment as TOML: every setting is there, defaults and presets included."""
+    return tomli_w.dumps(to_table(experiment))
+
+
+def to_table(experiment: Experiment) -> dict[str, Any]:
+    """The resolved experiment as plain tables. A key whose value is None is left out: TOML has none."""
+    return {
+        "name": experiment.name,
+        "seed": experiment.seed,
+        "compare_models": experiment.compare_models,
+        "model": _plain(asdict(experiment.model)),
+        "engine": _plain(asdict(experiment.engine)),
+        "arms": [_arm_table(arm, experiment) for arm in experiment.arms],
+        "traffic": _plain(asdict(experiment.traffic)),
+        "trials": _plain(asdict(experiment.trials)),
+        "slo": dict(experiment.slo),
+        "gates": _plain(asdict(experiment.gates)),
+        "splitter": _plain(asdict(experiment.splitter)),
+    }
+
+
+def _arm_table(arm: ExperimentArm, experiment: Experiment) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "name": arm.name,
+        "preset": arm.config.preset,
+        "control": arm.control,
+        "weight": arm.weight,
+        "replicas": arm.replicas,
+        "shapes": _plain(asdict(arm.config.shapes)),
+        "compile": _plain(asdict(arm.config.compile)),
+    }
+    for part, common in (("model", experiment.model), ("engine", experiment.engine)):
+        shared = asdict(common)
+        own = {key: value for key, value in asdict(getattr(arm.config, part)).items() if value != shared[key]}
+        if own:
+            table[part] = _plain(own)
+    return table
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

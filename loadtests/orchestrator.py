@@ -1,0 +1,653 @@
+"""Runs an experiment: per trial a fresh start of every arm, the splitter, the load, and all records in one directory.
+
+Everything is stopped in order, whatever happens: load generator, telemetry, splitter, arms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from loadtests.collector import CHANNEL_OPTIONS, Collector
+from loadtests.environment import describe_environment
+from loadtests.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
+from loadtests.preflight import check_experiment, check_writable
+from loadtests.processes import Child, describe_exit
+from loadtests.progress import Load, ReplicaState, Status, read_load
+from loadtests.schedule import Schedule, build_schedule
+from loadtests.traces import Trace, read_trace
+from servers.clock import anchored_environment, now_ns
+from servers.config import ConfigError
+from servers.rpc import telemetry_pb2
+from servers.splitter import INFERENCE_SERVICE, ArmTarget, Envoy, SplitterConfig, SplitterError
+
+ARM_COMMAND = (sys.executable, "-P", "-m", "servers.serve")
+# -P: a directory called `locust` or `servers` where the user stands must not be imported instead.
+LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
+LOCUSTFILE = Path(__file__).resolve().parent / "chat.py"
+
+_POLL_S = 0.1
+_LOCUST_START_S = 120.0
+_LOCUST_GRACE_S = 15.0
+_ENVOY_READY_S = 30.0
+_ARM_GRACE_S = 10.0
+
+
+class RunError(RuntimeError):
+    """The run itself failed: no verdict is to be had from what happened. One line that names the log."""
+
+
+class StopRequestedError(Exception):
+    """The user asked the run to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How a run ended. Complete only if every trial ended by itself."""
+
+    run_dir: Path
+    complete: bool
+    interrupted: bool = False
+    error: str | None = None
+
+
+class Orchestrator:
+    """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
+
+    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        out: Path,
+        status: Status | None = None,
+        arm_command: Sequence[str] = ARM_COMMAND,
+    ) -> None:
+        self.experiment = experiment
+        self.status = status or Status()
+        self._out = out
+        self._arm_command = tuple(arm_command)
+        self._build: _ScheduleBuilder | None = None
+        self._trial: _Trial | None = None
+        # A plain flag: the signal handler that sets it runs inside any line of the main thread, where taking a lock
+        # may wait for ever.
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        """The run ends soon and in order. Safe in a signal handler."""
+        self._interrupted = True
+
+    def kill(self) -> None:
+        """Every child process is gone at once. Safe in a signal handler."""
+        self._interrupted = True
+        if self._trial is not None:
+            self._trial.kill()
+
+    def prepare(self) -> None:
+        """This machine and the traffic were checked; nothing was started or written. Otherwise ConfigError."""
+        experiment = self.experiment
+        check_experiment(experiment)
+        trace = read_trace(experiment.traffic.trace) if experiment.traffic.trace else None
+        self._build = _ScheduleBuilder(experiment, trace)
+        self._build(1)  # an impossible schedule is known now
+        check_writable(self._out)
+
+    def run(self) -> RunOutcome:
+        """The run directory holds the records of all trials, or of those until the run broke or was interrupted.
+
+        Raises ConfigError, before anything was started, for whatever is known to fail on this machine.
+        """
+        experiment, status = self.experiment, self.status
+        status.trials = experiment.trials.count
+        status.duration_s = experiment.traffic.duration_s
+        if self._build is None:
+            self.prepare()
+        run_dir = _new_run_dir(self._out, experiment.name)
+        (run_dir / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")
+        _write_json(run_dir / "environment.json", describe_environment())
+        try:
+            for number in range(1, experiment.trials.count + 1):
+                status.trial = number
+                self._run_trial(number, run_dir)
+        except StopRequestedError:
+            return RunOutcome(run_dir=run_dir, complete=False, interrupted=True)
+        except (RunError, SplitterError, ConfigError) as error:
+            return RunOutcome(run_dir=run_dir, complete=False, error=str(error))
+        except OSError as error:
+            return RunOutcome(run_dir=run_dir, complete=False, error=f"{error}: see {run_dir}")
+        return RunOutcome(run_dir=run_dir, complete=True)
+
+    def _run_trial(self, number: int, run_dir: Path) -> None:
+        self._check()
+        assert self._build is not None
+        self._trial = trial = _Trial(
+            self.experiment,
+            number=number,
+            folder=run_dir / f"trial-{number:02d}",
+            shared_cache=self._out / "compile-cache",
+            schedule=self._build(number),
+            status=self.status,
+            arm_command=self._arm_command,
+            check=self._check,
+        )
+        clean = False
+        try:
+            trial.run()
+            clean = True
+        finally:
+            trial.close(hurry=not clean)
+
+    def _check(self) -> None:
+        if self._interrupted:
+            raise StopRequestedError
+
+
+@dataclass(frozen=True, slots=True)
+class _ScheduleBuilder:
+    experiment: Experiment
+    trace: Trace | None
+
+    def __call__(self, trial: int) -> Schedule:
+        experiment = self.experiment
+        return build_schedule(
+            experiment.traffic,
+            arms=[arm.name for arm in experiment.arms],
+            seed=experiment.seed,
+            trial=trial,
+            # Arms of an experiment about models may have limits of their own: every prompt must fit all of them.
+            max_prompt_tokens=min(arm.config.engine.max_prompt_tokens for arm in experiment.arms),
+            max_new_tokens=min(arm.config.engine.max_new_tokens for arm in experiment.arms),
+            trace=self.trace,
+        )
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One server process on its way from launch to ready."""
+
+    arm: ExperimentArm
+    name: str
+    child: Child
+    deadline: float
+    target: str = ""
+    ready: bool = False
+    dead: bool = False
+    channel: grpc.Channel | None = None
+    snapshot: telemetry_pb2.SnapshotResponse | None = None
+
+
+class _Trial:
+    """One trial: start, traffic, stop. `check` raises StopRequestedError when the user wants an end."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        number: int,
+        folder: Path,
+        shared_cache: Path,
+        schedule: Schedule,
+        status: Status,
+        arm_command: Sequence[str],
+        check: Callable[[], None],
+    ) -> None:
+        self._experiment = experiment
+        self._number = number
+        self._folder = folder
+        self._logs = folder / "logs"
+        self._cache = folder / "compile-cache"
+        self._shared_cache = shared_cache
+        self._schedule = schedule
+        self._status = status
+        self._arm_command = tuple(arm_command)
+        self._check = check
+        self._replicas: dict[str, _Replica] = {}
+        self._collector: Collector | None = None
+        self._envoy: Envoy | None = None
+        self._locust: Child | None = None
+        self._in_traffic = False
+        self._facts: dict[str, Any] = {
+            "trial": number,
+            "design": experiment.traffic.design,
+            "control": experiment.control.name,
+            "arms": [
+                {"name": arm.name, "replicas": list(arm.replica_names), "config": arm.config.to_dict()}
+                for arm in experiment.arms
+            ],
+            "start_ns": None,
+            "duration_s": experiment.traffic.duration_s,
+            "block_s": experiment.gates.block_s,
+            "open_loop": experiment.traffic.open_loop,
+            "max_concurrency": experiment.traffic.max_concurrency or None,
+            "complete": False,
+            "deaths": [],
+            "weights": {arm.name: arm.weight for arm in experiment.arms},
+            "ready": {},
+            "startup": {},
+            "planned": schedule.planned,
+            "dropped": dict(schedule.dropped),
+        }
+
+    def run(self) -> None:
+        """The trial's traffic was sent and recorded."""
+        status, experiment = self._status, self._experiment
+        self._logs.mkdir(parents=True)
+        status.load = Load()
+        status.planned = _copies(self._schedule)
+        status.replicas = {name: ReplicaState() for arm in experiment.arms for name in arm.replica_names}
+        self._schedule.write(self._folder / "schedule.arrow")
+        self._write_facts()
+        self._collector = Collector(self._folder, trial=self._number, status=status)
+        self._start_arms()
+        self._compare_arms()
+        targets = self._start_splitter()
+        self._send_traffic(targets)
+        self._facts["complete"] = True
+        self._write_facts()
+
+    # --- Arms -------------------------------------------------------------------------------------------------------
+
+    def _start_arms(self) -> None:
+        """Every replica is warm. They start in an order drawn from the seed, so that no arm always goes first."""
+        self._status.phase = "starting arms"
+        every = [(arm, name) for arm in self._experiment.arms for name in arm.replica_names]
+        rng = np.random.default_rng([self._experiment.seed, self._number])
+        waiting = [every[index] for index in rng.permutation(len(every))]
+        while waiting or not all(replica.ready for replica in self._replicas.values()):
+            self._check()
+            starting = sum(not replica.ready for replica in self._replicas.values())
+            while waiting and starting < self._experiment.trials.starting_at_once:
+                self._launch(*waiting.pop(0))
+                starting += 1
+            for replica in self._replicas.values():
+                self._advance(replica)
+            time.sleep(_POLL_S)
+        self._facts["ready"] = {
+            arm.name: max(self._ready_ns(name) for name in arm.replica_names) for arm in self._experiment.arms
+        }
+        self._write_facts()
+
+    def _launch(self, arm: ExperimentArm, name: str) -> None:
+        config_path = self._folder / f"{name}.json"
+        _write_json(config_path, arm.config.to_dict())
+        fresh = self._experiment.trials.compile_cache == "fresh"
+        cache = self._cache / name if fresh else self._shared_cache
+        cache.mkdir(parents=True, exist_ok=True)
+        command = [*self._arm_command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
+        command += ["--cache-dir", str(cache.resolve())]
+        environment = child_environment()
+        threads = arm.config.engine.threads
+        if threads and not arm.config.model.device.startswith("cuda"):
+            # Before torch is imported: a thread pool is sized once.
+            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self._status.replicas[name].stage = "starting"
+        self._replicas[name] = _Replica(
+            arm=arm,
+            name=name,
+            child=Child(name, command, log_path=self._logs / f"{name}.log", environment=environment),
+            deadline=time.monotonic() + self._experiment.trials.ready_timeout_s,
+        )
+
+    def _advance(self, replica: _Replica) -> None:
+        """The replica is one step further towards ready, if it can be. Never waits long."""
+        code = replica.child.poll()
+        if code is not None:
+            raise RunError(
+                f'arm "{replica.arm.name}": {replica.name} ended with {describe_exit(code)} during start-up: '
+                f"{replica.child.log_tail()}: see {replica.child.log_path}"
+            )
+        assert self._collector is not None
+        failure = self._collector.failed_stage.get(replica.name)
+        if failure is not None:
+            raise RunError(f'arm "{replica.arm.name}": {replica.name} failed: {failure}: see {replica.child.log_path}')
+        if replica.ready:
+            return
+        if time.monotonic() > replica.deadline:
+            limit = self._experiment.trials.ready_timeout_s
+            raise RunError(
+                f'arm "{replica.arm.name}": {replica.name} was not ready after {limit:g} s (it was at: '
+                f"{self._status.replicas[replica.name].text()}): raise trials.ready_timeout_s, "
+                f"or see {replica.child.log_path}: {replica.child.log_tail(2)}"
+            )
+        if not replica.target:
+            self._find_port(replica)
+        elif self._is_serving(replica):
+            replica.ready = True
+            self._collector.serving_ns.setdefault(replica.name, now_ns())
+            self._status.replicas[replica.name].stage = "ready"
+
+    def _find_port(self, replica: _Replica) -> None:
+        line = replica.child.line(0.05)
+        if line is None:
+            return
+        try:
+            port = int(json.loads(line)["port"])
+        except (ValueError, KeyError, TypeError):
+            return  # something else was printed; it is in the log
+        replica.target = f"127.0.0.1:{port}"
+        replica.channel = grpc.insecure_channel(replica.target, options=CHANNEL_OPTIONS)
+        assert self._collector is not None
+        self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target)
+
+    def _is_serving(self, replica: _Replica) -> bool:
+        assert replica.channel is not None
+        stub = health_pb2_grpc.HealthStub(replica.channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE), timeout=2.0)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _ready_ns(self, replica: str) -> int:
+        assert self._collector is not None
+        return self._collector.serving_ns[replica]
+
+    def _compare_arms(self) -> None:
+        """All arms run the same thing by their own account. Otherwise ConfigError."""
+        assert self._collector is not None
+        for replica in self._replicas.values():
+            replica.snapshot = self._collector.snapshot(replica.name)
+            if replica.snapshot is None:
+                raise RunError(f"{replica.name} does not tell what it runs: see {replica.child.log_path}")
+        self._facts["startup"] = {
+            arm.name: _startup([self._snapshot(name) for name in arm.replica_names]) for arm in self._experiment.arms
+        }
+        self._write_facts()
+        if self._experiment.compare_models:
+            return
+        control = self._snapshot(self._experiment.control.replica_names[0])
+        for replica in self._replicas.values():
+            mine = self._snapshot(replica.name)
+            for what, value, expected in (
+                ("dtype", mine.dtype, control.dtype),
+                ("attention", _attention(mine), _attention(control)),
+                ("vocabulary", mine.vocab_size, control.vocab_size),
+                ("device", mine.device, control.device),
+            ):
+                alike = same_kind_of_device(str(value), str(expected)) if what == "device" else value == expected
+                if not alike:
+                    raise ConfigError(
+                        f"{replica.name} runs with {what} {value} but the control with {expected}: not comparable; "
+                        "make them equal, or set compare_models = true at the top if that is the question"
+                    )
+
+    def _snapshot(self, replica: str) -> telemetry_pb2.SnapshotResponse:
+        snapshot = self._replicas[replica].snapshot
+        assert snapshot is not None
+        return snapshot
+
+    # --- Splitter ---------------------------------------------------------------------------------------------------
+
+    def _start_splitter(self) -> dict[str, str]:
+        """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct."""
+        experiment = self._experiment
+        backends = {
+            arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in experiment.arms
+        }
+        if experiment.traffic.direct:
+            return {name: addresses[0] for name, addresses in backends.items()}
+        self._status.phase = "starting the splitter"
+        settings = experiment.splitter
+        config = SplitterConfig(
+            arms=tuple(
+                ArmTarget(name=arm.name, backends=backends[arm.name], weight=arm.weight) for arm in experiment.arms
+            ),
+            port=settings.port,
+            admin_port=settings.admin_port,
+            workers=settings.workers,
+            stickiness=settings.stickiness,
+            access_log=str((self._logs / "access.log").resolve()) if settings.access_log else "",
+        )
+        self._envoy = Envoy.start(config, log_path=self._logs / "envoy.log", work_dir=self._folder)
+        deadline = time.monotonic() + _ENVOY_READY_S
+        while True:
+            self._check()
+            try:
+                self._envoy.wait_ready(0.5, every_replica=True)
+                return {"*": self._envoy.target}
+            except SplitterError:
+                if self._envoy.poll() is not None or time.monotonic() > deadline:
+                    raise
+
+    # --- Traffic ----------------------------------------------------------------------------------------------------
+
+    def _send_traffic(self, targets: dict[str, str]) -> None:
+        self._status.phase = "starting the load"
+        traffic = self._experiment.traffic
+        drain_s = traffic.timeout_s + 5.0
+        config_path = self._folder / "generator.json"
+        vocab_size = min(replica.snapshot.vocab_size for replica in self._replicas.values() if replica.snapshot)
+        _write_json(
+            config_path,
+            {
+                "trial": self._number,
+                "arms": [arm.name for arm in self._experiment.arms],
+                "targets": targets,
+                "timeout_s": traffic.timeout_s,
+                "vocab_size": vocab_size,
+                "ignore_eos": traffic.ignore_eos,
+                "max_concurrency": traffic.max_concurrency or None,
+                "drain_s": drain_s,
+                "seed": self._experiment.seed,
+            },
+        )
+        self._locust = Child(
+            "locust",
+            locust_command(
+                schedule=self._folder / "schedule.arrow",
+                trial_config=config_path,
+                records=self._folder,
+                workers=traffic.workers,
+            ),
+            log_path=self._logs / "locust.log",
+            environment=child_environment(),
+            folder=self._logs,
+        )
+        self._in_traffic = True
+        deadline = time.monotonic() + _LOCUST_START_S + traffic.duration_s + drain_s
+        while (code := self._locust.poll()) is None:
+            self._watch(traffic.duration_s)
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"the load did not end within {_LOCUST_START_S + traffic.duration_s + drain_s:g} s: "
+                    f"{self._locust.log_tail(2)}: see {self._locust.log_path}"
+                )
+            time.sleep(_POLL_S)
+        self._in_traffic = False
+        self._read_load()
+        if code != 0:
+            raise RunError(
+                f"the load generator ended with {describe_exit(code)}: {self._locust.log_tail(3)}: "
+                f"see {self._locust.log_path}"
+            )
+
+    def _watch(self, duration_s: float) -> None:
+        """Deaths of arms are recorded and the run goes on; whatever else dies ends it."""
+        self._check()
+        assert self._collector is not None
+        self._read_load()
+        load = self._status.load
+        if load.arms:
+            late = load.t_s > duration_s
+            self._status.phase = "waiting for the last answers" if late else "traffic"
+            self._status.detail = "" if late else f"{max(0.0, load.t_s):.0f} of {duration_s:g} s"
+        for replica in self._replicas.values():
+            code = replica.child.poll()
+            if code is not None and not replica.dead:
+                self._record_death(replica, code)
+        if all(replica.dead for replica in self._replicas.values()):
+            raise RunError(f"every arm died: see {self._logs}")
+        if self._envoy is not None and self._envoy.poll() is not None:
+            raise RunError(f"Envoy ended with {describe_exit(self._envoy.poll() or 0)}: see {self._envoy.log_path}")
+        if self._collector.failure is not None:
+            raise RunError(self._collector.failure)
+
+    def _record_death(self, replica: _Replica, code: int) -> None:
+        replica.dead = True
+        self._status.replicas[replica.name].stage = "dead"
+        self._facts["deaths"].append(
+            {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
+        )
+        self._write_facts()
+        self._status.note(
+            f"{replica.name} died ({describe_exit(code)}): {replica.child.log_tail(1)}: see {replica.child.log_path}"
+        )
+
+    def _read_load(self) -> None:
+        self._status.load = read_load(self._folder)
+        if self._facts["start_ns"] is None and self._status.load.finished:
+            # The instant that all load processes agreed on; before the first answer the file may hold another.
+            starts = [start for path in self._folder.glob("generator-[0-9]*.json") if (start := _start_ns(path))]
+            self._facts["start_ns"] = max(starts, default=None)
+            self._write_facts()
+
+    # --- The end ----------------------------------------------------------------------------------------------------
+
+    def close(self, *, hurry: bool) -> None:
+        """Every process of the trial is gone and its records are complete. `hurry`: nobody waits for answers."""
+        self._status.phase, self._status.detail = "stopping", ""
+        if self._locust is not None:
+            self._locust.stop(_LOCUST_GRACE_S)
+            with suppress(OSError):
+                self._read_load()
+        if self._collector is not None:
+            if self._locust is not None:
+                self._collector.settle(timeout_s=1.0 if hurry else 5.0)
+                self._final_snapshots()
+            self._collector.stop()
+        if self._envoy is not None:
+            self._envoy.stop(grace_s=0.0 if hurry else 5.0)
+        self._stop_arms()
+        shutil.rmtree(self._cache, ignore_errors=True)
+        with suppress(OSError):
+            self._write_facts()
+
+    def _stop_arms(self) -> None:
+        for replica in self._replicas.values():
+            if replica.channel is not None:
+                replica.channel.close()
+            replica.child.ask_to_stop()
+        # The load is gone, so there is little to drain; all share one grace time.
+        deadline = time.monotonic() + _ARM_GRACE_S
+        for replica in self._replicas.values():
+            replica.child.stop(max(0.0, deadline - time.monotonic()))
+
+    def _final_snapshots(self) -> None:
+        assert self._collector is not None
+        final = {}
+        for replica in self._replicas.values():
+            if replica.ready and not replica.dead and replica.child.poll() is None:
+                answer = self._collector.snapshot(replica.name, timeout_s=2.0)
+                if answer is not None:
+                    final[replica.name] = {
+                        "counters": dict(answer.counters),
+                        "memory_bytes": dict(answer.memory_bytes),
+                    }
+        self._facts["final"] = final
+
+    def kill(self) -> None:
+        """Every process of the trial is gone at once, records as they are."""
+        for child in (self._locust, *(replica.child for replica in self._replicas.values())):
+            if child is not None:
+                child.kill_now()
+        if self._envoy is not None and self._envoy.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._envoy.pid, 9)
+
+    def _write_facts(self) -> None:
+        _write_json(self._folder / "trial.json", self._facts)
+
+
+def locust_command(*, schedule: Path, trial_config: Path, records: Path, workers: int) -> list[str]:
+    """The command that replays a schedule with `workers` load processes and ends by itself."""
+    command = [*LOCUST_COMMAND, "-f", str(LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
+    command += ["-u", str(workers), "-r", str(workers)]
+    if workers > 1:
+        # Locust's usual port may be taken by another run.
+        port = str(_free_port())
+        command += ["--processes", str(workers), "--master-port", port, "--master-bind-port", port]
+    command += ["--schedule", str(schedule.resolve()), "--trial-config", str(trial_config.resolve())]
+    command += ["--records", str(records.resolve())]
+    return command
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment with the shared clock, and without settings of Locust that were meant for others."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    return {**kept, **anchored_environment()}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _copies(schedule: Schedule) -> int:
+    """Requests as they are sent: a mirrored one counts for each arm."""
+    return sum(schedule.planned.values())
+
+
+def _startup(snapshots: list[telemetry_pb2.SnapshotResponse]) -> dict[str, Any]:
+    """What an arm's start cost; the slowest replica for times, the sum for memory."""
+    items: dict[str, int] = {}
+    memory: dict[str, int] = {}
+    for snapshot in snapshots:
+        for key, value in snapshot.startup_ns.items():
+            items[key] = max(items.get(key, 0), value)
+        for key, value in snapshot.memory_bytes.items():
+            memory[key] = memory.get(key, 0) + value
+    first = snapshots[0]
+    return {
+        "items_ns": items,
+        "memory_bytes": memory,
+        "versions": dict(first.versions),
+        "device": first.device,
+        "dtype": first.dtype,
+    }
+
+
+def _attention(snapshot: telemetry_pb2.SnapshotResponse) -> str:
+    return str(json.loads(snapshot.config_json)["model"]["attention"])
+
+
+def _start_ns(path: Path) -> int:
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8")).get("start_ns") or 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def _new_run_dir(out: Path, name: str) -> Path:
+    """A new directory `<time>-<name>` under `out`."""
+    stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+    for attempt in range(1, 1000):
+        suffix = "" if attempt == 1 else f"-{attempt}"
+        path = out / f"{stamp}-{name}{suffix}"
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise RunError(f'"{out}" has too many runs of {stamp}: give another --out')
+
+
+def _write_json(path: Path, content: object) -> None:
+    """`path` holds `content`; a reader sees the old content or the new, never a part."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,147 @@
+"""Child processes of a run: each in a session of its own, logged to a file, and never outliving its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+# The kernel sends the death signal when the parent is gone, even by kill -9. It is set by a tiny launcher that then
+# becomes the real program: Popen's preexec_fn is not safe in a process with gRPC threads.
+_LAUNCHER = """\
+import os, sys
+parent, number = int(sys.argv[1]), int(sys.argv[2])
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, number)
+    if os.getppid() != parent:
+        sys.exit(1)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Child:
+    """One started process, the leader of its own process group, with its output in `log_path`.
+
+    `environment` is the whole environment, this process's by default. Start it from the main thread: the kernel ties
+    the death signal to the thread that forked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        death_signal: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal))]
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*launcher, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=None if environment is None else dict(environment),
+                cwd=folder,
+                start_new_session=True,  # the terminal's Ctrl-C reaches the orchestrator alone, which stops in order
+            )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process.stdout,), name=f"{name}-stdout", daemon=True
+        )
+        self._reader.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with self.log_path.open("ab") as log:
+            for line in stream:
+                if not line.startswith(b"{"):  # what is meant for programs would only puzzle a reader of the log
+                    log.write(line)
+                    log.flush()
+                self._lines.put(line.decode(errors="replace").rstrip("\n"))
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of the process group."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal), or None while the process runs."""
+        return self._process.poll()
+
+    def line(self, timeout_s: float) -> str | None:
+        """The next line that the process printed on stdout, or None when none came in time."""
+        try:
+            return self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code once the process ended, or None when it still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def ask_to_stop(self) -> None:
+        """The process was sent SIGTERM, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def stop(self, grace_s: float) -> int:
+        """The process and its whole group are gone: SIGTERM to the leader, SIGKILL to the group after `grace_s`."""
+        self.ask_to_stop()
+        self.wait(grace_s)
+        return self.kill()
+
+    def kill_now(self) -> None:
+        """The process and its whole group were sent SIGKILL. Safe in a signal handler."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def kill(self) -> int:
+        """The process and its whole group are gone at once; returns the exit code."""
+        self.kill_now()
+        code = self._process.wait()
+        self._reader.join(timeout=1.0)
+        return code
+
+    def log_tail(self, lines: int = 5) -> str:
+        """The last non-empty lines of the log on one line, or a note that it is empty."""
+        return log_tail(self.log_path, lines)
+
+
+def log_tail(path: Path, lines: int = 5) -> str:
+    """The last `lines` non-empty lines of a log file, joined with " | "; says so when there are none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - 16_384))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return "no log"
+    kept = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(kept[-lines:]) or "its log is empty"
+
+
+def describe_exit(code: int) -> str:
+    """ "exit code 1", or "SIGKILL" for a process that a signal ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

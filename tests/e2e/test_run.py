@@ -1,0 +1,188 @@
+"""The main job from the outside: real Envoy, real Locust, real analysis; arms are paced fakes, or the real engine."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import REQUESTS, STEPS, read_table
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+SCRIPT = Path(sys.executable).with_name("tailgate")
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from loadtests.cli import main; "
+        f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
+    )
+    return run([sys.executable, "-c", code], folder)
+
+
+def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    start = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loadtests.cli"]
+    return run([*start, *arguments], folder)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
+def requests(run_dir: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for path in sorted(run_dir.glob("trial-*/requests*.arrow")):
+        rows += read_table(path, REQUESTS)[0].to_pylist()
+    return rows
+
+
+def test_run_ends_with_a_verdict_a_report_and_a_complete_run_directory(tmp_path: Path) -> None:
+    settings = ["--set", "traffic.duration_s=15", "--set", "traffic.block_s=3", "--set", "trials.starting_at_once=3"]
+    done = with_fake_arms(["run", "demo", *settings, "--seed", "7", "--out", "out"], tmp_path)
+    line = last_line(done)
+    assert (done.returncode, line["exit_code"], line["verdict"]) == (99, 99, "FAIL"), done.stderr
+    assert line["complete"] is True
+    assert line["arms"] == {"compiled-padded": "INCONCLUSIVE", "compiled-naive": "FAIL"}
+    assert line["needed_s"] > 15
+
+    run_dir = tmp_path / line["run_dir"]
+    assert run_dir.parent == tmp_path / "out"
+    assert tmp_path / line["report"] == run_dir / "report.html"
+    resolved = tomllib.loads((run_dir / "experiment.toml").read_text())
+    assert (resolved["seed"], resolved["traffic"]["duration_s"]) == (7, 15.0)
+    assert json.loads((run_dir / "environment.json").read_text())["versions"]["locust"]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["overall"] == "FAIL"
+    assert [arm["name"] for arm in summary["arms"]] == ["eager", "compiled-padded", "compiled-naive"]
+    naive = summary["arms"][2]["compile"]
+    assert naive["recompiles"] > 0
+    assert naive["longest_stall_s"] == pytest.approx(0.4, abs=0.3)
+    assert {event["arm"] for event in summary["events"]} == {"compiled-naive"}
+    assert all("size mismatch" in event["reason"] for event in summary["events"])
+    ET.parse(run_dir / "junit.xml")
+    assert "compiled-naive" in (run_dir / "report.md").read_text()
+    assert "<html" in (run_dir / "report.html").read_text()
+    logs = {path.name for path in (run_dir / "trial-01" / "logs").iterdir()}
+    assert {"eager-0.log", "compiled-padded-0.log", "compiled-naive-0.log", "envoy.log", "locust.log"} <= logs
+
+    rows = requests(run_dir)
+    assert {row["status"] for row in rows} == {"OK"}
+    assert len(rows) == sum(json.loads((run_dir / "trial-01" / "trial.json").read_text())["planned"].values())
+    # people see where it stands, on stderr; stdout is the verdict, the report and the line for programs
+    for expected in ("starting arms", "requests", "ttft p50", "judging"):
+        assert expected in done.stderr
+    assert "compiled-naive" in done.stdout
+    assert f"report: {line['report']}" in done.stdout
+
+    again = console_script(["analyze", str(run_dir), "--json"], tmp_path)
+    assert again.returncode == 99
+    assert last_line(again) == summary
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "azure.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            + "".join(f"2023-11-16 18:15:4{second}.5000000,{300 + second},44\n" for second in range(6)),
+        ),
+        (
+            "mooncake.jsonl",
+            "".join(
+                json.dumps({"timestamp": 1000 * second, "input_length": 300, "output_length": 44, "hash_ids": [0]})
+                + "\n"
+                for second in range(6)
+            ),
+        ),
+    ],
+)
+def test_a_trace_is_replayed_row_by_row(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    settings = ["--set", "traffic.duration_s=4", "--set", "traffic.block_s=1", "--set", "trials.starting_at_once=3"]
+    done = with_fake_arms(["run", "demo", "--trace", name, *settings], tmp_path)
+    run_dir = tmp_path / last_line(done)["run_dir"]
+    rows = [row for row in requests(run_dir) if row["arm"] == "eager"]
+    assert len(rows) == 4, done.stderr
+    assert {row["prompt_tokens"] for row in rows} <= {30, 31}  # 300 tokens and more, at length_scale 0.1
+    gaps = sorted(row["scheduled_ns"] for row in rows)
+    assert [round((later - gaps[0]) / 1e9) for later in gaps] == [0, 1, 2, 3]
+
+
+def test_an_arm_that_dies_in_mid_run_is_never_a_pass(tmp_path: Path) -> None:
+    settings = ["--set", "traffic.duration_s=6", "--set", "traffic.block_s=1", "--set", "trials.starting_at_once=3"]
+    done = with_fake_arms(["run", "demo", *settings], tmp_path, "--die", "compiled-padded-0=4")
+    line = last_line(done)
+    assert line["complete"] is True
+    assert line["arms"]["compiled-padded"] in ("FAIL", "INCONCLUSIVE")
+    assert done.returncode in (3, 99)
+    statuses = {row["arm"]: set() for row in requests(tmp_path / line["run_dir"]) if row["arm"]}  # type: ignore[var-annotated]
+    for row in requests(tmp_path / line["run_dir"]):
+        if row["arm"]:
+            statuses[row["arm"]].add(row["status"])
+    assert statuses["eager"] == {"OK"}
+    assert statuses["compiled-padded"] > {"OK"}
+    assert "compiled-padded-0 died" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_real_engine_answers_every_request_and_short_data_stay_undecided(tmp_path: Path) -> None:
+    (tmp_path / "padding.toml").write_text(
+        """
+        name = "padding"
+        seed = 11
+        [model]
+        id = "random:tiny"
+        device = "cpu"
+        dtype = "float32"
+        [engine]
+        threads = 1
+        max_prompt_tokens = 96
+        max_new_tokens = 24
+        [[arms]]
+        preset = "eager"
+        control = true
+        [[arms]]
+        preset = "eager-padded"
+        [traffic]
+        duration_s = 20
+        rate = 2
+        length_scale = 0.05
+        block_s = 5
+        """
+    )
+    done = console_script(["run", "padding.toml"], tmp_path)
+    line = last_line(done)
+    assert (done.returncode, line["verdict"]) == (3, "INCONCLUSIVE"), done.stderr + done.stdout
+    assert line["needed_s"] > 20
+    run_dir = tmp_path / line["run_dir"]
+    rows = requests(run_dir)
+    assert len(rows) > 40
+    for row in rows:
+        assert (row["status"], row["output_tokens"], len(row["token_ns"])) == (
+            "OK",
+            row["max_tokens"],
+            row["max_tokens"],
+        )
+        # the server's clock is the client's
+        assert row["sent_ns"] <= row["server_recv_ns"] <= row["first_token_ns"] <= row["end_ns"]
+        assert row["compile_stall_ns"] == 0
+    steps = read_table(run_dir / "trial-01" / "steps.arrow", STEPS)[0].to_pylist()
+    assert {step["arm"] for step in steps} == {"eager", "eager-padded"}
+    padded = [step for step in steps if step["arm"] == "eager-padded" and step["kind"] == "prefill"]
+    assert {step["padded_tokens"] for step in padded} == {96}
+    assert not any(step["compiled"] for step in steps)

@@ -1,0 +1,271 @@
+import json
+import os
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, read_table
+from loadtests.experiment import Experiment, from_table, to_toml
+from loadtests.orchestrator import Orchestrator, RunOutcome, child_environment
+from loadtests.processes import Child, describe_exit, log_tail
+from loadtests.progress import Status
+from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from servers.config import ConfigError
+
+FAKE_ARM = Path(__file__).resolve().parents[1] / "fakes" / "arm.py"
+
+
+def experiment(**tables: dict[str, Any]) -> Experiment:
+    table: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "model": {"device": "cpu", "dtype": "float32"},
+        "engine": {"max_prompt_tokens": 128, "max_new_tokens": 16},
+        "arms": [
+            {"name": "eager", "preset": "eager", "control": True},
+            {"name": "naive", "preset": "compiled-naive"},
+        ],
+        "traffic": {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
+        "trials": {"starting_at_once": 2},
+    }
+    for key, value in tables.items():
+        table[key] = {**table.get(key, {}), **value}
+    return from_table(table)
+
+
+def run(what: Experiment, out: Path, *flags: str) -> tuple[RunOutcome, Status]:
+    status = Status()
+    command = [sys.executable, str(FAKE_ARM), *flags]
+    return Orchestrator(what, out=out, status=status, arm_command=command).run(), status
+
+
+def trial_facts(outcome: RunOutcome, number: int = 1) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((outcome.run_dir / f"trial-{number:02d}" / "trial.json").read_text())
+    return facts
+
+
+def requests(outcome: RunOutcome, number: int = 1) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for path in sorted((outcome.run_dir / f"trial-{number:02d}").glob("requests*.arrow")):
+        rows += read_table(path, REQUESTS)[0].to_pylist()
+    return rows
+
+
+def children_of_this_process() -> set[str]:
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if parent == str(os.getpid()):
+            found.add(folder.name)
+    return found
+
+
+def is_gone(pid: str, within_s: float = 10.0) -> bool:
+    """Whether the process ended in time; a zombie that only waits to be reaped by init has."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_mirrored_trials_record_both_arms_and_leave_no_process(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    what = experiment(trials={"count": 2, "starting_at_once": 2})
+    outcome, status = run(what, tmp_path)
+    assert outcome == RunOutcome(run_dir=outcome.run_dir, complete=True)
+    assert children_of_this_process() <= before
+
+    assert from_table(tomllib.loads((outcome.run_dir / "experiment.toml").read_text())) == what
+    environment = json.loads((outcome.run_dir / "environment.json").read_text())
+    assert environment["clock"]["anchor_ns"] == ANCHOR_NS
+    assert {"python", "versions", "cpu", "gpus"} <= set(environment)
+
+    for number in (1, 2):
+        facts = trial_facts(outcome, number)
+        rows = requests(outcome, number)
+        assert facts["complete"]
+        assert facts["deaths"] == []
+        assert facts["planned"]["eager"] == facts["planned"]["naive"] > 0
+        assert len(rows) == 2 * facts["planned"]["eager"]
+        assert {row["status"] for row in rows} == {"OK"}
+        assert min(row["scheduled_ns"] for row in rows) >= facts["start_ns"] > facts["ready"]["eager"]
+        pairs = [(row["pair_id"], row["arm"]) for row in rows]
+        assert len(set(pairs)) == len(pairs)
+        folder = outcome.run_dir / f"trial-{number:02d}"
+        events = read_table(folder / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
+        stalls = [event for event in events if event["phase"] == "serving"]
+        assert stalls
+        assert {event["arm"] for event in stalls} == {"naive"}
+        assert {name for event in stalls for name in event["request_ids"]} <= {row["request_id"] for row in rows}
+        steps = read_table(folder / "steps.arrow", STEPS)[0]
+        assert steps.num_rows == len(rows)
+        assert not (folder / "compile-cache").exists()
+    # another trial is other traffic
+    assert [row["prompt_tokens"] for row in requests(outcome, 1)] != [
+        row["prompt_tokens"] for row in requests(outcome, 2)
+    ]
+    assert status.load.finished == len(requests(outcome, 2))
+
+
+def test_split_by_weight_over_replicas_and_load_processes(tmp_path: Path) -> None:
+    what = experiment(traffic={"design": "split", "workers": 2, "rate": 30})
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True, "weight": 3, "replicas": 2},
+        {"name": "naive", "preset": "compiled-naive", "weight": 1},
+    ]
+    table = tomllib.loads(to_toml(what)) | {"arms": arms}
+    outcome, _ = run(from_table(table), tmp_path)
+    assert outcome.complete, outcome.error
+    rows = requests(outcome)
+    assert len(rows) == trial_facts(outcome)["planned"]["*"]
+    assert len(list((outcome.run_dir / "trial-01").glob("requests-*.arrow"))) == 2
+    assert {row["replica"] for row in rows} == {"eager-0", "eager-1", "naive-0"}
+    share = sum(row["arm"] == "eager" for row in rows) / len(rows)
+    assert 0.5 < share < 0.95
+
+
+def test_direct_traffic_needs_no_splitter(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(traffic={"direct": True, "duration_s": 2}), tmp_path)
+    assert outcome.complete, outcome.error
+    assert {row["arm"] for row in requests(outcome)} == {"eager", "naive"}
+    assert not (outcome.run_dir / "trial-01" / "envoy.json").exists()
+
+
+def test_an_arm_that_dies_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    outcome, status = run(experiment(), tmp_path, "--die", "naive-0=3")
+    assert outcome.complete, outcome.error
+    (death,) = trial_facts(outcome)["deaths"]
+    assert (death["arm"], death["replica"], death["exit_code"]) == ("naive", "naive-0", 9)
+    rows = requests(outcome)
+    assert {row["status"] for row in rows if row["arm"] == "eager"} == {"OK"}
+    failed = [row for row in rows if row["status"] != "OK"]
+    assert failed
+    assert all(row["arm"] in ("naive", None) for row in failed)
+    assert max(row["scheduled_ns"] for row in rows if row["arm"] == "eager") > death["at_ns"]
+    assert "the device fell off the bus" in status.notes[0]
+
+
+def test_a_run_whose_arms_all_died_is_broken(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(traffic={"duration_s": 60}), tmp_path, "--die", "naive-0=2", "--die", "eager-0=2")
+    assert not outcome.complete
+    assert outcome.error is not None
+    assert "every arm died" in outcome.error
+    assert requests(outcome)
+    assert not trial_facts(outcome)["complete"]
+
+
+def test_an_arm_that_cannot_start_breaks_the_run_with_its_own_words(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    outcome, _ = run(experiment(), tmp_path, "--fail-start", "naive-0")
+    assert outcome.error is not None
+    assert 'arm "naive": naive-0 ended with exit code 3' in outcome.error
+    assert "the weights are missing" in outcome.error
+    assert "\n" not in outcome.error
+    assert children_of_this_process() <= before
+
+
+def test_an_arm_that_never_gets_ready_breaks_the_run(tmp_path: Path) -> None:
+    what = experiment(trials={"ready_timeout_s": 2})
+    outcome, _ = run(what, tmp_path, "--never-ready", "naive-0")
+    assert outcome.error is not None
+    assert "naive-0 was not ready after 2 s (it was at: warm-up 3/3" in outcome.error
+    assert "raise trials.ready_timeout_s" in outcome.error
+
+
+def test_arms_that_report_different_dtypes_are_not_compared(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(), tmp_path, "--dtype", "naive-0=float16")
+    assert outcome.error is not None
+    assert "naive-0 runs with dtype float16 but the control with float32: not comparable" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"model": {"device": "tpu"}}, 'model.device is "tpu": use auto, cpu, cuda or cuda:N'),
+        ({"model": {"device": "cpu", "id": "./no-such-model"}}, 'model.id "./no-such-model" does not exist'),
+        ({"traffic": {"rate": 0.001, "duration_s": 1}}, "would send no request"),
+        ({"traffic": {"rate": 0, "arrivals": "trace", "trace": "/no/such.csv"}}, "/no/such.csv"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    tables: dict[str, dict[str, Any]], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(experiment(**tables), tmp_path / "runs")
+    assert expected in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_compiler_is_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match='the C\\+\\+ compiler "no-such-compiler" is missing'):
+        run(experiment(), tmp_path / "runs")
+
+
+def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCUST_USERS", "7")
+    environment = child_environment()
+    assert environment[ANCHOR_VARIABLE] == str(ANCHOR_NS)
+    assert "LOCUST_USERS" not in environment
+
+
+def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
+    # the leader ends at once on SIGTERM; what it started ignores the signal
+    script = (
+        "import subprocess, sys, time\n"
+        "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+        "code += 'print(1, flush=True); time.sleep(60)'\n"
+        "inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
+        "inner.stdout.readline()\n"
+        "print(inner.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log")
+    line = child.line(20.0)
+    assert line is not None
+    assert describe_exit(child.stop(5.0)) == "SIGTERM"
+    assert is_gone(line)
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from loadtests.processes import Child\n"
+        f"child = Child('x', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'],"
+        f" log_path=pathlib.Path({str(tmp_path / 'x.log')!r}))\n"
+        "child.line(20)\n"
+        "print(child.pid, flush=True)\n"
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    parent = Child(
+        "parent",
+        [sys.executable, "-c", script],
+        log_path=tmp_path / "parent.log",
+        environment={**os.environ, "PYTHONPATH": root},
+    )
+    line = parent.line(20.0)
+    assert line is not None, log_tail(tmp_path / "parent.log")
+    assert parent.wait(10.0) == -9
+    assert is_gone(line)
+
+
+def test_a_log_without_lines_says_so(tmp_path: Path) -> None:
+    assert log_tail(tmp_path / "none.log") == "no log"
+    (tmp_path / "empty.log").write_text("\n\n")
+    assert log_tail(tmp_path / "empty.log") == "its log is empty"
+    (tmp_path / "full.log").write_text("a\nb\n\nc\n")
+    assert log_tail(tmp_path / "full.log", 2) == "b | c"
