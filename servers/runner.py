@@ -120,6 +120,9 @@ class ModelRunner:
         started_ns = now_ns()
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
+        # cuDNN's attention builds a plan for every size it has not met, 40 ms and more each time. Exact shapes are new
+        # at almost every step, so an eager control would pay for compiles of its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         engine = self.arm.engine
         self.model = load_model(self.arm.model)
         text_config = self.model.config.get_text_config()
