@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-gpu check format proto bench clean
 
+# FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
-	$(BIN)/tailgate run demo
+	@$(BIN)/tailgate run demo || [ $$? -eq 99 ]
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeVar
 
+from servers.presets import RANDOM_PRESETS
+
 T = TypeVar("T")
 
 
@@ -44,6 +46,8 @@ class ModelConfig:
         _choice("model.dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         if not self.id:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
+        if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
+            raise ConfigError(f'model.id "{self.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,73 +9,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from servers.config import ConfigError, ModelConfig
-from servers.tokenizer import BOS_ID, BYTE_OFFSET, EOS_ID, PAD_ID
-
-# Shapes as published in each model's config.json; weights are random, so they say nothing but how fast it runs.
-RANDOM_PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "model_type": "llama",
-        "vocab_size": BYTE_OFFSET + 256,
-        "hidden_size": 64,
-        "intermediate_size": 176,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        # Wide enough that greedy decoding wanders instead of repeating one token, so that a comparison can fail.
-        "initializer_range": 0.3,
-    },
-    "llama-3.2-1b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 500000.0,
-            "factor": 32.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "tie_word_embeddings": True,
-    },
-    "llama-3-8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        "tie_word_embeddings": False,
-    },
-    "qwen3-0.6b": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-        "tie_word_embeddings": True,
-    },
-}
+from servers.presets import RANDOM_PRESETS
+from servers.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 
 def resolve_device(name: str) -> torch.device:
@@ -106,11 +41,9 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
             return found
         except (OSError, ValueError) as error:
             raise ConfigError(f'model.id "{model.id}" cannot be loaded: {str(error).splitlines()[0]}') from None
-    name = model.id.removeprefix("random:")
-    if name not in RANDOM_PRESETS:
-        raise ConfigError(f'model.id "{model.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
+    shape = RANDOM_PRESETS[model.id.removeprefix("random:")]
     tokens = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
-    return AutoConfig.for_model(**{**RANDOM_PRESETS[name], **tokens})
+    return AutoConfig.for_model(**{**shape, **tokens})
 
 
 def load_model(model: ModelConfig) -> nn.Module:

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from servers.config import ConfigError
+
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 BYTE_OFFSET = 3
 
@@ -51,7 +53,11 @@ class ModelTokenizer:
     def __init__(self, model_id: str) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(model_id)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model_id)
+        except (OSError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ConfigError(f'no tokenizer can be loaded for model.id "{model_id}": {first}') from None
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text)["input_ids"]

@@ -25,6 +25,7 @@ def test_presets_differ_in_the_policy_alone() -> None:
         ({"engine": {"slots": True}}, ("engine.slots", "int")),
         ({"engine": {"prefill_batch": 9}}, ("engine.prefill_batch", "9", "8")),
         ({"model": {"id": ""}}, ("model.id",)),
+        ({"model": {"id": "random:huge"}}, ("random:huge", "llama-3.2-1b")),
         ({"shapes": {"kind": "round"}}, ("shapes.kind", "round", "buckets")),
         ({"shapes": {"kind": "buckets", "batch_ladder": [4, 2]}}, ("batch_ladder", "[4, 2]")),
         ({"shapes": {"kind": "buckets", "batch_ladder": [1, 2]}}, ("2", "engine.slots", "8")),

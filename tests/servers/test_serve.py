@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from servers.clock import now_ns
-from servers.config import ArmConfig, EngineConfig
+from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -283,15 +283,22 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
     assert replica.process.wait(timeout=30) == 1
 
 
-def test_a_model_that_cannot_load_is_told_and_exits_1(tmp_path: Path) -> None:
-    table = ArmConfig(name="wrong", engine=ENGINE).to_dict()
-    table["model"]["id"] = "random:huge"
-    replica = start(tmp_path, ArmConfig.from_dict(table))
+def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None:
+    replica = start(tmp_path, ArmConfig(name="wrong", engine=ENGINE, model=ModelConfig(attention="telepathy")))
     last = wait_warm(replica)[-1]
     assert last.stage == "failed"
-    assert "random:huge" in last.detail
-    assert "tiny" in last.detail
+    assert "telepathy" in last.detail
     assert replica.process.wait(timeout=30) == 1
+
+
+def test_a_model_without_a_tokenizer_is_a_one_line_error(tmp_path: Path) -> None:
+    arm = ArmConfig(engine=ENGINE, model=ModelConfig(id=str(tmp_path / "nowhere")))
+    (tmp_path / "arm.json").write_text(json.dumps(arm.to_dict()))
+    command = [sys.executable, "-m", "servers.serve", "--config", str(tmp_path / "arm.json")]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "nowhere" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def free_port() -> int:
