@@ -17,7 +17,7 @@ from analysis.report import reading
 from analysis.report.values import (
     at,
     count,
-    first_line,
+    first_sentence,
     label,
     milliseconds,
     quantity,
@@ -124,6 +124,6 @@ def _open(summary: Row, arm: str) -> Table | None:
             _chip(gate.get("verdict")),
             Text(label(gate.get("gate"))),
             f"{quantity(gate.get('value'), unit)} / {quantity(gate.get('limit'), unit)}",
-            Text(first_line(gate.get("reason"), 160)),
+            Text(first_sentence(gate.get("reason"), 200)),
         )
     return table if table.row_count else None

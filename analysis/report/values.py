@@ -199,6 +199,13 @@ def first_line(value: object, limit: int = 120) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
+def first_sentence(value: object, limit: int = 160) -> str:
+    """The first sentence of a text; what follows it stands in the full report."""
+    line = " ".join(text(value).split())
+    end = re.search(r"\.(?= [A-Z])", line)
+    return first_line(line[: end.end()] if end else line, limit)
+
+
 def clean(value: Any) -> Any:
     """`value` with every float that JSON cannot hold turned into null."""
     if isinstance(value, float):
