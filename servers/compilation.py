@@ -226,6 +226,6 @@ def warmup_shapes(policy: CompileConfig, shapes: ShapePolicy) -> tuple[list[Step
     `minimal` is what an unsuspecting deployment does: one short request, then open the doors.
     """
     if policy.warmup == "minimal":
-        first = shapes.prefill(1, min(5, next(iter(reversed(list(shapes.every_prefill())))).length))
+        first = shapes.prefill(1, min(5, max(shape.length for shape in shapes.every_prefill())))
         return [first], [shapes.decode(1, first.context + 1)]
     return list(shapes.every_prefill()), list(shapes.every_decode())

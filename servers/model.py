@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from servers import attention
 from servers.config import ConfigError, ModelConfig
 from servers.presets import RANDOM_PRESETS
 from servers.tokenizer import BOS_ID, EOS_ID, PAD_ID
@@ -54,14 +55,15 @@ def load_model(model: ModelConfig) -> nn.Module:
     device = resolve_device(model.device)
     dtype = resolve_dtype(model.dtype, device)
     config = model_config(model)
+    implementation = attention.register() if model.attention == "sdpa" else model.attention
     if model.id.startswith("random:"):
         torch.manual_seed(model.seed)
         with torch.device(device):
             loaded: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype, attn_implementation=model.attention
+                config, dtype=dtype, attn_implementation=implementation
             )
     else:
-        loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=model.attention)
+        loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=implementation)
     module: nn.Module = loaded.to(device).eval().requires_grad_(False)
     return module
 

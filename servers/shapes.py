@@ -44,10 +44,10 @@ class ShapePolicy(Protocol):
         """Whether `every_prefill` and `every_decode` list all the shapes that can ever run."""
 
     def every_prefill(self) -> Iterator[StepShape]:
-        """The prefill shapes to warm, smallest first."""
+        """The prefill shapes to warm, in order."""
 
     def every_decode(self) -> Iterator[StepShape]:
-        """The decode shapes to warm, smallest first."""
+        """The decode shapes to warm, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +74,15 @@ class ExactShape:
     def every_prefill(self) -> Iterator[StepShape]:
         # Two sizes that differ in every free dimension: a graph that served both has no size of its own left.
         # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
+        # Largest first: the compiler tunes a dynamic graph for the sizes of its first call.
         for length in _spread(self.max_prompt):
             yield self.prefill(min(self.max_prefill_batch, 2), length)
         if self.max_prefill_batch > 2:
-            yield self.prefill(self.max_prefill_batch, _spread(self.max_prompt)[-1])
+            yield self.prefill(self.max_prefill_batch, _spread(self.max_prompt)[0])
 
     def decode_batches(self) -> list[int]:
-        """Batch sizes that a warm-up visits: the smallest, one between, the largest."""
-        return sorted({self.min_size, min(3, self.max_batch), self.max_batch})
+        """Batch sizes that a warm-up visits: the largest, one between, the smallest."""
+        return sorted({self.min_size, min(3, self.max_batch), self.max_batch}, reverse=True)
 
     def every_decode(self) -> Iterator[StepShape]:
         contexts = _spread(self.max_context)
@@ -169,5 +170,5 @@ def _round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
 
 
 def _spread(limit: int) -> list[int]:
-    """Up to three distinct odd sizes below `limit` (or what fits), small to large."""
-    return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)})
+    """Up to three distinct odd sizes below `limit` (or what fits), large to small."""
+    return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)}, reverse=True)

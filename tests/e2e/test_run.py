@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records import REQUESTS, STEPS, read_table
+from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -114,6 +114,7 @@ def test_run_ends_with_a_verdict_a_report_and_a_complete_run_directory(tmp_path:
 def test_a_trace_is_replayed_row_by_row(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     settings = ["--set", "traffic.duration_s=4", "--set", "traffic.block_s=1", "--set", "trials.starting_at_once=3"]
+    settings += ["--set", "traffic.length_scale=0.1"]
     done = with_fake_arms(["run", "demo", "--trace", name, *settings], tmp_path)
     run_dir = tmp_path / last_line(done)["run_dir"]
     rows = [row for row in requests(run_dir) if row["arm"] == "eager"]
@@ -186,3 +187,58 @@ def test_the_real_engine_answers_every_request_and_short_data_stay_undecided(tmp
     padded = [step for step in steps if step["arm"] == "eager-padded" and step["kind"] == "prefill"]
     assert {step["padded_tokens"] for step in padded} == {96}
     assert not any(step["compiled"] for step in steps)
+
+
+@pytest.mark.slow
+def test_a_really_recompiling_arm_fails_by_its_recompiles_and_the_records_say_who_waited(tmp_path: Path) -> None:
+    """The tiny model under the real compiler; a light backend keeps the stalls short without changing the guards."""
+    (tmp_path / "naive.toml").write_text(
+        """
+        name = "naive"
+        seed = 5
+        [model]
+        id = "random:tiny"
+        device = "cpu"
+        dtype = "float32"
+        [engine]
+        threads = 1
+        max_prompt_tokens = 96
+        max_new_tokens = 24
+        [[arms]]
+        preset = "eager"
+        control = true
+        [[arms]]
+        preset = "compiled-naive"
+        [arms.compile]
+        backend = "aot_eager"
+        [traffic]
+        duration_s = 15
+        rate = 4
+        length_scale = 0.05
+        block_s = 5
+        """
+    )
+    done = console_script(["run", "naive.toml"], tmp_path)
+    line = last_line(done)
+    assert (done.returncode, line["verdict"]) == (99, "FAIL"), done.stderr + done.stdout
+    run_dir = tmp_path / line["run_dir"]
+    events = read_table(run_dir / "trial-01" / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
+    serving = [event for event in events if event["kind"] == "recompile" and event["phase"] == "serving"]
+    assert len(serving) >= 2
+    assert {event["arm"] for event in serving} == {"compiled-naive"}
+    by_id = {row["request_id"]: row for row in requests(run_dir)}
+    for event in serving:
+        assert "batch" in event["shape"]
+        assert event["reason"]
+        assert event["request_ids"]
+        for request_id in event["request_ids"]:
+            row = by_id[request_id]
+            assert row["arm"] == "compiled-naive"
+            assert row["sent_ns"] < event["end_ns"]
+            assert row["end_ns"] > event["start_ns"]
+            assert row["compile_stall_ns"] > 0
+    summary = json.loads((run_dir / "summary.json").read_text())
+    (naive,) = [arm for arm in summary["arms"] if arm["name"] == "compiled-naive"]
+    assert naive["compile"]["recompiles"] == len(serving)
+    failed = {gate["gate"] for gate in summary["gates"] if gate["verdict"] == "FAIL"}
+    assert "recompiles" in failed

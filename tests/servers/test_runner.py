@@ -69,7 +69,7 @@ def serve(runner: ModelRunner, jobs: list[Job]) -> int:
 def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
     for job in jobs:
         expected = runner.model.generate(
-            torch.tensor([job.prompt]),
+            torch.tensor([job.prompt], device=runner.device),
             max_new_tokens=job.max_tokens,
             min_new_tokens=job.max_tokens,
             do_sample=False,
