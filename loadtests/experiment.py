@@ -17,13 +17,14 @@ from typing import Any, Literal, TypeVar
 
 import tomli_w
 
+from analysis.limits import GateLimits
+from analysis.records import METRICS, RecordError
 from loadtests.schedule import EVERY_ARM, TrafficConfig
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
 
 T = TypeVar("T")
 
-SLO_KEY = re.compile(r"p(50|90|95|99|99_9)_(ttft|tpot|itl|max_itl|e2e)_ms")
-METRICS = ("ttft", "tpot", "itl", "max_itl", "e2e")
+SLO_KEY = re.compile(rf"p(50|90|95|99|99_9)_({'|'.join(METRICS)})_ms|error_pct")
 MAX_ARMS = 26
 
 
@@ -69,52 +70,6 @@ class TrialsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatesConfig:
-    """What an arm must hold to replace the control. Times of compile gates are of the serving phase.
-
-    `margin` is the rise of the quantile over the control's that is still accepted; `cold_s` is the time after the
-    first request that is judged apart; `block_s` 0 takes the blocks of the traffic.
-    """
-
-    margin: float = 0.10
-    metrics: tuple[str, ...] = ("ttft", "e2e")
-    quantile: float = 0.99
-    alpha: float = 0.05
-    max_recompiles: int = 0
-    max_stall_s: float = 1.0
-    max_stall_s_per_min: float = 0.5
-    max_requests_hit_pct: float = 1.0
-    max_error_pct: float = 0.5
-    cold_s: float = 30.0
-    min_blocks: int = 20
-    max_generator_lag_ms: float = 50.0
-    draws: int = 9999
-    block_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        _range("gates.margin", self.margin, 0, 10)
-        _range("gates.quantile", self.quantile, 0.5, 0.9999)
-        _range("gates.alpha", self.alpha, 0.0001, 0.5)
-        _range("gates.max_recompiles", self.max_recompiles, 0, 1_000_000)
-        _range("gates.max_stall_s", self.max_stall_s, 0, 86_400)
-        _range("gates.max_stall_s_per_min", self.max_stall_s_per_min, 0, 60)
-        _range("gates.max_requests_hit_pct", self.max_requests_hit_pct, 0, 100)
-        _range("gates.max_error_pct", self.max_error_pct, 0, 100)
-        _range("gates.cold_s", self.cold_s, 0, 86_400)
-        _range("gates.min_blocks", self.min_blocks, 1, 100_000)
-        _range("gates.max_generator_lag_ms", self.max_generator_lag_ms, 0, 60_000)
-        _range("gates.draws", self.draws, 99, 1_000_000)
-        _range("gates.block_s", self.block_s, 0, 86_400)
-        if not self.metrics:
-            raise ConfigError(f"gates.metrics is empty: name one or more of {', '.join(METRICS)}")
-        for metric in self.metrics:
-            if metric not in METRICS:
-                raise ConfigError(f"gates.metrics holds {metric!r}: use {', '.join(METRICS)}")
-        if len(set(self.metrics)) < len(self.metrics):
-            raise ConfigError(f"gates.metrics is {list(self.metrics)}: name each metric once")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitterSettings:
     """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port."""
 
@@ -145,7 +100,7 @@ class Experiment:
     traffic: TrafficConfig
     trials: TrialsConfig = field(default_factory=TrialsConfig)
     slo: Mapping[str, float] = field(default_factory=dict)
-    gates: GatesConfig = field(default_factory=GatesConfig)
+    gates: GateLimits = field(default_factory=GateLimits)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
 
     def __post_init__(self) -> None:
@@ -216,9 +171,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
     if not isinstance(arms, list) or not all(isinstance(item, dict) for item in arms):
         raise ConfigError("arms is not a list of tables: write one [[arms]] table for each arm")
     traffic = build(TrafficConfig, _subtable(rest, "traffic"), where="traffic")
-    gates = build(GatesConfig, _subtable(rest, "gates"), where="gates")
-    if not gates.block_s:
-        gates = replace(gates, block_s=traffic.block_s)
+    gates = _gates(_subtable(rest, "gates"), traffic)
     slo = _subtable(rest, "slo")
     for key, value in slo.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -266,6 +219,17 @@ def _subtable(table: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{key} is {value!r}: give a table [{key}]")
     return value
+
+
+def _gates(table: Mapping[str, Any], traffic: TrafficConfig) -> GateLimits:
+    """What an arm must hold, over the blocks of the traffic where the table names no block_s, or 0."""
+    given = table.get("block_s", 0)
+    if given == 0 and given is not False:
+        table = {**table, "block_s": traffic.block_s}
+    try:
+        return build(GateLimits, table, where="gates")
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
 
 
 _ARM_KEYS = ("name", "preset", "control", "weight", "replicas", "device", "shapes", "compile", "model", "engine")

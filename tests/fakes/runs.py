@@ -50,6 +50,7 @@ class FakeRun:
     """What to write. `server_columns` False leaves out what only our own servers report."""
 
     seed: int = 1
+    compare_models: bool = False
     arms: Sequence[FakeArm] = (EAGER, FakeArm(name="compiled"))
     design: str = "mirrored"
     duration_s: float = 780.0
@@ -81,7 +82,7 @@ def write_run(directory: Path, run: FakeRun) -> Path:
 
 
 def _experiment(run: FakeRun) -> str:
-    lines = ['name = "fake"', f"seed = {run.seed}", ""]
+    lines = ['name = "fake"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
     for position, arm in enumerate(run.arms):
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
     lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60", "", "[gates]"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.limits import GateLimits
 from loadtests.experiment import (
-    GatesConfig,
     SplitterSettings,
     TrialsConfig,
     builtin_names,
@@ -56,7 +56,7 @@ def test_minimal_experiment_takes_presets_and_defaults(tmp_path: Path) -> None:
     assert experiment.control.name == "eager"
     assert experiment.arm("compiled").config.shapes.kind == "pad"
     assert experiment.arm("compiled").replica_names == ("compiled-0",)
-    assert experiment.gates == GatesConfig(block_s=experiment.traffic.block_s)
+    assert experiment.gates == GateLimits(block_s=experiment.traffic.block_s)
 
 
 @pytest.mark.parametrize("name", ["demo", "h200"])
@@ -273,7 +273,7 @@ def test_a_missing_experiment_names_the_built_in_ones(tmp_path: Path) -> None:
         ("compile", CompileConfig),
         ("traffic", TrafficConfig),
         ("trials", TrialsConfig),
-        ("gates", GatesConfig),
+        ("gates", GateLimits),
         ("splitter", SplitterSettings),
     ],
 )

@@ -1,0 +1,173 @@
+"""What one arm did: requests, latencies, compiles, padding and start-up, as a row of the summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.gates import CompileFacts
+from analysis.judgement import Judgement
+from analysis.quantiles import quantile, quantiles
+from analysis.records import METRICS
+from analysis.run import Run, mapping, number
+from analysis.slo import meets_all
+from analysis.spikes import windows_of, without_stalls_ms
+
+Bools = npt.NDArray[np.bool_]
+
+
+def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
+    """Everything that the summary says of the arm."""
+    requests = run.requests
+    own = run.of_arm(arm)
+    usable = own & run.usable
+    completed = int((own & requests.ok).sum())
+    failed = int((own & requests.failed).sum())
+    steady = np.zeros(len(requests), dtype=np.bool_)
+    steady[run.steady(usable, (arm,))] = True
+    tokens = int(requests.output_tokens[usable].sum())
+    return {
+        "name": arm,
+        "preset": run.config(arm).get("preset"),
+        "control": arm == run.control,
+        "requests": int(own.sum()),
+        "ok": completed,
+        "failed": failed,
+        "cancelled": int((own & requests.cut).sum()),
+        "error_pct": 100.0 * failed / (completed + failed) if completed + failed else None,
+        "output_tokens": tokens,
+        "request_rate": run.rate(int(usable.sum())),
+        "output_token_rate": tokens / run.seconds if run.seconds > 0 else None,
+        "goodput_rps": run.rate(int((meets_all(requests, run.targets) & usable).sum())) if run.targets else None,
+        "metrics": _metrics(run, usable),
+        "steady": _metrics(run, steady),
+        "cold": _metrics(run, usable & run.cold),
+        "slo": [
+            {
+                "key": target.key,
+                "limit": target.limit,
+                "value": gate.value,
+                "verdict": gate.verdict,
+                "reason": gate.reason,
+            }
+            for target, gate in zip(run.targets, judgement.slo[arm], strict=True)
+        ],
+        "compile": _compile_row(run, arm, judgement.facts[arm]),
+        "padding": _padding(run, arm),
+        "startup": _startup(run, arm),
+        "deaths": len(run.deaths(arm)),
+        "verdict": judgement.verdicts.get(arm),
+    }
+
+
+def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
+    requests = run.requests
+    table = {name: _described(requests.metric_ms(name)[mask]) for name in METRICS}
+    gaps = np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))
+    table["itl"] = _described(requests.gaps_ms[gaps])
+    for name in METRICS:
+        # Failed requests stand in these figures with their deadline.
+        table[name]["failed"] = int((mask & requests.failed & ~np.isnan(requests.metric_ms(name))).sum())
+    return table
+
+
+def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
+    known = values[~np.isnan(values)]
+    p50, p90, p95, p99, p99_9, top = quantiles(known, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
+    return {
+        "n": int(known.size),
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "p99_9_ms": p99_9,
+        "max_ms": top,
+        "mean_ms": float(known.mean(dtype=np.float64)) if known.size else None,
+    }
+
+
+def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
+    events = [event for event in run.events if event.arm == arm]
+    warmup = [event for event in events if not event.serving]
+    serving = run.serving_events(arm)
+    known = run.records.events is not None
+    usable = run.of_arm(arm) & run.usable
+    warmup_s = 0.0
+    for trial, replica in sorted({(event.trial, event.replica or "") for event in warmup}):
+        warmup_s += windows_of(
+            (event.start_ns, event.end_ns)
+            for event in warmup
+            if event.trial == trial and (event.replica or "") == replica
+        ).seconds
+    row: dict[str, Any] = {
+        "warmup_events": len(warmup) if known else None,
+        "warmup_s": warmup_s if known else None,
+        "serving_events": len(serving) if known else None,
+        "recompiles": facts.recompiles if known else None,
+        "graph_captures": sum(event.kind == "graph_capture" for event in serving) if known else None,
+        "limit_hits": sum(event.kind == "limit_hit" for event in serving) if known else None,
+        "eager_fallback_pct": _eager_fallback_pct(run, arm),
+        "longest_event_s": facts.longest_event_s if known else None,
+        "longest_stall_s": facts.longest_stall_s,
+        "stall_s": run.stall_s(arm) if known else None,
+        "stall_s_per_min": facts.stall_s_per_min if known else None,
+        "requests_hit": facts.requests_hit,
+        "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if facts.requests else None,
+    }
+    for metric in ("ttft", "e2e"):
+        with_stalls = quantile(run.requests.metric_ms(metric)[usable], 0.99)
+        without = quantile(without_stalls_ms(run.requests, run.attribution, metric)[usable], 0.99)
+        row[f"p99_{metric}_ms_without"] = without
+        row[f"p99_{metric}_explained_pct"] = 100.0 * (1.0 - without / with_stalls) if with_stalls > 0 else None
+    return row
+
+
+def _eager_fallback_pct(run: Run, arm: str) -> float | None:
+    """The share of steps that ran uncompiled on an arm that asks for compiling; None elsewhere."""
+    steps = run.steps(arm) if run.compiles(arm) else None
+    if steps is None:
+        return None
+    known = steps.column("compiled").drop_null()
+    total = len(known)
+    return 100.0 * (1.0 - (pc.sum(known).as_py() or 0) / total) if total else None
+
+
+def _padding(run: Run, arm: str) -> dict[str, Any]:
+    steps = run.steps(arm)
+    if steps is None:
+        return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
+    tokens, padded, waste = _waste(steps)
+    by_kind = {kind: _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2] for kind in ("prefill", "decode")}
+    return {
+        "tokens": tokens,
+        "padded_tokens": padded,
+        "waste_pct": waste,
+        "prefill_waste_pct": by_kind["prefill"],
+        "decode_waste_pct": by_kind["decode"],
+    }
+
+
+def _waste(steps: pa.Table) -> tuple[int, int, float | None]:
+    tokens = int(pc.sum(steps.column("tokens")).as_py() or 0)
+    padded = int(pc.sum(steps.column("padded_tokens")).as_py() or 0)
+    return tokens, padded, 100.0 * (1.0 - tokens / padded) if padded else None
+
+
+def _startup(run: Run, arm: str) -> dict[str, Any]:
+    loads, warmups = [], []
+    memory: dict[str, Any] = {}
+    for startup in run.startups(arm):
+        items = {str(key): number(value) for key, value in mapping(startup.get("items_ns")).items()}
+        if items:
+            loads.append(sum(value or 0.0 for key, value in items.items() if key.startswith("load")) / 1e9)
+            warmups.append(sum(value or 0.0 for key, value in items.items() if not key.startswith("load")) / 1e9)
+        memory = memory or dict(mapping(startup.get("memory_bytes")))
+    return {
+        "load_s": float(np.mean(loads)) if loads else None,
+        "warmup_s": float(np.mean(warmups)) if warmups else None,
+        "memory_bytes": memory,
+    }

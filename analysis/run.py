@@ -1,0 +1,389 @@
+"""A run as it is judged: its records cut into arms, trials and blocks, and what they say of themselves.
+
+Nothing is decided here. What the records leave out stays unknown: None, empty, or a default that is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.limits import GateLimits
+from analysis.quantiles import quantile
+from analysis.records import RecordError, Requests, RunRecords, requests_of
+from analysis.slo import SloTarget, parse_slo
+from analysis.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows, windows_of
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One trial's place in time. `seconds` is how long it really lasted, not what was planned."""
+
+    number: int
+    info: Mapping[str, Any]  # trial.json; empty where there is none
+    start_ns: int
+    first_ns: int  # the first request
+    seconds: float
+    blocks: int
+    first_block: int  # its blocks are numbered from here, unique over trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The records cut into arms, trials and blocks."""
+
+    records: RunRecords
+    seed: int
+    limits: GateLimits
+    targets: tuple[SloTarget, ...]
+    design: str
+    block_s: float
+    control: str
+    arms: tuple[str, ...]  # the control first
+    requests: Requests
+    events: tuple[CompileEvent, ...]
+    attribution: Attribution
+    trials: tuple[Trial, ...]
+    block: Ints  # of each request, unique over trials
+    cold: Bools
+    usable: Bools  # measured and with times in order
+
+    @classmethod
+    def of(cls, records: RunRecords, seed: int | None = None) -> Run:
+        """The run that `records` tell of, with the experiment's own seed unless one is given.
+
+        Raises RecordError when no arm can be the control, or when a setting to judge by cannot be used.
+        """
+        experiment = records.experiment
+        limits = GateLimits.from_table(_table(experiment, "gates"))
+        infos = records.trials
+        design = str(_first_of(infos, "design") or _table(experiment, "traffic").get("design") or "mirrored")
+        block_s = number(_first_of(infos, "block_s")) or number(_table(experiment, "trials").get("block_s"))
+        block_s = block_s if block_s and block_s > 0 else limits.block_s
+        timeout_s = number(_table(experiment, "traffic").get("timeout_s"))
+        requests = requests_of(
+            records.requests,
+            deadline_ms=timeout_s * 1e3 if timeout_s else None,
+            ends_ns=_planned_ends(infos),
+        )
+        events = compile_events(records.events, requests)
+        control, arms = _arms(records, requests)
+        # Arms that take turns meet only in a block that holds a turn of each.
+        width_s = block_s * len(arms) if design == "switchback" else block_s
+        trials = _trials(requests, infos, width_s)
+        block = np.zeros(len(requests), dtype=np.int64)
+        cold = np.zeros(len(requests), dtype=np.bool_)
+        for trial in trials:
+            own = requests.trial == trial.number
+            since = requests.start_ns[own] - trial.start_ns
+            index = np.clip(since // int(width_s * SECOND), 0, trial.blocks - 1)
+            block[own] = trial.first_block + index
+            cold[own] = requests.start_ns[own] < trial.first_ns + int(limits.cold_s * SECOND)
+        if seed is None:
+            given = experiment.get("seed")
+            seed = given if isinstance(given, int) else 0
+        return cls(
+            records=records,
+            seed=abs(seed),
+            limits=limits,
+            targets=parse_slo(_table(experiment, "slo")),
+            design=design,
+            block_s=width_s,
+            control=control,
+            arms=arms,
+            requests=requests,
+            events=events,
+            attribution=attribute(requests, events),
+            trials=trials,
+            block=block,
+            cold=cold,
+            usable=requests.measured & ~requests.broken,
+        )
+
+    def rng(self, *place: int) -> np.random.Generator:
+        """A generator of its own for each place, so that one arm more does not change the others' numbers."""
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=place))
+
+    # --- The whole ----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The experiment's name, else the directory's."""
+        return str(self.records.experiment.get("name") or self.run_id)
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run directory."""
+        return self.records.directory.resolve().name
+
+    @property
+    def treatments(self) -> tuple[str, ...]:
+        """The arms that are judged against the control."""
+        return self.arms[1:]
+
+    @property
+    def seconds(self) -> float:
+        """How long all trials lasted together."""
+        return sum(trial.seconds for trial in self.trials)
+
+    @property
+    def blocks(self) -> int:
+        """Time blocks of all trials together."""
+        return sum(trial.blocks for trial in self.trials)
+
+    @property
+    def infos(self) -> list[Mapping[str, Any]]:
+        """What each trial's trial.json says, empty where there is none."""
+        return [trial.info for trial in self.trials]
+
+    @property
+    def told_open_loop(self) -> bool | None:
+        """Whether the load did not wait for the servers, as the first trial that knows says."""
+        told = _first_of(self.infos, "open_loop")
+        return told if isinstance(told, bool) else None
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """Requests that the schedule held for each arm ("*": for whichever arm the splitter chose), over all trials."""
+        total: dict[str, int] = {}
+        for trial in self.trials:
+            for name, count in mapping(trial.info.get("planned")).items():
+                known = number(count)
+                if known is not None:
+                    total[str(name)] = total.get(str(name), 0) + int(known)
+        return total
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The splitter's weight of each arm, as trials say, else as the experiment does."""
+        told = mapping(_first_of(self.infos, "weights"))
+        weights = {str(name): number(value) or 0.0 for name, value in told.items()}
+        for row in _rows(self.records.experiment.get("arms")):
+            if "name" in row and str(row["name"]) not in weights:
+                weights[str(row["name"])] = number(row.get("weight")) or 0.0
+        return weights
+
+    @property
+    def generator_lag_ms(self) -> float | None:
+        """The largest p99 lag that a generator or the records report."""
+        lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in self.records.generators]
+        known = [lag for lag in lags if lag is not None]
+        from_records = quantile(self.requests.lag_ms[~self.requests.broken], 0.99)
+        if not math.isnan(from_records):
+            known.append(from_records)
+        return max(known, default=None)
+
+    def rate(self, count: int) -> float:
+        """`count` over the run, per second."""
+        return count / self.seconds if self.seconds > 0 else 0.0
+
+    def offset_s(self, trial: int, at_ns: int) -> float | None:
+        """Seconds from the start of the trial to `at_ns`."""
+        start = next((item.start_ns for item in self.trials if item.number == trial), 0)
+        return (at_ns - start) / 1e9 if start else None
+
+    # --- Requests -----------------------------------------------------------------------------------------------------
+
+    def of_arm(self, name: str) -> Bools:
+        """Which requests went to the arm."""
+        if name not in self.requests.arms:
+            return np.zeros(len(self.requests), dtype=np.bool_)
+        return np.asarray(self.requests.arm == self.requests.arms.index(name))
+
+    def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
+        """The rows in `mask` past the cold start that no compile held up, nor met one of `arms` compiling."""
+        rows = np.flatnonzero(mask & ~self.cold)
+        quiet = ~self.attribution.hit[rows]
+        for trial in self.trials:
+            of_trial = self.requests.trial[rows] == trial.number
+            own = rows[of_trial]
+            for arm in arms:
+                windows = stall_windows(self.events, arm=arm, trial=trial.number)
+                quiet[of_trial] &= ~windows.touch(self.requests.start_ns[own], self.requests.end_ns[own])
+        return np.asarray(rows[quiet])
+
+    def sessions(self, arm: str) -> int:
+        """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself."""
+        own = self.of_arm(arm)
+        sessions = np.column_stack((self.requests.trial[own], self.requests.session[own]))
+        known = sessions[:, 1] >= 0
+        return len(np.unique(sessions[known], axis=0)) + int((~known).sum())
+
+    # --- Arms ---------------------------------------------------------------------------------------------------------
+
+    def config(self, arm: str) -> Mapping[str, Any]:
+        """The arm's resolved configuration from the first trial that has it, else what the experiment says of it."""
+        for row in self._told_of(arm):
+            if isinstance(row.get("config"), Mapping):
+                return mapping(row["config"])
+        return next((row for row in _rows(self.records.experiment.get("arms")) if row.get("name") == arm), {})
+
+    def compiles(self, arm: str) -> bool:
+        """Whether the arm asks for compiling."""
+        return bool(mapping(self.config(arm).get("compile")).get("enabled"))
+
+    def replicas(self, arm: str) -> int:
+        """How many server processes the arm had, as trials say, else as the requests do; at least 1."""
+        for row in self._told_of(arm):
+            if isinstance(row.get("replicas"), list):
+                return max(1, len(row["replicas"]))
+        own = np.unique(self.requests.replica[self.of_arm(arm)])
+        return max(1, int((own >= 0).sum()))
+
+    def deaths(self, arm: str) -> list[Mapping[str, Any]]:
+        """The replicas of the arm that died under load."""
+        return [row for info in self.infos for row in _rows(info.get("deaths")) if row.get("arm") == arm]
+
+    def startups(self, arm: str) -> list[Mapping[str, Any]]:
+        """What each trial says of the arm's start-up, empty where it says nothing."""
+        return [mapping(mapping(info.get("startup")).get(arm)) for info in self.infos]
+
+    def differences(self, arm: str) -> list[str]:
+        """The keys of model and engine in which the arm differs from the control."""
+        own, base = self.config(arm), self.config(self.control)
+        different = []
+        for part in ("model", "engine"):
+            mine, theirs = mapping(own.get(part)), mapping(base.get(part))
+            if mine and theirs:
+                keys = sorted({*mine, *theirs})
+                different += [f"{part}.{key}" for key in keys if mine.get(key) != theirs.get(key)]
+        return different
+
+    def serving_events(self, arm: str) -> list[CompileEvent]:
+        """The arm's compile events while it served."""
+        return [event for event in self.events if event.arm == arm and event.serving]
+
+    def stall_s(self, arm: str) -> float:
+        """Seconds that compiles held a replica of the arm, summed over replicas and trials."""
+        total = 0.0
+        events = self.serving_events(arm)
+        for trial in self.trials:
+            for replica in sorted({event.replica or "" for event in events if event.trial == trial.number}):
+                total += windows_of(
+                    (event.start_ns, event.end_ns)
+                    for event in events
+                    if event.trial == trial.number and (event.replica or "") == replica and event.stalls
+                ).seconds
+        return total
+
+    def steps(self, arm: str) -> pa.Table | None:
+        """The engine steps of the arm after the first request of their trial; None when none are recorded."""
+        if self.records.steps is None:
+            return None
+        steps = self.records.steps.filter(pc.equal(self.records.steps.column("arm"), arm))
+        first = {trial.number: trial.first_ns for trial in self.trials}
+        starts = np.asarray(pc.fill_null(steps.column("start_ns"), 0).to_numpy(), dtype=np.int64)
+        numbers = np.asarray(pc.fill_null(steps.column("trial"), 1).to_numpy(), dtype=np.int64)
+        keep = np.zeros(steps.num_rows, dtype=np.bool_)
+        for trial in np.unique(numbers).tolist():
+            keep |= (numbers == trial) & (starts >= first.get(trial, 0))
+        return steps.filter(pa.array(keep))
+
+    def _told_of(self, arm: str) -> list[Mapping[str, Any]]:
+        return [row for info in self.infos for row in _rows(info.get("arms")) if row.get("name") == arm]
+
+
+# --- Cutting ----------------------------------------------------------------------------------------------------------
+
+
+def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]]:
+    """The control and all arms, control first, then in the order that the experiment names them."""
+    told = _rows(records.experiment.get("arms"))
+    names = [str(row["name"]) for row in told if "name" in row]
+    for info in records.trials:
+        names += [str(row["name"]) for row in _rows(info.get("arms")) if "name" in row]
+    names = list(dict.fromkeys([*names, *requests.arms]))
+    if not names:
+        raise RecordError("the records name no arm and hold no request: give a run with requests")
+    control = next((str(row["name"]) for row in told if row.get("control") is True and "name" in row), None)
+    control = control or _first_of(records.trials, "control")
+    control = control or next((name for name in ("control", "eager") if name in names), None)
+    if control is None:
+        raise RecordError(
+            f"none of the arms {', '.join(names)} is the control: "
+            "add [[arms]] with name and control = true to experiment.toml, or name one arm control"
+        )
+    return str(control), (str(control), *(name for name in names if name != control))
+
+
+def _planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    ends = {}
+    for info in infos:
+        start, duration = number(info.get("start_ns")), number(info.get("duration_s"))
+        if start is not None and duration is not None:
+            ends[int(info["trial"])] = int(info["start_ns"]) + int(duration * SECOND)
+    return ends
+
+
+def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: float) -> tuple[Trial, ...]:
+    by_number = {int(info["trial"]): info for info in infos}
+    trials: list[Trial] = []
+    first_block = 0
+    for trial in sorted({*by_number, *np.unique(requests.trial).tolist()}):
+        info = by_number.get(trial, {})
+        own = (requests.trial == trial) & ~requests.broken
+        first = int(requests.start_ns[own].min()) if own.any() else 0
+        told = number(info.get("start_ns"))
+        start = int(info["start_ns"]) if told is not None and 0 < told <= first else first
+        seen = (int(requests.start_ns[own].max()) - start) / 1e9 if own.any() else 0.0
+        duration = number(info.get("duration_s"))
+        if duration is None or duration <= 0:
+            seconds = max(seen, 1e-9)
+        else:
+            seconds = duration if info.get("complete") else max(min(duration, seen), 1e-9)
+        # A last block shorter than half a block joins the one before it.
+        blocks = max(1, math.floor(seconds / block_s + 0.5))
+        trials.append(
+            Trial(
+                number=trial,
+                info=info,
+                start_ns=start,
+                first_ns=first,
+                seconds=seconds,
+                blocks=blocks,
+                first_block=first_block,
+            )
+        )
+        first_block += blocks
+    return tuple(trials)
+
+
+# --- Values that others wrote -----------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> float | None:
+    """The value where it is a finite number, else None."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is a table, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _table(experiment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = experiment.get(key, {})
+    if not isinstance(value, Mapping):
+        raise RecordError(f"experiment.toml: {key} is {value!r}: give a table")
+    return value
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def _first_of(infos: Iterable[Mapping[str, Any]], key: str) -> Any:
+    return next((info[key] for info in infos if info.get(key) is not None), None)
