@@ -181,11 +181,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--behaviour", default="{}", help=f"JSON: {', '.join(item.name for item in fields(Behaviour))}")
     options = parser.parse_args(argv)
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    # Waited for, not handled: a handler that sets an event on which this thread waits can deadlock.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     server, servicer, port = start_server(Behaviour(**json.loads(options.behaviour)), options.port)
     print(json.dumps({"port": port}), flush=True)
-    stopped.wait()
+    signal.sigwait({signal.SIGTERM})
     server.stop(grace=0.2).wait()
     print(json.dumps({"requests": servicer.requests, "cancelled": servicer.cancelled}), flush=True)
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from analysis.records import REQUESTS, read_table
 from loadtests.schedule import Schedule, TrafficConfig, build_schedule
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
@@ -74,15 +74,10 @@ def several(processes: int) -> list[str]:
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
+    """What has been recorded so far; a file that is being written may end anywhere, its first byte included."""
     rows: list[dict[str, Any]] = []
     for path in sorted(directory.glob("requests-*.arrow")):
-        with pa.OSFile(str(path), "rb") as source:
-            reader = pa.ipc.open_stream(source)
-            while True:
-                try:
-                    rows += reader.read_next_batch().to_pylist()
-                except (StopIteration, pa.ArrowInvalid, OSError):
-                    break
+        rows += read_table(path, REQUESTS)[0].to_pylist()
     return rows
 
 
