@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu check format proto bench clean
+.PHONY: demo test test-gpu check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
