@@ -60,6 +60,18 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     return open_gates[0].reason if open_gates else "No gate was judged."
 
 
+# Below this many blocks the spread, and every length that follows from it, is known to a factor of several.
+FEW_BLOCKS = 6
+
+
+def _blocks(check: Check) -> float:
+    return check.value if check.value is not None else 0.0
+
+
+def _is_guess(check: Check) -> bool:
+    return check.check == "blocks" and not check.ok and _blocks(check) < FEW_BLOCKS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What would decide what is open."""
@@ -89,6 +101,11 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         sentences.append(
             f"A run of about {duration_text(needed)} would decide the open gates, if the arms behave as they did here."
         )
+        fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
+        if fewest is not None and fewest.limit is not None:
+            sentences.append(
+                f"From {_blocks(fewest):.0f} blocks that is a guess: {fewest.limit:.0f} of them will tell it better."
+            )
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
     if any(gate.kind == "recompile" for gate in stuck):
         sentences.append("Record the compile events of every arm.")

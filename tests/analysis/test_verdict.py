@@ -49,6 +49,15 @@ class TestWords:
         assert advice.needed_s == 1260.0
         assert "about 21 minutes" in advice.text
 
+    @pytest.mark.parametrize(("blocks", "guess"), [(2.0, True), (12.0, False)])
+    def test_advice_from_few_blocks_says_that_it_guesses(self, blocks, guess):
+        gates = [gate(verdict="INCONCLUSIVE", needed_s=9000.0, blocked_by=("blocks",))]
+        short = Check(
+            check="blocks", ok=False, reason="Short.", affects=ESTIMATES, arm="compiled", value=blocks, limit=20.0
+        )
+        text = advise(gates, [short]).text
+        assert ("From 2 blocks that is a guess: 20 of them will tell it better." in text) is guess
+
     def test_advice_mends_what_no_length_mends(self):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("generator lag",))]
         advice = advise(gates, [check(remedy="Use more workers.")])
