@@ -28,7 +28,7 @@ from grpc_reflection.v1alpha import reflection
 
 from servers.clock import anchored_environment, now_ns
 from servers.config import ArmConfig, ConfigError
-from servers.engine import serve_engine
+from servers.device import serve_engine
 from servers.front import Front
 from servers.messages import Progress, Shutdown
 from servers.metrics import FrontMetrics

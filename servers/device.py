@@ -1,0 +1,128 @@
+"""The engine process: one device thread that loads, warms and runs the model, joined to the gRPC front by a pipe.
+
+The main thread of this process is the device thread, because CUDA graphs are bound to the thread that recorded them.
+Two more threads move messages. The front lives in another process, so that serving thousands of streams takes no
+interpreter time from the device thread, and so that health checks are answered while a compile holds this process's
+interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+
+from servers.clock import now_ns
+from servers.config import ArmConfig, ConfigError
+from servers.engine import Arrivals, Engine
+from servers.messages import Progress, Ready, Shutdown, StepOutput
+
+log = logging.getLogger("tailgate.device")
+
+
+def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
+    """The body of the engine process: load, warm up, then step until the front closes the pipe."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
+    if cache_dir:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    arrivals = Arrivals()
+    threading.Thread(target=_send, args=(connection, outbox), daemon=True).start()
+    threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
+    try:
+        arm = ArmConfig.from_dict(table)
+        engine = _start(arm, outbox)
+    except ConfigError as error:
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error)))
+        arrivals.wait(5.0)
+        return
+    except Exception as error:
+        log.exception("the engine could not start")
+        first = str(error).splitlines()[0] if str(error) else ""
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=f"{type(error).__name__}: {first}"))
+        arrivals.wait(5.0)
+        return
+    _loop(engine, arrivals, outbox)
+
+
+def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
+    outbox.put(Progress(at_ns=now_ns(), stage="load", detail=arm.model.id))
+    from servers.compilation import CompileRecorder
+    from servers.runner import ModelRunner
+
+    recorder = CompileRecorder()
+    recorder.install()
+    runner = ModelRunner(arm, recorder)
+    runner.load()
+
+    def report(done: int, total: int, detail: str) -> None:
+        for event in recorder.drain():
+            outbox.put(event)
+        outbox.put(Progress(at_ns=now_ns(), stage="warmup", done=done, total=total, detail=detail))
+
+    runner.warm_up(report)
+    engine = Engine(arm, runner, recorder)
+    engine.eos_ids = runner.eos_ids
+    outbox.put(
+        Ready(
+            vocab_size=runner.vocab_size,
+            device=runner.device_name(),
+            dtype=str(runner.model.dtype).removeprefix("torch."),
+            versions=_versions(),
+            memory_bytes=runner.memory_bytes(),
+            startup_ns=dict(runner.startup_ns),
+        )
+    )
+    return engine
+
+
+def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object]) -> None:
+    while not arrivals.closed:
+        ended = arrivals.take(engine)
+        ended += engine.expire(now_ns())
+        if ended:
+            outbox.put(StepOutput(emit_ns=now_ns(), finished=ended))
+        output, events = engine.advance(arrivals)
+        for event in events:
+            outbox.put(event)
+        if output is None:
+            arrivals.wait(0.5)
+        else:
+            outbox.put(output)
+
+
+def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            messages = [outbox.get()]
+            while not outbox.empty():
+                messages.append(outbox.get())
+            connection.send(messages)
+
+
+def _receive(connection: Connection, arrivals: Arrivals) -> None:
+    try:
+        while True:
+            message = connection.recv()
+            if isinstance(message, Shutdown):
+                break
+            arrivals.put(message)
+    except (EOFError, OSError):
+        # The front is gone. A compile may hold the device thread for a minute: do not wait for it.
+        os._exit(1)
+    arrivals.close()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("torch", "transformers", "grpcio", "triton"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
