@@ -140,32 +140,35 @@ def test_an_arm_that_dies_in_mid_run_is_never_a_pass(tmp_path: Path) -> None:
     assert "compiled-padded-0 died" in done.stderr
 
 
+TINY = """
+name = "tiny"
+seed = 11
+[model]
+id = "random:tiny"
+device = "cpu"
+dtype = "float32"
+[engine]
+threads = 1
+max_prompt_tokens = 96
+max_new_tokens = 24
+[[arms]]
+preset = "eager"
+control = true
+[[arms]]
+preset = "{preset}"
+{policy}
+[traffic]
+duration_s = {duration_s}
+rate = {rate}
+length_scale = 0.05
+block_s = 5
+"""
+
+
 @pytest.mark.slow
 def test_the_real_engine_answers_every_request_and_short_data_stay_undecided(tmp_path: Path) -> None:
-    (tmp_path / "padding.toml").write_text(
-        """
-        name = "padding"
-        seed = 11
-        [model]
-        id = "random:tiny"
-        device = "cpu"
-        dtype = "float32"
-        [engine]
-        threads = 1
-        max_prompt_tokens = 96
-        max_new_tokens = 24
-        [[arms]]
-        preset = "eager"
-        control = true
-        [[arms]]
-        preset = "eager-padded"
-        [traffic]
-        duration_s = 20
-        rate = 2
-        length_scale = 0.05
-        block_s = 5
-        """
-    )
+    text = TINY.format(preset="eager-padded", policy="", duration_s=20, rate=2)
+    (tmp_path / "padding.toml").write_text(text)
     done = console_script(["run", "padding.toml"], tmp_path)
     line = last_line(done)
     assert (done.returncode, line["verdict"]) == (3, "INCONCLUSIVE"), done.stderr + done.stdout
@@ -192,32 +195,9 @@ def test_the_real_engine_answers_every_request_and_short_data_stay_undecided(tmp
 @pytest.mark.slow
 def test_a_really_recompiling_arm_fails_by_its_recompiles_and_the_records_say_who_waited(tmp_path: Path) -> None:
     """The tiny model under the real compiler; a light backend keeps the stalls short without changing the guards."""
-    (tmp_path / "naive.toml").write_text(
-        """
-        name = "naive"
-        seed = 5
-        [model]
-        id = "random:tiny"
-        device = "cpu"
-        dtype = "float32"
-        [engine]
-        threads = 1
-        max_prompt_tokens = 96
-        max_new_tokens = 24
-        [[arms]]
-        preset = "eager"
-        control = true
-        [[arms]]
-        preset = "compiled-naive"
-        [arms.compile]
-        backend = "aot_eager"
-        [traffic]
-        duration_s = 15
-        rate = 4
-        length_scale = 0.05
-        block_s = 5
-        """
-    )
+    policy = '[arms.compile]\nbackend = "aot_eager"'
+    text = TINY.format(preset="compiled-naive", policy=policy, duration_s=15, rate=4)
+    (tmp_path / "naive.toml").write_text(text)
     done = console_script(["run", "naive.toml"], tmp_path)
     line = last_line(done)
     assert (done.returncode, line["verdict"]) == (99, "FAIL"), done.stderr + done.stdout
