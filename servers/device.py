@@ -54,7 +54,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
 
 def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     outbox.put(Progress(at_ns=now_ns(), stage="load", detail=arm.model.id))
-    from servers.compilation import CompileRecorder
+    from servers.compile_events import CompileRecorder
     from servers.runner import ModelRunner
 
     recorder = CompileRecorder()

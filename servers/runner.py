@@ -14,7 +14,7 @@ from torch import nn
 
 from servers import compilation, sampling
 from servers.clock import now_ns
-from servers.compilation import CompileRecorder, EagerCanary
+from servers.compile_events import CompileRecorder, EagerCanary, Trigger
 from servers.config import ArmConfig
 from servers.kv_cache import SlotCache
 from servers.model import eos_ids, load_model
@@ -174,7 +174,7 @@ class ModelRunner:
         report(len(plan), len(plan), "warm")
 
     def _warm(self, kind: str, shape: StepShape) -> None:
-        self.recorder.trigger = compilation.Trigger(shape=f"{kind} {shape}")
+        self.recorder.trigger = Trigger(shape=f"{kind} {shape}")
         prompt = torch.randint(3, self.vocab_size, (shape.length,)).tolist()
         jobs = [Job(request_id="", prompt=prompt, max_tokens=1, recv_ns=0, row=row) for row in range(shape.batch)]
         if kind == "prefill":
@@ -195,7 +195,7 @@ class ModelRunner:
             shape = self.shapes.prefill(len(jobs), max(len(job.prompt) for job in jobs))
         else:
             shape = self.shapes.decode(len(jobs), max(job.context for job in jobs))
-        self.recorder.trigger = compilation.Trigger(batch_id=batch_id, shape=f"{kind} {shape}", phase="serving")
+        self.recorder.trigger = Trigger(batch_id=batch_id, shape=f"{kind} {shape}", phase="serving")
         started_ns = now_ns()
         logits = self._run_prefill(jobs, shape) if kind == "prefill" else self._run_decode(jobs, shape)
         tokens = sampling.sample(logits, jobs, self._generators)

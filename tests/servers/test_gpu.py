@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from servers.compilation import CompileRecorder
+from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
 from tests.servers.test_runner import ENGINE, assert_greedy_like_generate, jobs_for, recorder, runner_for, serve
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers.compilation import CompileRecorder
+from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.messages import CompileEvent
 from servers.runner import ModelRunner
