@@ -28,6 +28,9 @@ def _range(key: str, value: float, low: float, high: float) -> None:
         raise ConfigError(f"{key} is {value}: give a value from {low} to {high}")
 
 
+# Modes in which inductor manages CUDA graphs by itself.
+GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
+
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -52,13 +55,20 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Limits of the batching engine. Equal for all arms of a comparable experiment."""
+    """Limits of the batching engine. Equal for all arms of a comparable experiment.
+
+    A prefill step takes `prefill_batch` prompts and at most `prefill_chunk` tokens of each (0: whole prompts); while
+    prompts wait, `decode_per_prefill` decode steps run between two prefill steps. Together they bound how long a
+    running answer waits for its next token.
+    """
 
     slots: int = 8
     max_queue: int = 128
     max_prompt_tokens: int = 256
     max_new_tokens: int = 128
     prefill_batch: int = 1
+    prefill_chunk: int = 0
+    decode_per_prefill: int = 1
     drain_grace_s: float = 30.0
     threads: int = 0
 
@@ -68,6 +78,8 @@ class EngineConfig:
         _range("engine.max_prompt_tokens", self.max_prompt_tokens, 1, 1_000_000)
         _range("engine.max_new_tokens", self.max_new_tokens, 1, 1_000_000)
         _range("engine.prefill_batch", self.prefill_batch, 1, self.slots)
+        _range("engine.prefill_chunk", self.prefill_chunk, 0, 1_000_000)
+        _range("engine.decode_per_prefill", self.decode_per_prefill, 1, 1000)
         _range("engine.drain_grace_s", self.drain_grace_s, 0, 3600)
         _range("engine.threads", self.threads, 0, 1024)
 
@@ -75,6 +87,11 @@ class EngineConfig:
     def max_length(self) -> int:
         """Positions one request may occupy: prompt plus generated tokens."""
         return self.max_prompt_tokens + self.max_new_tokens
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of one prompt that a prefill step takes at most."""
+        return min(self.prefill_chunk or self.max_prompt_tokens, self.max_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,28 +120,58 @@ class ShapeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileConfig:
-    """What torch.compile is asked for. `enabled = false` is plain eager."""
+    """What torch.compile is asked for. `enabled = false` is plain eager.
+
+    `capture` records one CUDA graph for every planned shape, instead of the graph trees of `mode`; `guarded` lets
+    shapes that were not warmed run eagerly instead of compiling; `join_projections` multiplies projections of the same
+    input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name (other backends read
+    neither of these two); the bounds
+    are what `mark_dynamic` tells of a dimension, empty for the engine's limits.
+    """
 
     enabled: bool = False
-    mode: str = "default"
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
     dynamic: bool | None = None
     fullgraph: bool = False
     backend: str = "inductor"
     regional: bool = False
     recompile_limit: int = 0
     mark_dynamic: bool = False
+    batch_bounds: tuple[int, ...] = ()
+    length_bounds: tuple[int, ...] = ()
+    context_bounds: tuple[int, ...] = ()
+    capture: bool = False
+    guarded: bool = False
+    join_projections: bool = False
     warmup: Literal["shapes", "minimal"] = "shapes"
+    options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _choice(
-            "compile.mode",
-            self.mode,
-            ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-        )
+        _choice("compile.mode", self.mode, (*GRAPH_TREE_MODES, "default", "max-autotune-no-cudagraphs"))
         _choice("compile.warmup", self.warmup, ("shapes", "minimal"))
         _range("compile.recompile_limit", self.recompile_limit, 0, 100_000)
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
+        for key in ("batch_bounds", "length_bounds", "context_bounds"):
+            bounds = getattr(self, key)
+            if not bounds:
+                continue
+            if not self.mark_dynamic:
+                raise ConfigError(f"compile.{key} is {list(bounds)} but compile.mark_dynamic is false: set it to true")
+            if len(bounds) != 2 or not 2 <= bounds[0] <= bounds[1]:
+                raise ConfigError(
+                    f"compile.{key} is {list(bounds)}: give [low, high] with low at least 2, "
+                    "since the compiler specialises sizes 0 and 1"
+                )
+        if self.capture and not self.enabled:
+            raise ConfigError(
+                'compile.capture is true but compile.enabled is false: enable it (backend = "eager" is possible)'
+            )
+        if self.capture and self.mode in GRAPH_TREE_MODES:
+            raise ConfigError(
+                f'compile.mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
+                'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +188,18 @@ class ArmConfig:
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ConfigError(f'arm name "{self.name}" is not usable: letters, digits, "-", "_" and "." only')
+        if self.compile.capture and self.shapes.kind == "exact":
+            raise ConfigError(
+                f'arm "{self.name}": compile.capture is true but shapes.kind is "exact": CUDA graphs need planned '
+                'shapes, use kind = "pad" or "buckets"'
+            )
+        if self.compile.capture and self.compile.warmup == "minimal":
+            raise ConfigError(
+                f'arm "{self.name}": compile.capture is true but compile.warmup is "minimal": use warmup = "shapes"'
+            )
         for ladder, limit, key in (
             (self.shapes.batch_ladder, self.engine.slots, "engine.slots"),
-            (self.shapes.length_ladder, self.engine.max_prompt_tokens, "engine.max_prompt_tokens"),
+            (self.shapes.length_ladder, self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
             (self.shapes.context_ladder, self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
             if ladder and ladder[-1] < limit:
@@ -184,9 +240,19 @@ _PRESETS: dict[str, tuple[ShapeConfig, CompileConfig]] = {
         ShapeConfig(kind="pad"),
         CompileConfig(enabled=True, mode="reduce-overhead", dynamic=False, fullgraph=True),
     ),
+    # One repeated block is compiled instead of the whole model: a ladder of shapes is a ladder of graphs, and a block's
+    # graph serves every layer.
     "compiled-bucketed": (
         ShapeConfig(kind="buckets"),
-        CompileConfig(enabled=True, mode="reduce-overhead", dynamic=False, fullgraph=True),
+        CompileConfig(
+            enabled=True,
+            dynamic=False,
+            fullgraph=True,
+            regional=True,
+            capture=True,
+            join_projections=True,
+            options={"coordinate_descent_tuning": True, "combo_kernels": True},
+        ),
     ),
     # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
     "compiled-dynamic": (
@@ -237,6 +303,11 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} is {value!r}: give a table")
         return build(hint, value, where=where)
     origin = typing.get_origin(hint)
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {value!r}: give a table")
+        inner = typing.get_args(hint)[1]
+        return {str(key): _value(inner, item, f"{where}.{key}") for key, item in value.items()}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{where} is {value!r}: give a list")

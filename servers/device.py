@@ -9,6 +9,7 @@ interpreter lock.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -16,11 +17,13 @@ import signal
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
+from typing import Any
 
 from servers.clock import now_ns
 from servers.config import ArmConfig, ConfigError
 from servers.engine import Arrivals, Engine
 from servers.messages import Progress, Ready, Shutdown, StepOutput
+from servers.startup import itemised, memory_peaks, process_started_ns
 
 log = logging.getLogger("tailgate.device")
 
@@ -53,11 +56,15 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
 
 
 def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
-    outbox.put(Progress(at_ns=now_ns(), stage="load", detail=arm.model.id))
+    entered_ns = now_ns()
+    outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
+    import torch
+
     from servers.compile_events import CompileRecorder
     from servers.runner import ModelRunner
 
-    recorder = CompileRecorder()
+    imported_ns = now_ns()
+    recorder = CompileRecorder(tell=outbox.put)
     recorder.install()
     runner = ModelRunner(arm, recorder)
     runner.load()
@@ -68,16 +75,29 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
         outbox.put(Progress(at_ns=now_ns(), stage="warmup", done=done, total=total, detail=detail))
 
     runner.warm_up(report)
+    # What start-up leaves behind stays; a collection while serving need not walk through it.
+    gc.collect()
+    gc.freeze()
     engine = Engine(arm, runner, recorder)
     engine.eos_ids = runner.eos_ids
+    segments: Any = ()
+    if runner.device.type == "cuda":
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     outbox.put(
         Ready(
             vocab_size=runner.vocab_size,
             device=runner.device_name(),
             dtype=str(runner.model.dtype).removeprefix("torch."),
             versions=_versions(),
-            memory_bytes=runner.memory_bytes(),
-            startup_ns=dict(runner.startup_ns),
+            memory_bytes={**runner.memory_bytes(), **memory_peaks(segments)},
+            # the parent is the replica's front: what its user waits for begins with it
+            startup_ns=itemised(
+                runner.startup_ns,
+                started_ns=process_started_ns(os.getppid()),
+                entered_ns=entered_ns,
+                imported_ns=imported_ns,
+                ready_ns=now_ns(),
+            ),
         )
     )
     return engine
@@ -89,13 +109,11 @@ def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object])
         ended += engine.expire(now_ns())
         if ended:
             outbox.put(StepOutput(emit_ns=now_ns(), finished=ended))
-        output, events = engine.advance(arrivals)
-        for event in events:
-            outbox.put(event)
-        if output is None:
+        outputs, events = engine.advance(arrivals)
+        for message in (*events, *outputs):
+            outbox.put(message)
+        if engine.idle:
             arrivals.wait(0.5)
-        else:
-            outbox.put(output)
 
 
 def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:

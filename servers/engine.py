@@ -10,12 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.messages import Cancel, CompileEvent, Finished, StepOutput, StepRecord, Submit, Timing
-from servers.scheduler import Job, Move, QueueFullError, Scheduler
+from servers.scheduler import Job, Move, QueueFullError, Scheduler, Step
 from servers.shapes import StepShape
 
 log = logging.getLogger("tailgate.engine")
@@ -25,17 +25,43 @@ log = logging.getLogger("tailgate.engine")
 STALLING = frozenset({"compile", "recompile", "graph_capture", "autotune", "limit_hit"})
 
 
+class OnItsWay(Protocol):
+    """What the engine needs to know of a launched step."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def jobs(self) -> tuple[Job, ...]: ...
+    @property
+    def answers(self) -> tuple[bool, ...]: ...
+    @property
+    def shape(self) -> StepShape: ...
+    @property
+    def batch_id(self) -> int: ...
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def compiled(self) -> bool: ...
+    @property
+    def real_tokens(self) -> int: ...
+
+
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
-    def step(self, kind: str, jobs: Sequence[Job], batch_id: int) -> tuple[list[int], StepShape, bool]:
-        """Run one step; the sampled tokens, the shape that ran, whether compiled code ran it."""
+    overlaps: bool  # whether launch returns before the step is done
+
+    def is_ready(self, step: Step) -> bool:
+        """Whether launching `step` cannot start the compiler."""
+
+    def launch(self, step: Step, batch_id: int) -> OnItsWay:
+        """Start a step."""
+
+    def collect(self, launched: Any) -> list[int]:
+        """The token of each of its jobs, once there."""
 
     def move(self, move: Move) -> None:
         """Copy a cache row."""
-
-    def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request that has ended."""
 
 
 class Events(Protocol):
@@ -46,17 +72,34 @@ class Events(Protocol):
 
 
 class Engine:
-    """Turns submissions into steps and steps into outputs. One call of `advance` is one engine step."""
+    """Turns submissions into steps and steps into outputs.
+
+    Where the device works by itself, the next step is launched before the tokens of the last one are handed out: a
+    token that ends its answer is then met one step late, and what that step computed for the ended answer is dropped.
+    A step that may start the compiler is not launched before finished tokens are out: they would wait for the compile.
+    """
 
     def __init__(self, arm: ArmConfig, runner: Runner, events: Events) -> None:
         self.runner = runner
         self.events = events
+        limits = arm.engine
         self.scheduler = Scheduler(
-            slots=arm.engine.slots, max_queue=arm.engine.max_queue, prefill_batch=arm.engine.prefill_batch
+            slots=limits.slots,
+            max_queue=limits.max_queue,
+            prefill_batch=limits.prefill_batch,
+            prefill_chunk=limits.prefill_chunk,
+            decode_per_prefill=limits.decode_per_prefill,
         )
         self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
+        self._pending: OnItsWay | None = None
+        self._last_end_ns = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, running or still to be handed out."""
+        return self._pending is None and len(self.scheduler) == 0
 
     def submit(self, message: Submit) -> Finished | None:
         """Queue a request; an answer at once when it cannot be queued."""
@@ -93,56 +136,100 @@ class Engine:
             self._release(job.request_id)
         return ended
 
-    def advance(self, arrivals: Arrivals) -> tuple[StepOutput | None, list[CompileEvent]]:
-        """Run the next step, if there is one, then take what arrived meanwhile; returns its output and compile events.
+    def advance(self, arrivals: Arrivals) -> tuple[list[StepOutput], list[CompileEvent]]:
+        """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
 
-        A failing step fails its own requests and no others.
+        Returns outputs, oldest first, and compile events. A failing step fails its own requests and no others.
         """
         step = self.scheduler.next_step()
+        pending, self._pending = self._pending, None
+        outputs = []
+        if pending is not None and (step is None or not self.runner.is_ready(step)):
+            outputs.append(self._hand_out(pending))
+            pending = None
         if step is None:
-            return None, []
-        step_id, self._step_id = self._step_id, self._step_id + 1
-        jobs = step.jobs
-        start_ns = now_ns()
-        try:
-            tokens, shape, compiled = self.runner.step(step.kind, jobs, step_id)
-        except Exception as error:
-            log.exception("step %d (%s of %d) failed", step_id, step.kind, len(jobs))
-            return self._fail(jobs, error), self._settle(jobs)
-        end_ns = now_ns()
-        if step.kind == "prefill":
-            for job in jobs:
-                job.admitted_ns, job.prefill_ns = start_ns, end_ns - start_ns
-                job.batch_id, job.batch_size = step_id, len(jobs)
-                job.padded_batch, job.padded_length = shape.batch, shape.length
-        else:
-            for job in jobs:
-                job.decode_ns += end_ns - start_ns
+            return outputs, []
+        launched = self._launch(step)
         rejected = arrivals.take(self)
-        events = self._settle(jobs)
-        finished = rejected
+        events = self._settle(step.jobs)
+        if rejected:
+            outputs.append(StepOutput(emit_ns=now_ns(), finished=rejected))
+        if pending is not None:
+            outputs.append(self._hand_out(pending))
+        if isinstance(launched, Exception):
+            outputs.append(self._fail(step.jobs, launched))
+        elif launched is not None and self.runner.overlaps:
+            self._pending = launched
+        elif launched is not None:
+            outputs.append(self._hand_out(launched))
+        return outputs, events
+
+    def _launch(self, step: Step) -> OnItsWay | Exception | None:
+        # a token handed out since the step was planned may have ended an answer in it
+        held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
+        if len(held) < len(step.jobs):
+            if not held:
+                return None
+            chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
+            step = replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks)
+        step_id, self._step_id = self._step_id, self._step_id + 1
+        try:
+            launched = self.runner.launch(step, step_id)
+        except Exception as error:
+            return self._survivable(error, step_id, step.kind, len(step.jobs))
+        if step.kind == "prefill":
+            for job in launched.jobs:
+                job.admitted_ns = launched.start_ns
+                job.batch_id, job.batch_size = step_id, len(launched.jobs)
+                job.padded_batch, job.padded_length = launched.shape.batch, launched.shape.length
+        return launched
+
+    def _hand_out(self, launched: OnItsWay) -> StepOutput:
+        """The tokens of a step, and the answers that they end."""
+        jobs = launched.jobs
+        try:
+            tokens = self.runner.collect(launched)
+        except Exception as error:
+            return self._fail(jobs, self._survivable(error, launched.batch_id, launched.kind, len(jobs)))
+        end_ns = now_ns()
+        # while the step before it was still running, this one stood in line
+        start_ns = max(launched.start_ns, self._last_end_ns)
+        self._last_end_ns = end_ns
+        for job in jobs:
+            if launched.kind == "decode":
+                job.decode_ns += end_ns - start_ns
+            else:
+                job.prefill_ns += end_ns - start_ns
+        finished = []
         emitted = []
-        for job, token in zip(jobs, tokens, strict=True):
-            if self.scheduler.find(job.request_id) is not job:
-                continue  # cancelled while the step ran
+        for job, token, answers in zip(jobs, tokens, launched.answers, strict=True):
+            if not answers or self.scheduler.find(job.request_id) is not job:
+                continue  # more of its prompt to come, or cancelled or ended while the step ran
             emitted.append((job.request_id, token))
             outcome = self.scheduler.record(job, token)
             if outcome is not None:
                 finished.append(self._finished(job, "OK", reason=outcome))
                 self._release(job.request_id)
-        real = sum(len(job.prompt) for job in jobs) if step.kind == "prefill" else len(jobs)
         record = StepRecord(
-            step_id=step_id,
-            kind=step.kind,
+            step_id=launched.batch_id,
+            kind=launched.kind,
             start_ns=start_ns,
             end_ns=end_ns,
             batch=len(jobs),
-            padded_batch=shape.batch,
-            tokens=real,
-            padded_tokens=shape.tokens,
-            compiled=compiled,
+            padded_batch=launched.shape.batch,
+            tokens=launched.real_tokens,
+            padded_tokens=launched.shape.tokens,
+            compiled=launched.compiled,
         )
-        return StepOutput(emit_ns=end_ns, tokens=emitted, finished=finished, step=record), events
+        return StepOutput(emit_ns=end_ns, tokens=emitted, finished=finished, step=record)
+
+    @staticmethod
+    def _survivable(error: Exception, step_id: int, kind: str, jobs: int) -> Exception:
+        """The error of a failed step; raises it when the device is lost, since every later step would fail as well."""
+        log.error("step %d (%s of %d) failed", step_id, kind, jobs, exc_info=error)
+        if type(error).__name__ == "AcceleratorError":
+            raise error
+        return error
 
     def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
         """Charge the compile events of the last step to everyone who waited, and name them in the events."""
@@ -172,7 +259,6 @@ class Engine:
         move = self.scheduler.release(request_id)
         if move is not None:
             self.runner.move(move)
-        self.runner.forget(request_id)
 
     @staticmethod
     def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:

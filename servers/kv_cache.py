@@ -1,50 +1,82 @@
 """Static KV memory in which every row stands at its own position.
 
 transformers' static cache advances all rows together. A continuous batch needs each row at a position of its own, so
-each layer here scatters new keys and values to (row, position) and hands attention the slice it may look at. The
-model itself stays unchanged: it sees an ordinary `Cache`.
+each layer here writes new keys and values to (row, position) and hands attention what it may look at. The model itself
+stays unchanged: it sees an ordinary `Cache`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers.cache_utils import Cache, StaticLayer
+
+from servers.compile_events import EagerCanary
 
 
 class Window:
     """Where the current step writes and what it reads; set by the step before the model runs.
 
-    rows: [B] int64, cache row of each batch row. positions: [B, T] int64, where each new token is written.
-    context: positions attended to. gather: read rows through `rows` (prefill) rather than as the first B rows (decode).
+    index: [B · T] int64, where each new token is written, as row · (max_length + 1) + position.
+    positions: [B, T] int64. rows: [B] int64, the cache row of each batch row; read when `reads` is "rows".
+    context: positions attended to, unless `reads` is "fresh".
+    reads: what attention sees. "fresh": the new tokens alone (whole prompts). "rows": the cache rows named by `rows`
+    (later chunks of prompts). "slice": the first B cache rows (decode).
+    is_causal: the mask hides later positions and nothing else, in every layer.
+    in_kernel: attention writes the new tokens itself; `memory` is then what it finds of the layer at hand.
     """
 
-    __slots__ = ("context", "gather", "positions", "rows")
+    __slots__ = (
+        "canary",
+        "context",
+        "in_kernel",
+        "index",
+        "is_causal",
+        "memory",
+        "padding",
+        "positions",
+        "reads",
+        "rows",
+    )
 
-    def __init__(self) -> None:
-        self.rows: torch.Tensor | None = None
+    def __init__(self, padding: int = 0) -> None:
+        self.index: torch.Tensor | None = None
         self.positions: torch.Tensor | None = None
+        self.rows: torch.Tensor | None = None
+        self.memory: tuple[torch.Tensor, torch.Tensor] | None = None
         self.context = 0
-        self.gather = False
+        self.padding = padding
+        self.reads: Literal["fresh", "rows", "slice"] = "fresh"
+        self.is_causal = False
+        self.in_kernel = False
+        self.canary = EagerCanary()
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
-    """One layer's keys and values: [slots, kv_heads, max_length + 1, head_dim] each.
+    """One layer's keys and values: [slots · (max_length + 1), kv_heads, head_dim] each, a token's heads side by side.
 
-    The extra position takes what padding writes; no mask ever lets attention see it.
+    The extra position of each row takes what padding writes; no mask ever lets attention see it. The tensors are flat
+    because the compiler writes in place only what it was given, not a view of it.
     """
 
-    def __init__(self, *, slots: int, max_length: int, window: Window) -> None:
+    def __init__(self, *, slots: int, max_length: int, window: Window, static_address: bool = False) -> None:
         super().__init__(max_cache_len=max_length + 1)
         self.slots = slots
         self.window = window
+        self.static_address = static_address
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for `slots` rows, whatever the batch of the first call."""
-        super().lazy_initialization(
-            key_states[:1].expand(self.slots, -1, -1, -1), value_states[:1].expand(self.slots, -1, -1, -1)
-        )
+        self.dtype, self.device = key_states.dtype, key_states.device
+        for name, states in (("keys", key_states), ("values", value_states)):
+            shape = (self.slots * self.max_cache_len, states.shape[1], states.shape[3])
+            tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            if self.static_address:
+                # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
+                torch._dynamo.mark_static_address(tensor)
+            setattr(self, name, tensor)
+        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -52,30 +84,65 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         """Write key_states, value_states [B, kv_heads, T, head_dim]; returns what attention reads, length L instead."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        rows, positions, context = self.window.rows, self.window.positions, self.window.context
-        keys, values = self.keys, self.values
-        assert rows is not None
-        assert positions is not None
+        window = self.window
+        if not torch.compiler.is_compiling():
+            window.canary.steps += 1
+        keys, values, index = self.keys, self.values, window.index
         assert keys is not None
         assert values is not None
-        where = (rows[:, None], slice(None), positions)
-        # the two index tensors are split by a slice, so the indexed view is [B, T, kv_heads, head_dim]
-        keys[where] = key_states.transpose(1, 2)
-        values[where] = value_states.transpose(1, 2)
-        if self.window.gather:
-            return keys[rows, :, :context], values[rows, :, :context]
-        batch = key_states.shape[0]
-        return keys[:batch, :, :context], values[:batch, :, :context]
+        if window.in_kernel:
+            window.memory = (keys, values)
+            return key_states, value_states
+        assert index is not None
+        keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
+        values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
+        if window.reads == "fresh":
+            return key_states, value_states
+        return self._read(keys, key_states.shape[0]), self._read(values, key_states.shape[0])
+
+    def _read(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
+        by_row = memory.view(self.slots, self.max_cache_len, *memory.shape[1:])
+        if self.window.reads == "rows":
+            rows = self.window.rows
+            assert rows is not None
+            return by_row[rows, : self.window.context].transpose(1, 2)
+        return by_row[:batch, : self.window.context].transpose(1, 2)
+
+    def get_seq_length(self) -> int:
+        """Nothing for the model to count: every step brings its own positions."""
+        return 0
+
+
+class LayerView:
+    """The cache as one layer sees it, for a block that is compiled by itself.
+
+    A block asks the cache for its layer by number, and the compiler would make a graph for every number. The view
+    ignores the number, so that one graph serves all layers.
+    """
+
+    __slots__ = ("layer",)
+
+    def __init__(self, layer: SlotLayer) -> None:
+        self.layer = layer
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the layer's own."""
+        return self.layer.update(key_states, value_states)
 
 
 class SlotCache(Cache):  # type: ignore[misc]
     """The KV memory of one arm replica: `slots` rows of `max_length` positions in every layer."""
 
-    def __init__(self, *, layers: int, slots: int, max_length: int) -> None:
-        self.window = Window()
+    def __init__(self, *, layers: int, slots: int, max_length: int, static_address: bool = False) -> None:
+        self.window = Window(padding=max_length)
         self.max_length = max_length
         super().__init__(
-            layers=[SlotLayer(slots=slots, max_length=max_length, window=self.window) for _ in range(layers)]
+            layers=[
+                SlotLayer(slots=slots, max_length=max_length, window=self.window, static_address=static_address)
+                for _ in range(layers)
+            ]
         )
 
     @property
@@ -83,15 +150,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Where padded tokens are written: past every position that is ever attended to."""
         return self.max_length
 
+    def views(self) -> list[LayerView]:
+        """One view for each layer."""
+        layers: list[Any] = self.layers
+        return [LayerView(layer) for layer in layers]
+
     def tensors(self) -> list[torch.Tensor]:
         """Keys and values of every layer that has been allocated."""
         layers: list[Any] = self.layers
         return [tensor for layer in layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
 
-    def move_row(self, source: int, target: int) -> None:
-        """Copy row `source` over row `target` in every layer."""
+    def move_row(self, source: int, target: int, positions: int) -> None:
+        """Copy the first `positions` of row `source` over those of row `target` in every layer."""
         tensors = self.tensors()
-        torch._foreach_copy_([tensor[target] for tensor in tensors], [tensor[source] for tensor in tensors])
+        ends = [row * (self.max_length + 1) for row in (source, target)]
+        sources, targets = ([tensor[end : end + positions] for tensor in tensors] for end in ends)
+        torch._foreach_copy_(targets, sources)
 
     def memory_bytes(self) -> int:
         """Bytes held by keys and values."""

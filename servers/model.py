@@ -68,6 +68,33 @@ def load_model(model: ModelConfig) -> nn.Module:
     return module
 
 
+# Projections that read the same input, under the names that transformers' models share.
+_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@torch.no_grad()
+def join_weights(model: nn.Module) -> int:
+    """Weights of projections that read the same input stand side by side in memory; returns how many groups do.
+
+    The modules and what they compute are as before. A compiler pass (compilation.py) may then read them as one matrix.
+    """
+    joined = 0
+    for parent in model.modules():
+        for names in _JOINED:
+            parts = [getattr(parent, name, None) for name in names]
+            if not all(isinstance(part, nn.Linear) and part.bias is None for part in parts):
+                continue
+            linears: list[Any] = parts
+            if len({(part.weight.shape[1], part.weight.dtype) for part in linears}) > 1:
+                continue
+            together = torch.cat([part.weight for part in linears])
+            rows = torch.split(together, [part.weight.shape[0] for part in linears])
+            for part, own in zip(linears, rows, strict=True):
+                part.weight = nn.Parameter(own, requires_grad=False)
+            joined += 1
+    return joined
+
+
 def eos_ids(module: Any) -> frozenset[int]:
     """The end-of-sequence ids of a loaded model."""
     ids = module.generation_config.eos_token_id if module.generation_config is not None else None

@@ -1,41 +1,45 @@
 """ModelRunner: padded prefill and decode steps on the one device thread.
 
-Every arm runs the same two steps over the same cache; the shape policy decides their sizes and the compile policy
-whether they are compiled.
+Every arm runs the same steps over the same cache; the shape policy decides their sizes and the compile policy whether
+they are compiled. A step is launched and collected apart: on a GPU the next step can be launched before the tokens of
+the last have come back, because the newest token of every row stays on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from servers import compilation, sampling
+from servers import attention, compilation, sampling
+from servers.capture import CapturedStep
 from servers.clock import now_ns
-from servers.compile_events import CompileRecorder, EagerCanary, Trigger
-from servers.config import ArmConfig
+from servers.compile_events import CompileRecorder, Trigger
+from servers.config import GRAPH_TREE_MODES, ArmConfig, ConfigError
 from servers.kv_cache import SlotCache
-from servers.model import eos_ids, load_model
-from servers.scheduler import Job, Move
+from servers.model import eos_ids, join_weights, load_model
+from servers.scheduler import Job, Kind, Move, Step
 from servers.shapes import StepShape, shape_policy
 
+Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [B]
 
-class _Step(nn.Module):
-    """The model over the slot cache. Inputs of a step, all int64 on the device:
 
-    input_ids, positions: [B, T]; rows: [B] cache rows; context: [L] = 0 … L-1.
-    """
+class _ModelStep(nn.Module):
+    """The model over the slot cache. Inputs are int64 on the device: input_ids, positions [B, T]; rows [B]."""
 
-    def __init__(self, model: nn.Module, cache: SlotCache, canary: EagerCanary) -> None:
+    def __init__(self, model: nn.Module, cache: SlotCache) -> None:
         super().__init__()
         self.model = model
         self.cache = cache
-        self.canary = canary
         config: Any = model.config
         self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self.sliding_window = getattr(config, "sliding_window", None) or 0
+        self.takes_window = attention.is_ours(model)
+        # given where no attention reads a mask: without any, the model would make one of its own
+        self.no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=next(model.parameters()).device)
 
     def logits(
         self,
@@ -44,23 +48,28 @@ class _Step(nn.Module):
         rows: torch.Tensor,
         context: torch.Tensor,
         *,
-        gather: bool,
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
-        """Logits [B, kept positions, vocab]; the cache holds the new tokens afterwards."""
-        if not torch.compiler.is_compiling():
-            self.canary.steps += 1
+        """Logits [B, kept positions, vocab]; the cache holds the new tokens afterwards.
+
+        context: [L] = 0 … L-1, the positions attended to. `cache.window.reads` is set by the step.
+        """
         window = self.cache.window
-        window.rows, window.positions, window.context, window.gather = rows, positions, context.shape[0], gather
+        window.rows, window.positions, window.context = rows, positions, context.shape[0]
+        window.is_causal = not self.sliding_window
+        window.in_kernel = self.takes_window and window.reads == "slice" and input_ids.is_cuda
+        if not window.in_kernel:
+            window.index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
         output = self.model(
             input_ids=input_ids,
             position_ids=positions,
-            attention_mask=self._mask(positions, context),
+            attention_mask=self.no_mask if window.in_kernel and window.is_causal else self._mask(positions, context),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
+            **({"window": window} if self.takes_window else {}),
         )
-        window.rows = window.positions = None
+        window.index = window.rows = window.positions = None
         window.context = 0
         logits: torch.Tensor = output.logits
         return logits
@@ -77,30 +86,65 @@ class _Step(nn.Module):
         return {kind: sliding if kind == "sliding_attention" else causal for kind in sorted(self.layer_types)}
 
 
-class PrefillStep(_Step):
-    """Whole prompts into their rows; answers the logits [B, vocab] at each prompt's last token."""
+def _at_own_last(logits: torch.Tensor) -> Outputs:
+    """Logits [B, vocab] and argmax, from [B, B, vocab]: a model keeps one list of positions for all rows, so each row
+    was kept at every row's last position and its own stands on the diagonal."""
+    own = logits.diagonal(dim1=0, dim2=1).transpose(0, 1)
+    return own, own.argmax(dim=-1)
+
+
+class PrefillStep(_ModelStep):
+    """Prompts, or their first chunks, into their rows; answers for each row's token at index `last` [B]."""
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
+    ) -> Outputs:
+        self.cache.window.reads = "fresh"
+        context = torch.arange(input_ids.shape[1], device=input_ids.device)
+        return _at_own_last(self.logits(input_ids, positions, rows, context, keep=last))
+
+
+class ExtendStep(_ModelStep):
+    """Later chunks of prompts: attend to what their rows hold already; answers as PrefillStep. context: [L]."""
 
     def forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor,
-        context: torch.Tensor,
         last: torch.Tensor,
-    ) -> torch.Tensor:
-        logits = self.logits(input_ids, positions, rows, context, gather=True, keep=last)
-        # Each row was kept at every row's last position (a model takes one list of positions for all rows), so its
-        # own stands on the diagonal.
-        return logits.diagonal(dim1=0, dim2=1).transpose(0, 1)
+        context: torch.Tensor,
+    ) -> Outputs:
+        self.cache.window.reads = "rows"
+        return _at_own_last(self.logits(input_ids, positions, rows, context, keep=last))
 
 
-class DecodeStep(_Step):
-    """One token on the first B rows; answers their logits [B, vocab]."""
+class DecodeStep(_ModelStep):
+    """One token on the first B rows; answers for each. rows: [B] = 0 … B-1. context: [L]."""
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
-    ) -> torch.Tensor:
-        return self.logits(input_ids, positions, rows, context, gather=False, keep=0)[:, -1]
+    ) -> Outputs:
+        self.cache.window.reads = "slice"
+        logits = self.logits(input_ids, positions, rows, context, keep=0)[:, -1]
+        return logits, logits.argmax(dim=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A step on its way: what it was, and where its tokens will be once `done` has happened (at once when None)."""
+
+    kind: Kind
+    jobs: tuple[Job, ...]
+    answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
+    shape: StepShape
+    real_tokens: int  # computed for jobs, padding apart
+    batch_id: int
+    start_ns: int
+    compiled: bool
+    places: tuple[int, ...]  # where each job's token stands in `tokens`
+    tokens: torch.Tensor  # on the host
+    done: torch.cuda.Event | None
 
 
 class ModelRunner:
@@ -110,41 +154,67 @@ class ModelRunner:
         self.arm = arm
         self.recorder = recorder
         self.shapes = shape_policy(arm.shapes, arm.engine)
-        self.canary = EagerCanary()
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self._generators: dict[str, torch.Generator] = {}
+        self._seen: set[tuple[Kind, StepShape]] = set()
+        self._graphs: dict[tuple[Kind, StepShape], CapturedStep] = {}
+        self._pool: Any = None
+
+    # start-up
 
     def load(self) -> None:
-        """Model, cache and steps exist; nothing is compiled yet."""
+        """Model, cache and steps exist; nothing is compiled yet. Raises ConfigError when they do not fit the device."""
         started_ns = now_ns()
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         # cuDNN's attention builds a plan for every size it has not met, 40 ms and more each time. Exact shapes are new
         # at almost every step, so an eager control would pay for compiles of its own.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        engine = self.arm.engine
+        try:
+            self._build()
+        except torch.OutOfMemoryError as error:
+            engine = self.arm.engine
+            raise ConfigError(
+                f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
+                f"({str(error).splitlines()[0]}): lower engine.slots, max_prompt_tokens or max_new_tokens"
+            ) from None
+        self._finish()
+        self.startup_ns["load"] = now_ns() - started_ns
+
+    def _build(self) -> None:
+        policy, engine = self.arm.compile, self.arm.engine
         self.model = load_model(self.arm.model)
+        if policy.join_projections:
+            join_weights(self.model)
         text_config = self.model.config.get_text_config()
         self.device = next(self.model.parameters()).device
+        self.overlaps = self.device.type == "cuda"
         self.vocab_size = int(text_config.vocab_size)
         self.eos_ids = eos_ids(self.model)
+        attention.prepare(self.device)
         self.cache = SlotCache(
             layers=text_config.num_hidden_layers,
             slots=self.cache_rows,
             max_length=engine.max_length,
+            static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
         self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
-        compilation.configure_compiler(self.arm.compile, self.shapes)
-        prefill = PrefillStep(self.model, self.cache, self.canary)
-        decode = DecodeStep(self.model, self.cache, self.canary)
-        self._allocate(prefill)
-        self._prefill: Callable[..., torch.Tensor] = compilation.compile_step(prefill, self.arm.compile)
-        self._decode: Callable[..., torch.Tensor] = compilation.compile_step(decode, self.arm.compile)
-        self.canary.ran_eagerly()
-        self._finish()
-        self.startup_ns["load"] = now_ns() - started_ns
+        # the newest token of each row: what the next decode step reads, without a way over the host
+        self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
+        compilation.configure_compiler(policy, self.shapes, layers=len(self.cache.layers))
+        steps = {
+            "prefill": PrefillStep(self.model, self.cache),
+            "extend": ExtendStep(self.model, self.cache),
+            "decode": DecodeStep(self.model, self.cache),
+        }
+        self._allocate(steps["prefill"])
+        if policy.enabled and policy.regional:
+            compilation.compile_blocks(self.model, self.cache, policy)
+            self._steps: dict[str, Callable[..., Outputs]] = dict(steps)
+        else:
+            self._steps = {kind: compilation.compile_step(step, policy) for kind, step in steps.items()}
+        self.cache.window.canary.ran_eagerly()
 
     @property
     def cache_rows(self) -> int:
@@ -152,62 +222,131 @@ class ModelRunner:
         return max(self.arm.engine.slots, self.arm.shapes.min_size)
 
     @torch.no_grad()
-    def _allocate(self, prefill: PrefillStep) -> None:
+    def _allocate(self, prefill: nn.Module) -> None:
         # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        prefill(one, one, one[0], self._context[:1], one[0])
+        prefill(one, one, one[0], one[0])
 
     def warm_up(self, report: Callable[[int, int, str], None]) -> None:
         """Run every shape that the policy can produce, on this thread, as often as graph capture needs.
 
         `report(done, total, detail)` is called before each shape and once at the end.
         """
-        prefills, decodes = compilation.warmup_shapes(self.arm.compile, self.shapes)
-        plan = [("prefill", shape) for shape in prefills] + [("decode", shape) for shape in decodes]
+        plan = compilation.warmup_plan(self.arm.compile, self.shapes)
         for done, (kind, shape) in enumerate(plan):
             report(done, len(plan), f"{kind} {shape}")
             started_ns = now_ns()
-            for _ in range(compilation.WARMUP_CALLS):
-                self._warm(kind, shape)
-            self._finish()
+            self._warm(kind, shape)
             self.startup_ns[f"{kind} {shape}"] = now_ns() - started_ns
+            if self.arm.compile.capture:
+                self._capture(kind, shape)
+        compilation.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 
-    def _warm(self, kind: str, shape: StepShape) -> None:
+    def _warm(self, kind: Kind, shape: StepShape) -> None:
         self.recorder.trigger = Trigger(shape=f"{kind} {shape}")
-        prompt = torch.randint(3, self.vocab_size, (shape.length,)).tolist()
-        jobs = [Job(request_id="", prompt=prompt, max_tokens=1, recv_ns=0, row=row) for row in range(shape.batch)]
-        if kind == "prefill":
-            self._run_prefill(jobs, shape)
-        else:
-            for job in jobs:
-                job.prompt = [3] * (shape.context - 1)
-                job.output = [3]
-            self._run_decode(jobs, shape)
-        self._note_canary(0, 0)
+        step = _sample_step(kind, shape, self.vocab_size)
+        for _ in range(compilation.WARMUP_CALLS):
+            self._run(step, shape)
+            self._note_canary(0, 0)
+        self._finish()
 
-    def step(self, kind: str, jobs: Sequence[Job], batch_id: int) -> tuple[list[int], StepShape, bool]:
-        """Run one step for `jobs` (rows set; decode takes them in row order).
-
-        Returns the token sampled for each job, the shape that ran and whether compiled code ran it.
-        """
-        if kind == "prefill":
-            shape = self.shapes.prefill(len(jobs), max(len(job.prompt) for job in jobs))
-        else:
-            shape = self.shapes.decode(len(jobs), max(job.context for job in jobs))
-        self.recorder.trigger = Trigger(batch_id=batch_id, shape=f"{kind} {shape}", phase="serving")
+    @torch.no_grad()
+    def _capture(self, kind: Kind, shape: StepShape) -> None:
+        if self.device.type != "cuda":
+            self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
+            return
         started_ns = now_ns()
-        logits = self._run_prefill(jobs, shape) if kind == "prefill" else self._run_decode(jobs, shape)
-        tokens = sampling.sample(logits, jobs, self._generators)
-        return tokens, shape, self._note_canary(started_ns, now_ns())
+        varying, fixed = self._inputs(_sample_step(kind, shape, self.vocab_size), shape)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        self._graphs[kind, shape] = CapturedStep(self._steps[kind], varying, fixed, self._pool)
+        self._finish()
+        ended_ns = now_ns()
+        self.recorder.record_capture(started_ns, ended_ns)
+        self.startup_ns[f"capture {kind} {shape}"] = ended_ns - started_ns
+
+    # steps
+
+    def shape_of(self, step: Step) -> StepShape:
+        """The padded shape that `step` runs at."""
+        if step.kind == "decode":
+            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
+        length = max(stop - start for start, stop in step.chunks)
+        if step.kind == "prefill":
+            return self.shapes.prefill(len(step.jobs), length)
+        return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
+
+    def is_ready(self, step: Step) -> bool:
+        """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
+        policy = self.arm.compile
+        if not policy.enabled or policy.guarded or (policy.mark_dynamic and policy.warmup == "shapes"):
+            return True
+        return (step.kind, self.shape_of(step)) in self._seen
+
+    def launch(self, step: Step, batch_id: int) -> Launched:
+        """`step` is on its way; its jobs' rows are set. Errors of the device may show here or in `collect`."""
+        shape = self.shape_of(step)
+        self.recorder.trigger = Trigger(batch_id=batch_id, shape=f"{step.kind} {shape}", phase="serving")
+        started_ns = now_ns()
+        jobs = step.jobs
+        answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, step.chunks, strict=False))
+        try:
+            logits, greedy = self._run(step, shape)
+            places = [job.row for job in jobs] if step.kind == "decode" else list(range(len(jobs)))
+            tokens = greedy if sampling.is_greedy(jobs) else self._draw(logits, greedy, jobs, places)
+            if step.kind == "decode":
+                self._newest[: shape.batch].copy_(tokens)
+            else:
+                rows = self._tensor([job.row for job in jobs])
+                self._newest.index_copy_(0, rows, tokens[: len(jobs)])
+            host, done = self._to_host(tokens)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise
+        return Launched(
+            kind=step.kind,
+            jobs=jobs,
+            answers=answers or (True,) * len(jobs),
+            shape=shape,
+            real_tokens=sum(stop - start for start, stop in step.chunks) or len(jobs),
+            batch_id=batch_id,
+            start_ns=started_ns,
+            compiled=self._note_canary(started_ns, now_ns()),
+            places=tuple(places),
+            tokens=host,
+            done=done,
+        )
+
+    def collect(self, launched: Launched) -> list[int]:
+        """The token sampled for each job of `launched`, once the device has it."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        tokens: list[int] = launched.tokens.tolist()
+        return [tokens[place] for place in launched.places]
+
+    def step(self, step: Step, batch_id: int) -> list[int]:
+        """Launch and collect: the token sampled for each job."""
+        return self.collect(self.launch(step, batch_id))
+
+    @torch.no_grad()
+    def logits(self, kind: Kind, jobs: Sequence[Job]) -> torch.Tensor:
+        """Logits [len(jobs), vocab] float32 without sampling. Decode feeds each job's last output (teacher forcing)."""
+        if kind == "decode":
+            for job in jobs:
+                job.launched = len(job.output) + 1
+                self._newest[job.row] = job.output[-1]
+            step = Step("decode", tuple(jobs))
+            places = [job.row for job in jobs]
+        else:
+            step = Step(kind, tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
+            places = list(range(len(jobs)))
+        logits, _ = self._run(step, self.shape_of(step))
+        return logits[places].float()
 
     def move(self, move: Move) -> None:
         """Carry out the scheduler's row move."""
-        self.cache.move_row(move.source, move.target)
-
-    def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request that has ended."""
-        self._generators.pop(request_id, None)
+        self.cache.move_row(move.source, move.target, move.positions)
+        self._newest[move.target] = self._newest[move.source]
 
     def device_name(self) -> str:
         """The accelerator's product name, or cpu."""
@@ -225,58 +364,86 @@ class ModelRunner:
         return found
 
     @torch.no_grad()
-    def _run_prefill(self, jobs: Sequence[Job], shape: StepShape) -> torch.Tensor:
-        ids = [job.prompt + [0] * (shape.length - len(job.prompt)) for job in jobs]
-        positions = [
-            [*range(len(job.prompt)), *[self.cache.padding_position] * (shape.length - len(job.prompt))] for job in jobs
-        ]
-        rows = [job.row for job in jobs]
-        last = [len(job.prompt) - 1 for job in jobs]
-        for _ in range(shape.batch - len(jobs)):
+    def _run(self, step: Step, shape: StepShape) -> Outputs:
+        """Outputs of the step at its padded shape: B = shape.batch rows."""
+        varying, fixed = self._inputs(step, shape)
+        self._seen.add((step.kind, shape))
+        graph = self._graphs.get((step.kind, shape))
+        if graph is not None:
+            logits, greedy = graph(varying)
+            return logits, greedy
+        self._mark(step.kind, varying, fixed)
+        with compilation.step_boundary(self.arm.compile):
+            return self._steps[step.kind](*varying, *fixed)
+
+    def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+        """(inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
+        padding = self.cache.padding_position
+        if step.kind == "decode":
+            positions = [[padding]] * shape.batch
+            for job in step.jobs:
+                positions[job.row] = [job.context - 2]  # launched counts this step's token, which has no place yet
+            varying = [self._newest[: shape.batch, None], self._tensor(positions)]
+            return varying, (self._rows[: shape.batch], self._context[: shape.context])
+        ids, places, rows, last = [], [], [], []
+        for job, (start, stop) in zip(step.jobs, step.chunks, strict=True):
+            rest = shape.length - (stop - start)
+            ids.append(job.prompt[start:stop] + [0] * rest)
+            places.append([*range(start, stop), *[padding] * rest])
+            rows.append(job.row)
+            last.append(stop - start - 1)
+        for _ in range(shape.batch - len(step.jobs)):
             # a padding row writes nowhere but the padding position, so any row may lend its place
             ids.append([0] * shape.length)
-            positions.append([self.cache.padding_position] * shape.length)
+            places.append([padding] * shape.length)
             rows.append(rows[0])
             last.append(0)
-        inputs = [self._tensor(item) for item in (ids, positions, rows)]
-        inputs += [self._context[: shape.context], self._tensor(last)]
-        self._mark(inputs, length=True)
-        with compilation.step_boundary(self.arm.compile):
-            return self._prefill(*inputs)
+        varying = [self._tensor(item) for item in (ids, places, rows, last)]
+        return varying, () if step.kind == "prefill" else (self._context[: shape.context],)
 
-    @torch.no_grad()
-    def _run_decode(self, jobs: Sequence[Job], shape: StepShape) -> torch.Tensor:
-        padding = shape.batch - len(jobs)
-        ids = [[job.output[-1]] for job in jobs] + [[0]] * padding
-        # rows beyond the active ones are free: what padding writes there is overwritten by the next prompt
-        positions = [[job.context - 1] for job in jobs] + [[0]] * padding
-        inputs = [self._tensor(ids), self._tensor(positions), self._rows[: shape.batch], self._context[: shape.context]]
-        self._mark(inputs, length=False)
-        with compilation.step_boundary(self.arm.compile):
-            return self._decode(*inputs)
+    def _draw(
+        self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
+    ) -> torch.Tensor:
+        table = sampling.draw_table(jobs, places, logits.shape[0])
+        draws = sampling.Draws(*self._tensor(table, torch.float32))
+        ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
+        return sampling.choose(logits, greedy, draws, ranked=ranked)
 
-    def _tensor(self, values: list[Any]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return torch.tensor(values, dtype=dtype)
+        # from pinned memory the copy does not hold this thread up
+        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
 
-    def _mark(self, inputs: list[torch.Tensor], *, length: bool) -> None:
+    def _to_host(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        if self.device.type != "cuda":
+            return tokens.clone(), None
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        host.copy_(tokens, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return host, done
+
+    def _mark(self, kind: Kind, varying: list[torch.Tensor], fixed: tuple[torch.Tensor, ...]) -> None:
         """Name the dimensions that vary, with their bounds, where the policy asks for it."""
-        if not self.arm.compile.mark_dynamic:
+        policy, engine = self.arm.compile, self.arm.engine
+        if not policy.mark_dynamic:
             return
         low = max(2, self.arm.shapes.min_size)
-        batch = self.arm.engine.prefill_batch if length else self.cache_rows
-        ids, positions, rows, context, *last = inputs
-        for tensor in (ids, positions, rows, *last):
-            compilation.mark_dimension(tensor, 0, low=low, high=batch)
-        if length:
-            for tensor in (ids, positions):
-                compilation.mark_dimension(tensor, 1, low=low, high=self.arm.engine.max_prompt_tokens)
-        high = self.arm.engine.max_prompt_tokens if length else self.arm.engine.max_length
-        compilation.mark_dimension(context, 0, low=low, high=high)
+        rows = self.cache_rows if kind == "decode" else engine.prefill_batch
+        for tensor in varying if kind != "decode" else (*varying, fixed[0]):
+            compilation.mark_dimension(tensor, 0, policy.batch_bounds or (low, rows))
+        if kind != "decode":
+            for tensor in varying[:2]:
+                compilation.mark_dimension(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens))
+        if kind != "prefill":
+            longest = engine.max_length if kind == "decode" else engine.max_prompt_tokens
+            compilation.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest))
 
     def _note_canary(self, start_ns: int, end_ns: int) -> bool:
-        ran_eagerly = self.canary.ran_eagerly()
-        if not self.arm.compile.enabled or self.arm.compile.regional:
-            return self.arm.compile.enabled
+        ran_eagerly = self.cache.window.canary.ran_eagerly()
+        if not self.arm.compile.enabled:
+            return False
         if ran_eagerly:
             self.recorder.record_eager_step(start_ns, end_ns)
         else:
@@ -286,3 +453,16 @@ class ModelRunner:
     def _finish(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _sample_step(kind: Kind, shape: StepShape, vocab_size: int) -> Step:
+    """A step of fresh random prompts that fills `shape`."""
+    jobs = []
+    for row in range(shape.batch):
+        size = shape.context if kind != "decode" else shape.context - 1
+        prompt = torch.randint(vocab_size, (size,)).tolist()
+        # a decode step feeds the first output at the position after the prompt
+        jobs.append(Job(request_id="", prompt=prompt, max_tokens=2, recv_ns=0, row=row, launched=2))
+    if kind == "decode":
+        return Step(kind, tuple(jobs))
+    return Step(kind, tuple(jobs), ((shape.context - shape.length, shape.context),) * shape.batch)

@@ -3,6 +3,9 @@
 The scheduler decides what the next engine step is; the runner executes it. Rows stay dense: the active requests
 always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves, the last row
 moves into its place.
+
+A step is planned before the tokens of the step before it are known: a job counts what was launched for it apart from
+the output that has come back.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class Job:
     top_p: float = 0.0
     seed: int = 0
     row: int = -1  # -1 while queued
+    prefilled: int = 0  # prompt tokens whose prefill was launched
+    launched: int = 0  # output tokens whose step was launched: those in `output`, then those still on the device
     output: list[int] = field(default_factory=list)
     admitted_ns: int = 0
     prefill_ns: int = 0
@@ -41,26 +46,35 @@ class Job:
     @property
     def context(self) -> int:
         """Positions held in the cache once the newest sampled token is written."""
-        return len(self.prompt) + len(self.output)
+        return len(self.prompt) + self.launched
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether the prompt is in the cache and tokens are still wanted."""
+        return self.prefilled == len(self.prompt) and self.launched < self.max_tokens
 
 
 Outcome = Literal["length", "stop"]
+Kind = Literal["prefill", "extend", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run next: a prefill of newly admitted jobs, or one token for every active job in row order."""
+    """What to run next: beginnings of prompts (prefill), later chunks of prompts (extend), or one token for every job
+    that can decode, in row order."""
 
-    kind: Literal["prefill", "decode"]
+    kind: Kind
     jobs: tuple[Job, ...]
+    chunks: tuple[tuple[int, int], ...] = ()  # (start, stop) in each job's prompt; empty for decode
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The cache row `source` must be copied to `target`: its request has moved there."""
+    """The first `positions` of cache row `source` must be copied to `target`: their request has moved there."""
 
     source: int
     target: int
+    positions: int = 0
 
 
 class QueueFullError(Exception):
@@ -68,17 +82,30 @@ class QueueFullError(Exception):
 
 
 class Scheduler:
-    """Queue, rows and the order of steps. Prefill and decode alternate, so a running request waits for one prefill
-    step at most between two of its tokens."""
+    """Queue, rows and the order of steps.
 
-    def __init__(self, *, slots: int, max_queue: int, prefill_batch: int = 1) -> None:
+    While prompts wait, one prefill step and `decode_per_prefill` decode steps alternate, so a running request waits for
+    one prefill step at most between two of its tokens; `prefill_chunk` bounds how long that step is (0: whole prompts).
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        max_queue: int,
+        prefill_batch: int = 1,
+        prefill_chunk: int = 0,
+        decode_per_prefill: int = 1,
+    ) -> None:
         self.slots = slots
         self.max_queue = max_queue
         self.prefill_batch = prefill_batch
+        self.prefill_chunk = prefill_chunk
+        self.decode_per_prefill = decode_per_prefill
         self._queue: deque[Job] = deque()
         self._active: list[Job] = []
         self._jobs: dict[str, Job] = {}
-        self._decode_is_due = False
+        self._decodes_due = 0
 
     def submit(self, job: Job) -> None:
         """Queue `job`. Raises QueueFullError when every slot is taken and the queue holds `max_queue` jobs."""
@@ -88,17 +115,40 @@ class Scheduler:
         self._queue.append(job)
 
     def next_step(self) -> Step | None:
-        """The next step, or None when there is nothing to do. Admits queued jobs into rows."""
+        """The next step, counted as launched, or None when there is nothing to do. Admits queued jobs into rows."""
+        decodable = tuple(job for job in self._active if job.can_decode)
+        if not (decodable and self._decodes_due > 0):
+            prefill = self._next_prefill()
+            if prefill is not None:
+                self._decodes_due = self.decode_per_prefill
+                return prefill
+        self._decodes_due -= 1
+        for job in decodable:
+            job.launched += 1
+        return Step("decode", decodable) if decodable else None
+
+    def _next_prefill(self) -> Step | None:
+        """Later chunks of prompts already begun come first, so that a prompt is finished before another begins."""
+        begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self.prefill_batch]
+        if begun:
+            return self._chunks("extend", begun)
         room = min(self.slots - len(self._active), self.prefill_batch, len(self._queue))
-        if room > 0 and not (self._decode_is_due and self._active):
-            admitted = [self._queue.popleft() for _ in range(room)]
-            for job in admitted:
-                job.row = len(self._active)
-                self._active.append(job)
-            self._decode_is_due = True
-            return Step("prefill", tuple(admitted))
-        self._decode_is_due = False
-        return Step("decode", tuple(self._active)) if self._active else None
+        if room <= 0:
+            return None
+        admitted = [self._queue.popleft() for _ in range(room)]
+        for job in admitted:
+            job.row = len(self._active)
+            self._active.append(job)
+        return self._chunks("prefill", admitted)
+
+    def _chunks(self, kind: Kind, jobs: list[Job]) -> Step:
+        chunks = []
+        for job in jobs:
+            start, rest = job.prefilled, len(job.prompt) - job.prefilled
+            job.prefilled = start + (min(rest, self.prefill_chunk) if self.prefill_chunk else rest)
+            job.launched += job.prefilled == len(job.prompt)  # the last chunk answers the first token
+            chunks.append((start, job.prefilled))
+        return Step(kind, tuple(jobs), tuple(chunks))
 
     def record(self, job: Job, token: int) -> Outcome | None:
         """Add a sampled token to `job`; says why the job is over, or None while it goes on."""
@@ -119,7 +169,7 @@ class Scheduler:
         hole, job.row = job.row, -1
         if last is job:
             return None
-        move = Move(source=last.row, target=hole)
+        move = Move(source=last.row, target=hole, positions=last.prefilled + last.launched)
         last.row = hole
         self._active[hole] = last
         return move

@@ -32,10 +32,13 @@ class StepShape:
 
 
 class ShapePolicy(Protocol):
-    """Turns real sizes into the sizes that run. `length` 1 is decode; anything else is prefill."""
+    """Turns real sizes into the sizes that run."""
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        """The shape for prefilling `batch` prompts of which the longest has `length` tokens."""
+        """The shape for the beginnings of `batch` prompts, the longest of `length` tokens."""
+
+    def extend(self, batch: int, length: int, context: int) -> StepShape:
+        """The shape for later chunks of `batch` prompts, of `length` tokens at most, that end at `context`."""
 
     def decode(self, batch: int, context: int) -> StepShape:
         """The shape for one token on `batch` rows of which the longest holds `context` positions, the new included."""
@@ -45,6 +48,9 @@ class ShapePolicy(Protocol):
 
     def every_prefill(self) -> Iterator[StepShape]:
         """The prefill shapes to warm, in order."""
+
+    def every_extend(self) -> Iterator[StepShape]:
+        """The shapes of later chunks to warm, in order; none where prompts are never cut."""
 
     def every_decode(self) -> Iterator[StepShape]:
         """The decode shapes to warm, in order."""
@@ -56,6 +62,7 @@ class ExactShape:
 
     max_batch: int
     max_prefill_batch: int
+    max_prefill: int
     max_prompt: int
     max_context: int
     min_size: int = 1
@@ -64,6 +71,10 @@ class ExactShape:
         rows = batch if self.max_prefill_batch == 1 else max(batch, self.min_size)
         padded = max(length, self.min_size)
         return StepShape(rows, padded, padded)
+
+    def extend(self, batch: int, length: int, context: int) -> StepShape:
+        shape = self.prefill(batch, length)
+        return StepShape(shape.batch, shape.length, max(context, self.min_size))
 
     def decode(self, batch: int, context: int) -> StepShape:
         return StepShape(max(batch, self.min_size), 1, max(context, self.min_size))
@@ -75,10 +86,18 @@ class ExactShape:
         # Two sizes that differ in every free dimension: a graph that served both has no size of its own left.
         # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
         # Largest first: the compiler tunes a dynamic graph for the sizes of its first call.
-        for length in _spread(self.max_prompt):
+        for length in _spread(self.max_prefill):
             yield self.prefill(min(self.max_prefill_batch, 2), length)
         if self.max_prefill_batch > 2:
-            yield self.prefill(self.max_prefill_batch, _spread(self.max_prompt)[0])
+            yield self.prefill(self.max_prefill_batch, _spread(self.max_prefill)[0])
+
+    def every_extend(self) -> Iterator[StepShape]:
+        if self.max_prefill >= self.max_prompt:
+            return
+        for length, context in zip(_spread(self.max_prefill), _spread(self.max_prompt), strict=False):
+            yield self.extend(min(self.max_prefill_batch, 2), length, max(context, length + 2))
+        if self.max_prefill_batch > 2:
+            yield self.extend(self.max_prefill_batch, _spread(self.max_prefill)[0], _spread(self.max_prompt)[0])
 
     def decode_batches(self) -> list[int]:
         """Batch sizes that a warm-up visits: the largest, one between, the smallest."""
@@ -98,10 +117,16 @@ class Buckets:
     prefill_batches: tuple[int, ...]
     lengths: tuple[int, ...]
     contexts: tuple[int, ...]
+    prompt_contexts: tuple[int, ...] = ()  # where later chunks may end; empty where prompts are never cut
 
     def prefill(self, batch: int, length: int) -> StepShape:
         padded = _round_up(length, self.lengths, "prompt", "tokens")
         return StepShape(_round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
+
+    def extend(self, batch: int, length: int, context: int) -> StepShape:
+        # a later chunk is padded to the full chunk: its length is no dimension of its own in the ladder
+        padded = self.prefill(batch, length)
+        return StepShape(padded.batch, self.lengths[-1], _round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
         return StepShape(
@@ -117,6 +142,11 @@ class Buckets:
         for length in self.lengths:
             for batch in self.prefill_batches:
                 yield StepShape(batch, length, length)
+
+    def every_extend(self) -> Iterator[StepShape]:
+        for context in self.prompt_contexts:
+            for batch in self.prefill_batches:
+                yield StepShape(batch, self.lengths[-1], context)
 
     def every_decode(self) -> Iterator[StepShape]:
         for context in self.contexts:
@@ -134,22 +164,28 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
         return ExactShape(
             max_batch=engine.slots,
             max_prefill_batch=engine.prefill_batch,
+            max_prefill=engine.prefill_tokens,
             max_prompt=engine.max_prompt_tokens,
             max_context=engine.max_length,
             min_size=shapes.min_size,
         )
+    is_cut = engine.prefill_tokens < engine.max_prompt_tokens
     if shapes.kind == "pad":
         return Buckets(
             batches=(engine.slots,),
             prefill_batches=(engine.prefill_batch,),
-            lengths=(engine.max_prompt_tokens,),
+            lengths=(engine.prefill_tokens,),
             contexts=(engine.max_length,),
+            prompt_contexts=(engine.max_prompt_tokens,) if is_cut else (),
         )
+    lengths = shapes.length_ladder or doubling(32, engine.prefill_tokens)
     return Buckets(
         batches=shapes.batch_ladder or doubling(1, engine.slots),
         prefill_batches=doubling(1, engine.prefill_batch),
-        lengths=shapes.length_ladder or doubling(32, engine.max_prompt_tokens),
-        contexts=shapes.context_ladder or doubling(256, engine.max_length),
+        lengths=lengths,
+        # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
+        contexts=shapes.context_ladder or (engine.max_length,),
+        prompt_contexts=doubling(2 * lengths[-1], engine.max_prompt_tokens) if is_cut else (),
     )
 
 

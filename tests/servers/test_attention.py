@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from servers.attention import grouped_decode_attention
+from servers.attention import grouped_attention
 
 
 class Module(torch.nn.Module):
@@ -22,7 +22,7 @@ def test_packed_heads_give_what_repeated_keys_give(length: int) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, repeat_kv(key, 4), repeat_kv(value, 4), attn_mask=mask, scale=0.3
     ).transpose(1, 2)
-    output, _ = grouped_decode_attention(Module(), query, key, value, mask, scaling=0.3)
+    output, _ = grouped_attention(Module(), query, key, value, mask, scaling=0.3)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -35,5 +35,5 @@ def test_a_mask_of_its_own_for_each_head_is_respected() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, repeat_kv(key, 4), repeat_kv(value, 4), attn_mask=mask
     ).transpose(1, 2)
-    output, _ = grouped_decode_attention(Module(), query, key, value, mask)
+    output, _ = grouped_attention(Module(), query, key, value, mask)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)

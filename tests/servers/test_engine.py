@@ -1,31 +1,64 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
 
 from servers.config import ArmConfig, EngineConfig
 from servers.engine import Arrivals, Engine
 from servers.messages import Cancel, CompileEvent, StepOutput, Submit
-from servers.scheduler import Job, Move
+from servers.scheduler import Job, Move, Step
 from servers.shapes import StepShape
 
 
+@dataclass
+class ScriptedStep:
+    kind: str
+    jobs: tuple[Job, ...]
+    batch_id: int
+    shape: StepShape
+    tokens: list[int]
+    answers: tuple[bool, ...]
+    real_tokens: int
+    start_ns: int = 0
+    compiled: bool = True
+
+
 class ScriptedRunner:
-    """Counts tokens up; `during` runs inside a step, as messages arrive while the device is busy."""
+    """Counts tokens up; `during` runs inside a launch, as messages arrive while the device is busy."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlaps: bool = False) -> None:
+        self.overlaps = overlaps
+        self.ready = True
         self.moves: list[Move] = []
-        self.forgotten: list[str] = []
+        self.log: list[str] = []
         self.during: Callable[[], None] = lambda: None
+        self.collecting: Callable[[], None] = lambda: None
 
-    def step(self, kind: str, jobs: Sequence[Job], batch_id: int) -> tuple[list[int], StepShape, bool]:
+    def is_ready(self, step: Step) -> bool:
+        return self.ready
+
+    def launch(self, step: Step, batch_id: int) -> ScriptedStep:
+        self.log.append(f"launch {batch_id}")
         self.during()
-        return [10 + len(job.output) for job in jobs], StepShape(4, 8 if kind == "prefill" else 1, 8), True
+        return ScriptedStep(
+            kind=step.kind,
+            jobs=step.jobs,
+            batch_id=batch_id,
+            shape=StepShape(4, 8 if step.kind == "prefill" else 1, 8),
+            tokens=[9 + job.launched for job in step.jobs],
+            answers=tuple(job.prefilled == len(job.prompt) for job in step.jobs),
+            real_tokens=sum(stop - start for start, stop in step.chunks) or len(step.jobs),
+        )
+
+    def collect(self, launched: ScriptedStep) -> list[int]:
+        self.log.append(f"collect {launched.batch_id}")
+        self.collecting()
+        return launched.tokens
 
     def move(self, move: Move) -> None:
         self.moves.append(move)
-
-    def forget(self, request_id: str) -> None:
-        self.forgotten.append(request_id)
 
 
 class ScriptedEvents:
@@ -38,10 +71,12 @@ class ScriptedEvents:
 
 
 def build(
-    *, slots: int = 2, max_queue: int = 8, prefill_batch: int = 2
+    *, slots: int = 2, max_queue: int = 8, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False
 ) -> tuple[Engine, ScriptedRunner, ScriptedEvents, Arrivals]:
-    arm = ArmConfig(engine=EngineConfig(slots=slots, max_queue=max_queue, prefill_batch=prefill_batch))
-    runner, events = ScriptedRunner(), ScriptedEvents()
+    arm = ArmConfig(
+        engine=EngineConfig(slots=slots, max_queue=max_queue, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
+    )
+    runner, events = ScriptedRunner(overlaps=overlaps), ScriptedEvents()
     return Engine(arm, runner, events), runner, events, Arrivals()
 
 
@@ -59,13 +94,13 @@ def submit(
 
 
 def advance(engine: Engine, arrivals: Arrivals) -> StepOutput:
-    output, _ = engine.advance(arrivals)
-    assert output is not None
-    return output
+    outputs, _ = engine.advance(arrivals)
+    assert len(outputs) == 1
+    return outputs[0]
 
 
 def test_tokens_and_endings_come_out_in_order() -> None:
-    engine, runner, _, arrivals = build()
+    engine, _, _, arrivals = build()
     engine.submit(submit("a"))
     engine.submit(submit("b", max_tokens=1))
     first = advance(engine, arrivals)
@@ -83,8 +118,8 @@ def test_tokens_and_endings_come_out_in_order() -> None:
     assert second.tokens == [("a", 11)]
     timing = second.finished[0].timing
     assert (timing.batch_id, timing.batch_size, timing.padded_batch, timing.padded_length) == (0, 2, 4, 8)
-    assert engine.advance(arrivals) == (None, [])
-    assert runner.forgotten == ["b", "a"]
+    assert engine.advance(arrivals) == ([], [])
+    assert engine.idle
 
 
 def test_a_compile_is_charged_to_the_batch_the_queue_and_those_who_came_meanwhile() -> None:
@@ -185,4 +220,93 @@ def test_a_row_move_is_carried_out_by_the_runner() -> None:
     engine.submit(submit("a", max_tokens=1))
     engine.submit(submit("b", max_tokens=5))
     advance(engine, arrivals)
-    assert runner.moves == [Move(source=1, target=0)]
+    assert runner.moves == [Move(source=1, target=0, positions=4)]
+
+
+def run_until_idle(engine: Engine, arrivals: Arrivals) -> list[StepOutput]:
+    outputs: list[StepOutput] = []
+    while not engine.idle:
+        outputs += engine.advance(arrivals)[0]
+    return outputs
+
+
+def test_the_next_step_is_launched_before_the_tokens_of_the_last_are_handed_out() -> None:
+    engine, runner, _, arrivals = build(overlaps=True)
+    engine.submit(submit("a", max_tokens=3))
+    outputs = run_until_idle(engine, arrivals)
+    assert runner.log == ["launch 0", "launch 1", "collect 0", "launch 2", "collect 1", "collect 2"]
+    assert [output.tokens for output in outputs] == [[("a", 10)], [("a", 11)], [("a", 12)]]
+
+
+def test_a_step_that_may_compile_waits_until_finished_tokens_are_out() -> None:
+    engine, runner, _, arrivals = build(overlaps=True)
+    runner.ready = False
+    engine.submit(submit("a", max_tokens=2))
+    run_until_idle(engine, arrivals)
+    assert runner.log == ["launch 0", "collect 0", "launch 1", "collect 1"]
+
+
+def test_what_a_step_computed_beyond_the_end_of_an_answer_is_dropped() -> None:
+    engine, runner, _, arrivals = build(slots=2, overlaps=True)
+    engine.eos_ids = frozenset([11])
+    engine.submit(submit("stops", max_tokens=50, ignore_eos=False))
+    engine.submit(submit("goes on", max_tokens=4))
+    outputs = run_until_idle(engine, arrivals)
+    told = [token for output in outputs for token in output.tokens]
+    assert [token for name, token in told if name == "stops"] == [10, 11]
+    assert [token for name, token in told if name == "goes on"] == [10, 11, 12, 13]
+    assert runner.moves == [Move(source=1, target=0, positions=3 + 3)]
+    endings = {item.request_id: item.reason for output in outputs for item in output.finished}
+    assert endings == {"stops": "stop", "goes on": "length"}
+
+
+def test_a_step_planned_for_an_answer_that_has_just_ended_leaves_it_out() -> None:
+    engine, runner, _, arrivals = build(slots=2, overlaps=True)
+    engine.eos_ids = frozenset([10])
+    runner.ready = False
+    engine.submit(submit("stops", max_tokens=9, ignore_eos=False))
+    engine.submit(submit("goes on", max_tokens=2))
+    outputs = run_until_idle(engine, arrivals)
+    assert [output.tokens for output in outputs] == [[("stops", 10), ("goes on", 10)], [("goes on", 11)]]
+
+
+def test_a_step_that_fails_on_its_way_ends_its_requests_and_the_engine_lives_on() -> None:
+    engine, runner, _, arrivals = build(slots=1, prefill_batch=1, overlaps=True)
+    engine.submit(submit("a"))
+    engine.submit(submit("b"))
+
+    def fail() -> None:
+        runner.collecting = lambda: None
+        raise OutOfMemoryError("device is full")
+
+    runner.collecting = fail
+    finished = [item for output in run_until_idle(engine, arrivals) for item in output.finished]
+    assert [(item.request_id, item.status) for item in finished] == [("a", "RESOURCE_EXHAUSTED"), ("b", "OK")]
+
+
+class AcceleratorError(RuntimeError):
+    pass
+
+
+def test_a_lost_device_ends_the_engine() -> None:
+    engine, runner, _, arrivals = build()
+    engine.submit(submit("a"))
+
+    def fail() -> None:
+        raise AcceleratorError("an illegal memory access was encountered")
+
+    runner.during = fail
+    with pytest.raises(AcceleratorError):
+        engine.advance(arrivals)
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_with_tokens_of_others_in_between() -> None:
+    engine, _, _, arrivals = build(slots=2, prefill_batch=1, prefill_chunk=2)
+    engine.submit(submit("running", max_tokens=9))
+    while not advance(engine, arrivals).tokens:
+        pass
+    engine.submit(submit("long"))
+    steps = [advance(engine, arrivals) for _ in range(4)]
+    assert [step.step.kind for step in steps if step.step] == ["decode", "prefill", "decode", "extend"]
+    assert [name for name, _ in steps[3].tokens] == ["long"]
+    assert [step.step.tokens for step in steps if step.step] == [1, 2, 1, 1]

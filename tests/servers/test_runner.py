@@ -53,16 +53,23 @@ def jobs_for(vocab_size: int, *, seed: int, count: int = 12) -> list[Job]:
 def serve(runner: ModelRunner, jobs: list[Job]) -> int:
     """Run all jobs through scheduler and runner, joining and leaving as slots allow; returns the number of steps."""
     engine = runner.arm.engine
-    scheduler = Scheduler(slots=engine.slots, max_queue=len(jobs), prefill_batch=engine.prefill_batch)
+    scheduler = Scheduler(
+        slots=engine.slots,
+        max_queue=len(jobs),
+        prefill_batch=engine.prefill_batch,
+        prefill_chunk=engine.prefill_chunk,
+    )
     for job in jobs:
         scheduler.submit(job)
     steps = 0
     while (step := scheduler.next_step()) is not None:
-        tokens, _, _ = runner.step(step.kind, step.jobs, steps)
+        launched = runner.launch(step, steps)
         steps += 1
-        for job, token in zip(step.jobs, tokens, strict=True):
-            if scheduler.record(job, token) and (move := scheduler.release(job.request_id)) is not None:
-                runner.move(move)
+        for job, token, answers in zip(step.jobs, runner.collect(launched), launched.answers, strict=True):
+            if answers and scheduler.record(job, token):
+                move = scheduler.release(job.request_id)
+                if move is not None:
+                    runner.move(move)
     return steps
 
 
@@ -157,7 +164,6 @@ def test_a_sampled_answer_is_the_same_whoever_shares_its_batches(recorder: Compi
         jobs[0].prompt, jobs[0].max_tokens = [5, 6, 7], 10
         jobs[0].temperature, jobs[0].seed = 1.0, 42
         serve(runner, jobs)
-        runner.forget(jobs[0].request_id)
         answers.append(jobs[0].output)
     assert answers[0] == answers[1]
 

@@ -65,7 +65,7 @@ def test_the_last_row_moves_into_a_freed_one() -> None:
     for name in "abc":
         scheduler.submit(job(name))
     scheduler.next_step()
-    assert scheduler.release("a") == Move(source=2, target=0)
+    assert scheduler.release("a") == Move(source=2, target=0, positions=4)
     assert [(item.request_id, item.row) for item in scheduler.active] == [("c", 0), ("b", 1)]
     assert scheduler.release("b") is None
 
@@ -103,12 +103,15 @@ def test_a_stop_token_ends_a_request_before_its_length() -> None:
 @given(
     slots=st.integers(1, 5),
     prefill_batch=st.integers(1, 3),
+    chunk=st.integers(0, 3),
     actions=st.lists(st.one_of(st.integers(1, 6), st.just("step"), st.just("cancel")), max_size=60),
 )
 def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
-    slots: int, prefill_batch: int, actions: list[object]
+    slots: int, prefill_batch: int, chunk: int, actions: list[object]
 ) -> None:
-    scheduler = Scheduler(slots=slots, max_queue=100, prefill_batch=min(prefill_batch, slots))
+    scheduler = Scheduler(
+        slots=slots, max_queue=100, prefill_batch=min(prefill_batch, slots), prefill_chunk=chunk, decode_per_prefill=2
+    )
     asked: dict[str, int] = {}
     got: dict[str, int] = {}
     cache: dict[int, str] = {}
@@ -128,6 +131,8 @@ def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
                 cache[item.row] = item.request_id
             assert cache[item.row] == item.request_id
         for item in work.jobs:
+            if work.kind != "decode" and item.prefilled < len(item.prompt):
+                continue
             got[item.request_id] = got.get(item.request_id, 0) + 1
             if scheduler.record(item, 1):
                 release(item.request_id)
@@ -148,3 +153,32 @@ def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
         pass
     assert got == asked
     assert len(scheduler) == 0
+
+
+def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() -> None:
+    scheduler = Scheduler(slots=3, max_queue=3, prefill_chunk=4)
+    scheduler.submit(job("long", prompt=10))
+    scheduler.submit(job("short", prompt=2))
+    steps = [scheduler.next_step() for _ in range(4)]
+    assert [(step.kind, step.chunks) for step in steps if step] == [
+        ("prefill", ((0, 4),)),
+        ("extend", ((4, 8),)),
+        ("extend", ((8, 10),)),
+        ("decode", ()),
+    ]
+
+
+def test_several_decode_steps_run_between_two_prefills_when_asked() -> None:
+    scheduler = Scheduler(slots=4, max_queue=4, decode_per_prefill=3)
+    for name in "abc":
+        scheduler.submit(job(name, max_tokens=9))
+    kinds = [run_step(scheduler)[0] for _ in range(8)]
+    assert kinds == ["prefill", "decode", "decode", "decode", "prefill", "decode", "decode", "decode"]
+
+
+def test_a_job_is_not_launched_beyond_its_length_while_its_tokens_are_on_their_way() -> None:
+    scheduler = Scheduler(slots=1, max_queue=0)
+    item = job("a", max_tokens=2)
+    scheduler.submit(item)
+    assert [step.kind for _ in range(4) if (step := scheduler.next_step())] == ["prefill", "decode"]
+    assert (item.launched, item.output) == (2, [])

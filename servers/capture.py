@@ -1,0 +1,32 @@
+"""One CUDA graph for one planned shape: recorded once, replayed with new inputs.
+
+Graph trees, which `mode="reduce-overhead"` brings, decide at every call what to record. A captured step decides
+nothing: its kernels were fixed in the warm-up, so that neither a guard nor the compiler runs while serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class CapturedStep:
+    """`call(*varying, *fixed)` as a graph. Its outputs are overwritten by the next replay of any graph in the pool."""
+
+    def __init__(self, call: Callable[..., Any], varying: Sequence[torch.Tensor], fixed: Tensors, pool: Any) -> None:
+        self._inputs = [tensor.clone() for tensor in varying]
+        self._fixed = fixed  # the graph reads their memory
+        self._graph = torch.cuda.CUDAGraph()
+        # "thread_local": the threads that move messages may not break a capture
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._outputs: Tensors = call(*self._inputs, *fixed)
+
+    def __call__(self, varying: Sequence[torch.Tensor]) -> Tensors:
+        """The outputs for `varying`, which have the shapes of the capture."""
+        torch._foreach_copy_(self._inputs, list(varying))
+        self._graph.replay()
+        return self._outputs

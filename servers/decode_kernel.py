@@ -1,0 +1,274 @@
+"""One new token a row against a long cache, on a GPU: attention split over positions, in one kernel.
+
+A decode step has few queries and much cache. One program a (row, key head), as general attention kernels run it, leaves
+most of the card idle at small batches; here a row's positions are divided over several programs, and the last one to
+finish joins their partial softmaxes (the split of flash-decoding: Dao, Haziza, Massa & Sizov 2023). Positions beyond a
+row's length are never read, so padding the context costs no bandwidth.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+_SHARED_BYTES = 200 << 10  # of the 227 KiB that a Hopper processor offers one program
+_MAX_SPLITS = 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _decode(  # type: ignore[no-untyped-def]
+    query,
+    new_key,
+    new_value,
+    keys,
+    values,
+    positions,
+    mask,
+    output,
+    partial,
+    arrived,
+    scale,
+    padding,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    position_row,
+    mask_row,
+    KV_HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    split = tl.program_id(1)
+    newest = tl.load(positions + row * position_row)
+    length = tl.where(newest < padding, newest + 1, 1)
+    blocks = tl.cdiv(length, BLOCK_N)
+    parts = tl.minimum(blocks, SPLITS)  # a short row needs fewer programs: the others leave
+    if split >= parts:
+        return
+    first = (blocks * split) // parts
+    last = (blocks * (split + 1)) // parts
+
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    in_key, in_value = d < HEAD_DIM, d < VALUE_DIM
+    real = (g[:, None] < GROUPS) & in_value[None, :]
+    q = tl.load(
+        query + row * query_row + (head * GROUPS + g[:, None]) * query_head + d[None, :],
+        mask=(g[:, None] < GROUPS) & in_key[None, :],
+        other=0.0,
+    )
+    first_token = row.to(tl.int64) * (padding + 1)
+    own_keys = keys + (first_token * KV_HEADS + head) * HEAD_DIM
+    own_values = values + (first_token * KV_HEADS + head) * VALUE_DIM
+    k_new = tl.load(new_key + row * key_row + head * key_head + d, mask=in_key, other=0.0)
+    v_new = tl.load(new_value + row * value_row + head * value_head + d, mask=in_value, other=0.0)
+    if split == parts - 1:
+        # the block that holds the new position is this program's alone
+        tl.store(own_keys + newest * KV_HEADS * HEAD_DIM + d, k_new, mask=in_key)
+        tl.store(own_values + newest * KV_HEADS * VALUE_DIM + d, v_new, mask=in_value)
+
+    highest = tl.full([BLOCK_G], -1.0e30, tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    sums = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for block in range(first, last):
+        position = block * BLOCK_N + n
+        held = position < length
+        old = held & (position != newest)
+        k = tl.load(
+            own_keys + position[:, None] * (KV_HEADS * HEAD_DIM) + d[None, :],
+            mask=old[:, None] & in_key[None, :],
+            other=0.0,
+        )
+        v = tl.load(
+            own_values + position[:, None] * (KV_HEADS * VALUE_DIM) + d[None, :],
+            mask=old[:, None] & in_value[None, :],
+            other=0.0,
+        )
+        k = tl.where((position == newest)[:, None], k_new[None, :], k)
+        v = tl.where((position == newest)[:, None], v_new[None, :], v)
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if MASK:
+            seen = tl.load(mask + row * mask_row + position, mask=held, other=0) != 0
+            held = held & seen
+        score = tl.where(held[None, :], score, -1.0e30)
+        raised = tl.maximum(highest, tl.max(score, 1))
+        weight = tl.where(held[None, :], tl.exp(score - raised[:, None]), 0.0)
+        fade = tl.exp(highest - raised)
+        total = total * fade + tl.sum(weight, 1)
+        sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
+        highest = raised
+
+    out = output + (row * KV_HEADS * GROUPS + head * GROUPS + g[:, None]) * VALUE_DIM + d[None, :]
+    if SPLITS == 1:
+        tl.store(out, (sums / total[:, None]).to(output.dtype.element_ty), mask=real)
+    else:
+        # partial: [row · head, split, group, head_dim + 2] float32: sums, then the highest score and the total
+        width: tl.constexpr = BLOCK_D + 2
+        in_group = g < GROUPS
+        slot = partial + ((tl.program_id(0) * SPLITS + split) * BLOCK_G + g) * width
+        tl.store(slot[:, None] + d[None, :], sums, mask=in_group[:, None])
+        tl.store(slot + BLOCK_D, highest, mask=in_group)
+        tl.store(slot + BLOCK_D + 1, total, mask=in_group)
+        tl.debug_barrier()  # every thread has stored before the count tells so
+        if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == parts - 1:
+            tl.debug_barrier()
+            highest = tl.full([BLOCK_G], -1.0e30, tl.float32)
+            total = tl.zeros([BLOCK_G], tl.float32)
+            sums = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+            for other in tl.static_range(SPLITS):
+                slot = partial + ((tl.program_id(0) * SPLITS + other) * BLOCK_G + g) * width
+                there = in_group & (other < parts)
+                # written by another processor: read past this one's own cache
+                part = tl.load(slot[:, None] + d[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg")
+                part_highest = tl.load(slot + BLOCK_D, mask=there, other=-1.0e30, cache_modifier=".cg")
+                part_total = tl.load(slot + BLOCK_D + 1, mask=there, other=0.0, cache_modifier=".cg")
+                raised = tl.maximum(highest, part_highest)
+                fade, part_fade = tl.exp(highest - raised), tl.exp(part_highest - raised)
+                total = total * fade + part_total * part_fade
+                sums = sums * fade[:, None] + part * part_fade[:, None]
+                highest = raised
+            tl.store(out, (sums / total[:, None]).to(output.dtype.element_ty), mask=real)
+            tl.store(arrived + tl.program_id(0), 0)  # ready for the next call
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How one launch divides the work: `splits` programs a (row, key head), each reading `block` positions at once."""
+
+    splits: int
+    block: int
+    warps: int
+    stages: int
+
+
+def tiling(programs: int, context: int, token_bytes: int, processors: int) -> Tiling:
+    """The tiling for `programs` = rows × key heads over at most `context` positions of `token_bytes` a key head.
+
+    Rows are split until the programs fill the card about twice: more parts than that cost more to join than they save.
+    """
+    block = 64
+    stages = 3 if 2 * 3 * block * token_bytes <= _SHARED_BYTES else 2
+    if 2 * stages * block * token_bytes > _SHARED_BYTES:
+        block = 32
+    splits = max(1, min(2 * processors // programs, -(-context // block), _MAX_SPLITS))
+    return Tiling(splits=splits, block=block, warps=4, stages=stages)
+
+
+@functools.cache
+def _tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> Tiling:
+    return tiling(programs, context, token_bytes, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def arrivals(device: torch.device) -> torch.Tensor:
+    """Counters, zero between calls; one stream at a time uses them."""
+    return torch.zeros(1 << 20, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _partials(device: torch.device, size: int) -> torch.Tensor:
+    """Room for partial results, used by one launch after the other."""
+    return torch.empty(size, dtype=torch.float32, device=device)
+
+
+def launch(
+    query: torch.Tensor,
+    new_key: torch.Tensor,
+    new_value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor | None,
+    padding: int,
+    context: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, which hold
+    the new token afterwards.
+
+    new_key, new_value: [B, kv_heads, 1, head_dim]. keys, values: [slots · (padding + 1), kv_heads, head_dim],
+    contiguous. positions: [B, 1] int64, where the new token stands; the row sees 0 … position, and a row at `padding`
+    sees one position and is not to be used. mask: [B, 1, 1, L] bool, true where a position may be seen at all, or None.
+    context: an upper bound of the positions. The last dimension of every tensor must be contiguous.
+    """
+    batch, heads, _, head_dim = query.shape
+    kv_heads, value_dim = new_key.shape[1], new_value.shape[3]
+    groups = heads // kv_heads
+    device = query.device
+    output = torch.empty((batch, 1, heads, value_dim), dtype=query.dtype, device=device)
+    programs = batch * kv_heads
+    block_g = max(16, triton.next_power_of_2(groups))
+    block_d = triton.next_power_of_2(max(head_dim, value_dim))
+    plan = _tiling(device, programs, context, block_d * query.element_size())
+    splits = plan.splits
+    _decode[(programs, splits)](
+        query,
+        new_key,
+        new_value,
+        keys,
+        values,
+        positions,
+        positions if mask is None else mask,
+        output,
+        output if splits == 1 else _partials(device, programs * splits * block_g * (block_d + 2)),
+        arrivals(device),
+        head_dim**-0.5 if scale is None else scale,
+        padding,
+        query.stride(0),
+        query.stride(1),
+        new_key.stride(0),
+        new_key.stride(1),
+        new_value.stride(0),
+        new_value.stride(1),
+        positions.stride(0),
+        0 if mask is None else mask.stride(0),
+        KV_HEADS=kv_heads,
+        GROUPS=groups,
+        SPLITS=splits,
+        HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
+        BLOCK_G=block_g,
+        BLOCK_D=block_d,
+        BLOCK_N=plan.block,
+        MASK=mask is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+    )
+    return output
+
+
+decode_attention = torch.library.custom_op("tailgate::decode_attention", mutates_args=("keys", "values"))(launch)
+
+
+@decode_attention.register_fake
+def _(
+    query: torch.Tensor,
+    new_key: torch.Tensor,
+    new_value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor | None,
+    padding: int,
+    context: int,
+    scale: float | None,
+) -> torch.Tensor:
+    return query.new_empty((query.shape[0], 1, query.shape[1], new_value.shape[3]))
