@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu check format proto clean
+.PHONY: demo test test-gpu bench check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -14,6 +14,11 @@ test: $(VENV)/installed-dev
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# About a minute on two processors. On a GPU see benchmarks/results/README.md, or give the whole command line in ARGS.
+BENCH := floor quiet decode mixed --arm compiled-padded --workload small --set engine.threads=1 --batch 1,4 --through engine,grpc
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/engine.py $(or $(ARGS),$(BENCH))
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -13,9 +13,10 @@ from analysis.gates import CompileFacts
 from analysis.judgement import Judgement
 from analysis.quantiles import quantile, quantiles
 from analysis.records import METRICS
-from analysis.run import Run, mapping, number
+from analysis.run import Run
 from analysis.slo import meets_all
 from analysis.spikes import windows_of, without_stalls_ms
+from analysis.startup import compiler_facts, startup_row
 
 Bools = npt.NDArray[np.bool_]
 
@@ -58,7 +59,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         ],
         "compile": _compile_row(run, arm, judgement.facts[arm]),
         "padding": _padding(run, arm),
-        "startup": _startup(run, arm),
+        "startup": startup_row(run, arm),
         "deaths": len(run.deaths(arm)),
         "verdict": judgement.verdicts.get(arm),
     }
@@ -117,6 +118,7 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
         "stall_s_per_min": facts.stall_s_per_min if known else None,
         "requests_hit": facts.requests_hit,
         "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if facts.requests else None,
+        **compiler_facts(run.records.directory, arm),
     }
     for metric in ("ttft", "e2e"):
         with_stalls = quantile(run.requests.metric_ms(metric)[usable], 0.99)
@@ -155,19 +157,3 @@ def _waste(steps: pa.Table) -> tuple[int, int, float | None]:
     tokens = int(pc.sum(steps.column("tokens")).as_py() or 0)
     padded = int(pc.sum(steps.column("padded_tokens")).as_py() or 0)
     return tokens, padded, 100.0 * (1.0 - tokens / padded) if padded else None
-
-
-def _startup(run: Run, arm: str) -> dict[str, Any]:
-    loads, warmups = [], []
-    memory: dict[str, Any] = {}
-    for startup in run.startups(arm):
-        items = {str(key): number(value) for key, value in mapping(startup.get("items_ns")).items()}
-        if items:
-            loads.append(sum(value or 0.0 for key, value in items.items() if key.startswith("load")) / 1e9)
-            warmups.append(sum(value or 0.0 for key, value in items.items() if not key.startswith("load")) / 1e9)
-        memory = memory or dict(mapping(startup.get("memory_bytes")))
-    return {
-        "load_s": float(np.mean(loads)) if loads else None,
-        "warmup_s": float(np.mean(warmups)) if warmups else None,
-        "memory_bytes": memory,
-    }

@@ -33,6 +33,7 @@ from analysis.validity import (
     TAIL_REQUESTS,
     Check,
     apply_checks,
+    check_answers,
     check_autocorrelation,
     check_blocks,
     check_comparable,
@@ -46,6 +47,7 @@ from analysis.validity import (
     check_interference,
     check_length,
     check_open_loop,
+    check_parity,
     check_records,
     check_sample_ratio,
     check_tail,
@@ -246,6 +248,10 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if run.targets:
         yield check_length(run.blocks, limits, run.block_s)
     yield check_interference(*_interference(run))
+    answers = run.answers(run.control)
+    # a single replica is its own measure
+    if len({row.get("replica") for row in answers}) > 1 or any(row.get("error") for row in answers):
+        yield check_answers(run.control, answers, control=True)
     if infos:
         for arm in run.arms:
             yield check_deaths(arm, run.deaths(arm), control=arm == run.control)
@@ -260,6 +266,10 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
     yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
     yield check_comparable(arm, run.differences(arm), intended=intended)
+    if run.parity(arm):
+        yield check_parity(arm, run.parity(arm))
+    if run.answers(arm):
+        yield check_answers(arm, run.answers(arm), control=False)
     # The arm of the two that lost more, though the check is on the treatment's gates.
     worst = max((arm, run.control), key=lambda name: _cut_share(run, name))
     mine = run.of_arm(worst) & run.usable

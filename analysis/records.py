@@ -79,6 +79,11 @@ COMPILE_EVENTS = pa.schema(
         ("request_ids", pa.list_(pa.string())),
         ("backend_ns", pa.int64()),
         ("phase", pa.string()),  # warmup | serving
+        ("autotune_ns", pa.int64()),  # share of the event that went into benchmarking kernels
+        ("guards", pa.int32()),
+        ("nodes", pa.int32()),  # of the traced graph
+        ("kernels", pa.int32()),  # generated, or called from libraries
+        ("breaks", pa.list_(pa.string())),  # graph breaks that the tracing met: place and cause
     ]
 )
 
@@ -300,6 +305,7 @@ class RunRecords:
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None
     problems: tuple[str, ...]  # what is torn or unreadable, in words
+    parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
 
 
 def read_run(directory: Path) -> RunRecords:
@@ -335,6 +341,7 @@ def read_run(directory: Path) -> RunRecords:
                 if torn:
                     problems.append(f"{_label(directory, path)} is cut off at its end")
                 tables[stem].append(_with_trial(table, number))
+    parity = _read_json(directory / "parity.json", problems)
     if not tables["requests"]:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     return RunRecords(
@@ -347,6 +354,7 @@ def read_run(directory: Path) -> RunRecords:
         events=pa.concat_tables(tables["compile_events"]) if tables["compile_events"] else None,
         steps=pa.concat_tables(tables["steps"]) if tables["steps"] else None,
         problems=tuple(problems),
+        parity=parity,
     )
 
 

@@ -261,6 +261,21 @@ class Run:
                 different += [f"{part}.{key}" for key in keys if mine.get(key) != theirs.get(key)]
         return different
 
+    def parity(self, arm: str) -> Mapping[str, Any]:
+        """What was measured of the arm's parity with the control before the first trial; empty if nothing was."""
+        rows = _rows(mapping(self.records.parity).get("arms"))
+        return next((row for row in rows if row.get("name") == arm), {})
+
+    def answers(self, arm: str) -> list[Mapping[str, Any]]:
+        """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
+        with the `dtype` that it was asked in; empty where none was asked."""
+        found: list[Mapping[str, Any]] = []
+        for info in self.infos:
+            told = mapping(info.get("answers"))
+            mine = [row for row in _rows(told.get("replicas")) if row.get("arm") == arm]
+            found += [{**row, "dtype": told.get("dtype"), "prompts": told.get("prompts")} for row in mine]
+        return found
+
     def serving_events(self, arm: str) -> list[CompileEvent]:
         """The arm's compile events while it served."""
         return [event for event in self.events if event.arm == arm and event.serving]

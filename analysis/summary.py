@@ -73,6 +73,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "comparisons": [_comparison_row(item, judgement.gates) for item in (*judgement.steady, *judgement.everything)],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
+        "parity": _parity(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
         "series": _series(run),
@@ -155,6 +156,21 @@ def _check_row(check: Check) -> dict[str, Any]:
     }
 
 
+_PARITY_FACTS = ("verdict", "dtype", "reference", "requests", "positions", "vocabulary", "control")
+
+
+def _parity(run: Run) -> dict[str, Any]:
+    """What was measured of each arm before the traffic, and what its replicas answered after it."""
+    measured = run.records.parity or {}
+    return {
+        **{name: measured.get(name) for name in _PARITY_FACTS},
+        "arms": [
+            {"name": arm, "measured": dict(run.parity(arm)) or None, "answers": [dict(row) for row in run.answers(arm)]}
+            for arm in run.arms
+        ],
+    }
+
+
 def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
     return {
         "arm": spike.arm,
@@ -171,7 +187,10 @@ def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
     }
 
 
-_EVENT_COLUMNS = ("compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "backend_ns", "phase")
+_EVENT_COLUMNS = (
+    *("compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "backend_ns", "phase"),
+    *("autotune_ns", "guards", "nodes", "kernels", "breaks"),
+)
 
 
 def _events(run: Run) -> list[dict[str, Any]]:

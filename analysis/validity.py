@@ -373,6 +373,64 @@ def check_comparable(arm: str, differences: Sequence[str], *, intended: bool) ->
     )
 
 
+def check_parity(arm: str, measured: Mapping[str, Any]) -> Check:
+    """The arm computed what the control does, when both were measured before the traffic."""
+    verdict = measured.get("verdict")
+    reasons = measured.get("reasons")
+    said = " ".join(str(reason) for reason in reasons) if isinstance(reasons, list) else ""
+    ok = verdict == PASS
+    return Check(
+        check="parity",
+        ok=ok,
+        arm=arm,
+        reason=f"{arm} computes what the control does, as nearly as its dtype lets it."
+        if ok
+        else f"Parity of {arm} is {verdict}: {said}",
+        affects=ALL_KINDS,
+        remedy="" if ok else "Run `tailgate parity` until it passes.",
+    )
+
+
+def check_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, control: bool) -> Check:
+    """After the traffic, the arm's replicas gave the answers that the control's first replica gives.
+
+    Only float32 is judged: in lower precision, rounding may turn a token, and all that follow it. An arm that was
+    asked and did not answer is no arm to compare. A control whose replicas disagree spoils every comparison.
+    """
+    exact = all(row.get("dtype") == "float32" for row in rows)
+    silent = [row for row in rows if row.get("error")]
+    same = sum(int(row.get("same") or 0) for row in rows)
+    asked = sum(int(row.get("of") or 0) for row in rows)
+    differ = [row for row in rows if row.get("departs") is not None]
+    ok = not silent and not (exact and differ)
+    reason = f"{same} of {asked} greedy answers of {arm} are the control's"
+    if silent:
+        reason = f"{silent[0].get('replica', arm)} did not answer after the traffic: {silent[0].get('error')}"
+    elif exact and differ:
+        reason += f", first other at {_departure(differ[0])}: in float32 they must be equal"
+    elif differ:
+        reason += ", which lower precision allows"
+    return Check(
+        check="answers",
+        ok=ok,
+        value=float(same),
+        limit=float(asked),
+        arm=None if control else arm,
+        reason=f"{reason}.",
+        affects=ALL_KINDS,
+        remedy="" if ok else "Run `tailgate parity` on the experiment: it says by how much the arms differ.",
+    )
+
+
+def _departure(row: Mapping[str, Any]) -> str:
+    departs, prompts = row.get("departs"), row.get("prompts")
+    try:
+        question, token = departs  # type: ignore[misc]
+        return f"token {token + 1} after a prompt of {prompts[question]} tokens"  # type: ignore[index]
+    except (TypeError, ValueError, IndexError):
+        return "an unknown place"
+
+
 def check_interference(slowdown: float | None, p_value: float | None) -> Check:
     """The control does not slow down while other arms compile."""
     if slowdown is None or p_value is None:

@@ -1,7 +1,7 @@
-"""The console script `tailgate`: run | serve | split | analyze.
+"""The console script `tailgate`: run | parity | inspect | serve | split | analyze.
 
-Exit codes of run and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself broke
-or was interrupted. Their last line on stdout is one JSON object. Every other word about progress goes to stderr.
+Exit codes of run, parity and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself
+broke or was interrupted. Their last line on stdout is one JSON object. Every other word about progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from loadtests.experiment import builtin_names, load, parse_setting, set_path
+from loadtests.experiment import builtin_names, check_parity, load, parse_setting, set_path
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
 
 EXIT_BROKE = 1
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         if options.command == "run":
             return _run(options, arm_command)
         commands: dict[str, Callable[[argparse.Namespace], int]] = {
+            "parity": _parity,
+            "inspect": _inspect,
             "serve": _serve,
             "split": _split,
             "analyze": _analyze,
@@ -74,12 +76,16 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  tailgate run demo                       three arms on this CPU, 90 s of traffic, a verdict\n"
         "  tailgate run canary.toml --trace conv.csv\n"
+        "  tailgate parity demo                    do the arms compute the same?\n"
+        "  tailgate inspect --arm compiled-naive   what will recompile, before any load\n"
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "\n"
         "`tailgate COMMAND --help` says more.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_run(commands)
+    _add_parity(commands)
+    _add_inspect(commands)
     _add_serve(commands)
     _add_split(commands)
     _add_analyze(commands)
@@ -113,9 +119,7 @@ def _add_run(commands: Any) -> None:
         "  tailgate run canary.toml --set arms[1].compile.mode=max-autotune\n"
         "  tailgate run canary.toml --set arms.compiled.replicas=2",
     )
-    parser.add_argument(
-        "experiment", metavar="EXPERIMENT", help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}"
-    )
+    _add_experiment(parser)
     _add_set(parser, "traffic.rate=4")
     parser.add_argument(
         "--trace",
@@ -125,6 +129,36 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=_seed, default=None, metavar="N", help="replaces the experiment's seed")
+
+
+def _add_parity(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "parity",
+        "say whether the arms of an experiment compute the same",
+        "Runs every arm by itself on the same prompts, without traffic, and compares its greedy answers with the\n"
+        "control's and its logits with a float64 reference of the same weights. In float32 the answers must be\n"
+        "equal. In lower precision the error may be 1.5 times the control's, and a token that float64 would not\n"
+        "take must lie within noise of the one that it would. Arms that differ in more than their policy are\n"
+        "refused.\n\n"
+        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was\n"
+        "interrupted. The last line on stdout is one JSON object.",
+        "  tailgate parity demo\n"
+        "  tailgate parity demo --set model.dtype=bfloat16\n"
+        "  tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128\n"
+        "  tailgate parity canary.toml --set parity.reference=false",
+    )
+    _add_experiment(parser)
+    _add_set(parser, "parity.prompts=64")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder for the outcome (default %(default)s)")
+    parser.add_argument("--keep-logits", action="store_true", help="leave the arms' logits in the outcome's folder")
+    parser.add_argument("--seed", type=_seed, default=None, metavar="N", help="replaces the experiment's seed")
+
+
+def _add_experiment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiment", metavar="EXPERIMENT", help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}"
+    )
 
 
 def _add_set(parser: argparse.ArgumentParser, example: str) -> None:
@@ -152,23 +186,9 @@ def _add_serve(commands: Any) -> None:
         "                 --slots 16 --max-prompt-tokens 2048 --port 50052\n"
         "  tailgate serve --preset compiled-naive --set compile.mode=reduce-overhead --port 50053",
     )
-    model, engine = ModelConfig(), EngineConfig()
     parser.add_argument("--preset", required=True, metavar="NAME", help="shapes and compile policy of the arm")
     parser.add_argument("--name", default="", help="name of the arm in records (default: the preset)")
-    parser.add_argument(
-        "--model", default=model.id, help="Hugging Face path or id, or random:NAME (default %(default)s)"
-    )
-    parser.add_argument("--device", default=model.device, help="auto, cpu, cuda or cuda:N (default %(default)s)")
-    parser.add_argument("--dtype", default=model.dtype, help="auto, float32, float16 or bfloat16 (default %(default)s)")
-    parser.add_argument(
-        "--slots", type=int, default=engine.slots, help="requests that run at once (default %(default)s)"
-    )
-    parser.add_argument(
-        "--max-prompt-tokens", type=int, default=engine.max_prompt_tokens, help="longest prompt (default %(default)s)"
-    )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=engine.max_new_tokens, help="longest answer (default %(default)s)"
-    )
+    _add_arm_flags(parser)
     _add_set(parser, "compile.mode=max-autotune or engine.max_queue=64")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
@@ -177,6 +197,64 @@ def _add_serve(commands: Any) -> None:
     parser.add_argument("--replica", default="", help="name of this process in records (default: NAME-0)")
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
     parser.add_argument("--metrics-port", type=_port, default=0, help="serve Prometheus metrics here (default: off)")
+
+
+# The flags that describe the arm of a preset: name, table and key that it sets, help.
+_ARM_FLAGS = (
+    ("model", "model", "id", "Hugging Face path or id, or random:NAME"),
+    ("device", "model", "device", "auto, cpu, cuda or cuda:N"),
+    ("dtype", "model", "dtype", "auto, float32, float16 or bfloat16"),
+    ("slots", "engine", "slots", "requests that run at once"),
+    ("max_prompt_tokens", "engine", "max_prompt_tokens", "longest prompt"),
+    ("max_new_tokens", "engine", "max_new_tokens", "longest answer"),
+)
+
+
+def _add_arm_flags(parser: argparse.ArgumentParser) -> None:
+    tables = {"model": ModelConfig(), "engine": EngineConfig()}
+    for name, table, key, text in _ARM_FLAGS:
+        default = getattr(tables[table], key)
+        # None tells a flag that was not given from one that repeats the default
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(default), default=None, help=f"{text} (default {default})")
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "inspect",
+        "list the graphs of an arm and the shapes that will recompile",
+        "Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and says\n"
+        "what it met: a graph that was ready, a compile, a recompile and why, or a fall-back to eager. Then follow\n"
+        "the graphs (guards, nodes, kernels, graph breaks), memory and the cost of the start. No traffic is sent.\n\n"
+        "A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of\n"
+        "prompts `extend ROWSxTOKENS@CONTEXT`. Without --shapes: every planned shape and a few that are not.\n\n"
+        "Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was\n"
+        "interrupted. The last line on stdout is one JSON object.",
+        "  tailgate inspect demo --arm compiled-naive\n"
+        "  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048\n"
+        '  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"\n'
+        "  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune",
+    )
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        default="",
+        metavar="EXPERIMENT",
+        help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}",
+    )
+    parser.add_argument(
+        "--arm",
+        "--preset",
+        dest="arm",
+        required=True,
+        metavar="NAME",
+        help=f"an arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}",
+    )
+    parser.add_argument("--shapes", default="", metavar="LIST", help="shapes to run in this order, between commas")
+    _add_arm_flags(parser)
+    _add_set(parser, "compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
+    parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
 
 
 def _add_split(commands: Any) -> None:
@@ -270,6 +348,8 @@ def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
         _complain(outcome.error, EXIT_BROKE)
     elif outcome.interrupted:
         _complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+    if outcome.failed_parity is not None:
+        return _tell_parity(outcome.failed_parity, outcome.run_dir)
     ended = {
         "complete": outcome.complete,
         **({"interrupted": True} if outcome.interrupted else {}),
@@ -281,6 +361,60 @@ def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
         return EXIT_BROKE
     print(f"judging {outcome.run_dir}", file=sys.stderr)
     return _judge(outcome.run_dir, ended, broke=not outcome.complete)
+
+
+def _parity(options: argparse.Namespace) -> int:
+    experiment = load(options.experiment, settings=options.settings, seed=options.seed, needs_traffic=False)
+    check_parity(experiment)
+    from loadtests.orchestrator import new_run_dir
+    from loadtests.parity import ParityError, ParityRun
+    from loadtests.preflight import check_writable
+    from loadtests.progress import Display, Status
+
+    out = Path(options.out)
+    check_writable(out)
+    stopped: list[int] = []
+
+    def check() -> None:
+        if stopped:
+            raise KeyboardInterrupt
+
+    status = Status()
+    measuring = ParityRun(
+        experiment,
+        folder=new_run_dir(out, f"{experiment.name}-parity"),
+        shared_cache=out / "compile-cache",
+        status=status,
+        check=check,
+        keep_logits=options.keep_logits,
+    )
+    try:
+        with _stopping(lambda: stopped.append(1), measuring.kill, status.note), Display(status):
+            outcome = measuring.run()
+            status.phase = "measured"
+    except (ParityError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        _complain(why, EXIT_BROKE)
+        line = {"verdict": None, "run_dir": str(measuring.folder), "report": None, "exit_code": EXIT_BROKE}
+        _last_line({**line, "error": why})
+        return EXIT_BROKE
+    return _tell_parity(outcome, measuring.folder)
+
+
+def _tell_parity(outcome: Mapping[str, Any], folder: Path) -> int:
+    from loadtests.parity import parity_table
+
+    print(parity_table(outcome))
+    line = {
+        "verdict": outcome["verdict"],
+        "run_dir": str(folder),
+        "report": str(folder / "parity.json"),
+        "exit_code": outcome["exit_code"],
+        "arms": {arm["name"]: arm["verdict"] for arm in outcome["arms"]},
+        "reasons": {arm["name"]: arm["reasons"] for arm in outcome["arms"] if arm["reasons"]},
+    }
+    _last_line(line)
+    return int(outcome["exit_code"])
 
 
 @contextlib.contextmanager
@@ -388,37 +522,68 @@ def _serve(options: argparse.Namespace) -> int:
     check_arm(arm)
     if options.port:
         check_port(options.port, key="--port", host=options.host)
+    extra = ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
+    if options.metrics_port:
+        extra += ["--metrics-port", str(options.metrics_port)]
+    _become("servers.serve", arm, options.cache_dir, extra)
+
+
+def _become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
+    """This process goes on as `python -m module` for the arm."""
     # The configuration travels through a pipe: the new program reads it as a file and nothing is left behind.
     reader, writer = os.pipe()
     os.write(writer, json.dumps(arm.to_dict()).encode())
     os.close(writer)
     os.set_inheritable(reader, True)
-    command = [sys.executable, "-P", "-m", "servers.serve", "--config", f"/dev/fd/{reader}"]
-    command += ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
-    if options.cache_dir:
-        command += ["--cache-dir", options.cache_dir]
-    if options.metrics_port:
-        command += ["--metrics-port", str(options.metrics_port)]
+    command = [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{reader}", *extra]
+    if cache_dir:
+        command += ["--cache-dir", cache_dir]
     environment = dict(os.environ)
     if arm.engine.threads and not arm.model.device.startswith("cuda"):
         environment["OMP_NUM_THREADS"] = str(arm.engine.threads)
     os.execve(sys.executable, command, environment)
 
 
+# --- inspect ----------------------------------------------------------------------------------------------------------
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from loadtests.preflight import check_arm
+
+    arm = inspect_config(options)
+    check_arm(arm)
+    _become("servers.census", arm, options.cache_dir, ["--shapes", options.shapes])
+
+
+def inspect_config(options: argparse.Namespace) -> ArmConfig:
+    """The arm that `tailgate inspect` is asked about: one of an experiment, or a preset with flags as `serve` has."""
+    if not options.experiment:
+        return serve_config(argparse.Namespace(**{**vars(options), "preset": options.arm, "name": ""}))
+    given = [name for name, *_ in _ARM_FLAGS if getattr(options, name) is not None]
+    if given:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(
+            f'{flag} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with `tailgate run`'
+        )
+    experiment = load(options.experiment, settings=options.settings, needs_traffic=False)
+    found = next((arm.config for arm in experiment.arms if arm.name == options.arm), None)
+    if found is None:
+        names = ", ".join(arm.name for arm in experiment.arms)
+        raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
+    return found
+
+
+# --- serve: its arm ---------------------------------------------------------------------------------------------------
+
+
 def serve_config(options: argparse.Namespace) -> ArmConfig:
     """The arm that the flags of `tailgate serve` describe."""
-    model = override(
-        ModelConfig(), {"id": options.model, "device": options.device, "dtype": options.dtype}, where="model"
-    )
-    engine = override(
-        EngineConfig(),
-        {
-            "slots": options.slots,
-            "max_prompt_tokens": options.max_prompt_tokens,
-            "max_new_tokens": options.max_new_tokens,
-        },
-        where="engine",
-    )
+    tables: dict[str, dict[str, Any]] = {"model": {}, "engine": {}}
+    for name, table, key, _ in _ARM_FLAGS:
+        if getattr(options, name) is not None:
+            tables[table][key] = getattr(options, name)
+    model = override(ModelConfig(), tables["model"], where="model")
+    engine = override(EngineConfig(), tables["engine"], where="engine")
     arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
     changes: dict[str, Any] = {}
     for setting in options.settings:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ class _Follower:
 
 
 class Collector:
-    """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`.
+    """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`. Beside them it keeps
+    `compiler.json`, the graph breaks and CUDA-graph skips of each replica as last told.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written.
     """
@@ -54,6 +56,9 @@ class Collector:
             "compile_events": RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS),
             "steps": RecordWriter(folder / "steps.arrow", STEPS),
         }
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._facts_path = folder / "compiler.json"
+        self._facts_are_new = False
         self._stopping = threading.Event()
         self._taken = 0
         self.failure: str | None = None
@@ -111,7 +116,7 @@ class Collector:
 
     def _follow(self, follower: _Follower) -> None:
         stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
-        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True)
+        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True, facts=True)
         while not self._stopping.is_set():
             try:
                 follower.call = stub.Watch(request, wait_for_ready=True)
@@ -137,6 +142,10 @@ class Collector:
                 return
             follower.last_step = event.step.step_id
             self._append("steps", step_row(event.step, self._trial, follower.arm, follower.replica))
+        elif kind == "facts":
+            with self._lock:
+                self._facts[follower.replica] = facts_row(event.facts, follower.arm)
+                self._facts_are_new = True
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
@@ -165,6 +174,11 @@ class Collector:
                 writer.append(row)
             if rows:
                 self._guarded(writer.flush)
+        with self._lock:
+            facts, are_new = dict(self._facts), self._facts_are_new
+            self._facts_are_new = False
+        if are_new:
+            self._guarded(lambda: _write_whole(self._facts_path, facts))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
@@ -193,7 +207,31 @@ def compile_row(event: telemetry_pb2.CompileEvent, trial: int, arm: str, replica
         "request_ids": list(event.request_ids),
         "backend_ns": event.backend_ns,
         "phase": event.phase,
+        "autotune_ns": event.autotune_ns,
+        "guards": event.guards,
+        "nodes": event.nodes,
+        "kernels": event.kernels,
+        "breaks": list(event.breaks),
     }
+
+
+def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
+    """The facts as they stand in compiler.json, the most frequent first."""
+    return {
+        "arm": arm,
+        "graph_breaks": _by_count(facts.graph_breaks),
+        "cudagraph_skips": _by_count(facts.cudagraph_skips),
+    }
+
+
+def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _write_whole(path: Path, content: object) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:

@@ -88,6 +88,26 @@ class SplitterSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParityConfig:
+    """How it is made sure that arms compute the same.
+
+    `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
+    every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
+    takes half as many again as the engine has slots, from 16 to 64; answers have `tokens` tokens at most.
+    """
+
+    served: bool = True
+    full: bool = False
+    reference: bool = True
+    prompts: int = 0
+    tokens: int = 24
+
+    def __post_init__(self) -> None:
+        _range("parity.prompts", self.prompts, 0, 4096)
+        _range("parity.tokens", self.tokens, 1, 4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
@@ -102,13 +122,17 @@ class Experiment:
     slo: Mapping[str, float] = field(default_factory=dict)
     gates: GateLimits = field(default_factory=GateLimits)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
+    parity: ParityConfig = field(default_factory=ParityConfig)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ConfigError(f'name is "{self.name}": give letters, digits, ".", "_" and "-" (it names the run)')
         _range("seed", self.seed, 0, 2**63 - 1)
         _check_arms(self.arms)
-        _check_comparable(self)
+        if not self.compare_models:
+            _check_comparable(self, "make them equal, or set compare_models = true at the top if that is the question")
+        elif self.parity.full:
+            check_parity(self)
         _check_design(self)
         for key, limit in self.slo.items():
             if not SLO_KEY.fullmatch(key):
@@ -132,10 +156,18 @@ class Experiment:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def load(source: str | Path, *, settings: Sequence[str] = (), trace: str = "", seed: int | None = None) -> Experiment:
+def load(
+    source: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    trace: str = "",
+    seed: int | None = None,
+    needs_traffic: bool = True,
+) -> Experiment:
     """The experiment in the file `source`, or the built-in one of that name, with the command line's changes.
 
-    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's.
+    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's. An
+    experiment that will send none (`needs_traffic` False) may lack the trace that it would replay.
     """
     path, text = _text_of(source)
     try:
@@ -149,6 +181,8 @@ def load(source: str | Path, *, settings: Sequence[str] = (), trace: str = "", s
         traffic["trace"] = str((path.parent / traffic["trace"]).resolve())
     if trace:
         _replay(table, trace)
+    elif _lacks_trace(traffic) and not needs_traffic:
+        table["traffic"] = {"rate": 1.0}
     elif _lacks_trace(traffic):
         raise ConfigError(f'experiment "{source}" replays a trace and names none: add --trace FILE')
     if seed is not None:
@@ -185,6 +219,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         "slo": {key: float(value) for key, value in slo.items()},
         "gates": gates,
         "splitter": build(SplitterSettings, _subtable(rest, "splitter"), where="splitter"),
+        "parity": build(ParityConfig, _subtable(rest, "parity"), where="parity"),
     }
     kinds: dict[str, type] = {"name": str, "seed": int, "compare_models": bool}
     for key, value in rest.items():
@@ -321,10 +356,13 @@ def _check_arms(arms: tuple[ExperimentArm, ...]) -> None:
         raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
 
 
-def _check_comparable(experiment: Experiment) -> None:
-    """Arms differ in `shapes` and `compile` alone, or the experiment says that models are the question."""
-    if experiment.compare_models:
-        return
+def check_parity(experiment: Experiment) -> None:
+    """Arms differ in `shapes` and `compile` alone, whatever the experiment says: nothing else can have parity."""
+    _check_comparable(experiment, "make them equal, as parity compares policies alone")
+
+
+def _check_comparable(experiment: Experiment, remedy: str) -> None:
+    """Arms differ in `shapes` and `compile` alone. The error names arm, key, both values and the remedy."""
     control = experiment.control
     for index, arm in enumerate(experiment.arms):
         for part in ("model", "engine"):
@@ -334,8 +372,7 @@ def _check_comparable(experiment: Experiment) -> None:
                     continue
                 raise ConfigError(
                     f'arms[{index}].{part}.{key} is {value!r} but the control "{control.name}" has {other[key]!r}: '
-                    "arms would not be comparable; make them equal, or set compare_models = true at the top "
-                    "if that is the question"
+                    f'"{arm.name}" would not be comparable; {remedy}'
                 )
 
 
@@ -483,6 +520,7 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
         "slo": dict(experiment.slo),
         "gates": _plain(asdict(experiment.gates)),
         "splitter": _plain(asdict(experiment.splitter)),
+        "parity": _plain(asdict(experiment.parity)),
     }
 
 

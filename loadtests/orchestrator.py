@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,9 +22,12 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from analysis.gates import FAIL
+from loadtests.answers import ask, compared, questions
 from loadtests.collector import CHANNEL_OPTIONS, Collector
 from loadtests.environment import describe_environment
 from loadtests.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
+from loadtests.parity import PARITY_COMMAND, ParityError, ParityRun
 from loadtests.preflight import check_experiment, check_writable
 from loadtests.processes import Child, describe_exit
 from loadtests.progress import Load, ReplicaState, Status, read_load
@@ -57,12 +60,13 @@ class StopRequestedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended. Complete only if every trial ended by itself."""
+    """How a run ended. Complete only if every trial ended by itself. `failed_parity` is why no trial was begun."""
 
     run_dir: Path
     complete: bool
     interrupted: bool = False
     error: str | None = None
+    failed_parity: Mapping[str, Any] | None = None
 
 
 class Orchestrator:
@@ -78,13 +82,16 @@ class Orchestrator:
         out: Path,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
+        parity_command: Sequence[str] = PARITY_COMMAND,
     ) -> None:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
         self._arm_command = tuple(arm_command)
+        self._parity_command = tuple(parity_command)
         self._build: _ScheduleBuilder | None = None
         self._trial: _Trial | None = None
+        self._parity: ParityRun | None = None
         # A plain flag: the signal handler that sets it runs inside any line of the main thread, where taking a lock
         # may wait for ever.
         self._interrupted = False
@@ -98,6 +105,8 @@ class Orchestrator:
         self._interrupted = True
         if self._trial is not None:
             self._trial.kill()
+        if self._parity is not None:
+            self._parity.kill()
 
     def prepare(self) -> None:
         """This machine and the traffic were checked; nothing was started or written. Otherwise ConfigError."""
@@ -118,20 +127,38 @@ class Orchestrator:
         status.duration_s = experiment.traffic.duration_s
         if self._build is None:
             self.prepare()
-        run_dir = _new_run_dir(self._out, experiment.name)
+        run_dir = new_run_dir(self._out, experiment.name)
         (run_dir / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")
         _write_json(run_dir / "environment.json", describe_environment())
         try:
+            if experiment.parity.full:
+                parity = self._measure_parity(run_dir)
+                if parity["verdict"] == FAIL:
+                    return RunOutcome(run_dir=run_dir, complete=False, failed_parity=parity)
             for number in range(1, experiment.trials.count + 1):
                 status.trial = number
                 self._run_trial(number, run_dir)
         except StopRequestedError:
             return RunOutcome(run_dir=run_dir, complete=False, interrupted=True)
-        except (RunError, SplitterError, ConfigError) as error:
+        except (RunError, SplitterError, ParityError, ConfigError) as error:
             return RunOutcome(run_dir=run_dir, complete=False, error=str(error))
         except OSError as error:
             return RunOutcome(run_dir=run_dir, complete=False, error=f"{error}: see {run_dir}")
         return RunOutcome(run_dir=run_dir, complete=True)
+
+    def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
+        self._parity = ParityRun(
+            self.experiment,
+            folder=run_dir,
+            shared_cache=self._out / "compile-cache",
+            status=self.status,
+            check=self._check,
+            command=self._parity_command,
+        )
+        outcome = self._parity.run()
+        for arm in outcome["arms"]:
+            self.status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
+        return outcome
 
     def _run_trial(self, number: int, run_dir: Path) -> None:
         self._check()
@@ -222,6 +249,7 @@ class _Trial:
         self._envoy: Envoy | None = None
         self._locust: Child | None = None
         self._in_traffic = False
+        self._recording = False
         self._facts: dict[str, Any] = {
             "trial": number,
             "design": experiment.traffic.design,
@@ -254,12 +282,16 @@ class _Trial:
         self._schedule.write(self._folder / "schedule.arrow")
         self._write_facts()
         self._collector = Collector(self._folder, trial=self._number, status=status)
+        self._recording = True
         self._start_arms()
         self._compare_arms()
         targets = self._start_splitter()
         self._send_traffic(targets)
         self._facts["complete"] = True
         self._write_facts()
+        self._end_records(hurry=False)
+        if experiment.parity.served and not experiment.compare_models:
+            self._compare_answers()
 
     # --- Arms -------------------------------------------------------------------------------------------------------
 
@@ -519,18 +551,50 @@ class _Trial:
 
     # --- The end ----------------------------------------------------------------------------------------------------
 
-    def close(self, *, hurry: bool) -> None:
-        """Every process of the trial is gone and its records are complete. `hurry`: nobody waits for answers."""
-        self._status.phase, self._status.detail = "stopping", ""
+    def _compare_answers(self) -> None:
+        """trial.json tells which replicas give the control's answers. Nothing of this is in the records."""
+        self._status.phase, self._status.detail = "comparing answers", ""
+        replicas = list(self._replicas.values())
+        asked = questions(
+            self._experiment,
+            trial=self._number,
+            vocab_size=min(self._snapshot(replica.name).vocab_size for replica in replicas),
+        )
+        first = self._experiment.control.replica_names[0]
+        answers: dict[str, list[list[int]] | str] = {}
+        for replica in sorted(replicas, key=lambda item: item.name != first):
+            self._status.detail = replica.name
+            if replica.dead or replica.child.poll() is not None or replica.channel is None:
+                answers[replica.name] = "its process is gone"
+            else:
+                answers[replica.name] = ask(replica.channel, asked, check=self._check)
+        self._facts["answers"] = {
+            "dtype": self._snapshot(first).dtype,
+            "control": first,
+            "prompts": [len(question.prompt) for question in asked],
+            "replicas": compared(answers, {replica.name: replica.arm.name for replica in replicas}, first=first),
+        }
+        self._write_facts()
+
+    def _end_records(self, *, hurry: bool) -> None:
+        """Load and telemetry have ended and are on disk. A second call does nothing."""
+        if not self._recording:
+            return
+        self._recording = False
         if self._locust is not None:
             self._locust.stop(_LOCUST_GRACE_S)
             with suppress(OSError):
                 self._read_load()
-        if self._collector is not None:
-            if self._locust is not None:
-                self._collector.settle(timeout_s=1.0 if hurry else 5.0)
-                self._final_snapshots()
-            self._collector.stop()
+        assert self._collector is not None
+        if self._locust is not None:
+            self._collector.settle(timeout_s=1.0 if hurry else 5.0)
+            self._final_snapshots()
+        self._collector.stop()
+
+    def close(self, *, hurry: bool) -> None:
+        """Every process of the trial is gone and its records are complete. `hurry`: nobody waits for answers."""
+        self._status.phase, self._status.detail = "stopping", ""
+        self._end_records(hurry=hurry)
         if self._envoy is not None:
             self._envoy.stop(grace_s=0.0 if hurry else 5.0)
         self._stop_arms()
@@ -634,7 +698,7 @@ def _start_ns(path: Path) -> int:
         return 0
 
 
-def _new_run_dir(out: Path, name: str) -> Path:
+def new_run_dir(out: Path, name: str) -> Path:
     """A new directory `<time>-<name>` under `out`."""
     stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):

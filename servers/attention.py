@@ -53,10 +53,12 @@ def grouped_attention(
         attended = nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scale)
         return attended.reshape(batch, 1, heads, value.shape[-1]), None
     is_fresh = window is not None and window.is_causal and window.reads == "fresh"
-    # the memory-efficient kernel, which float32 falls back to, takes no grouped heads
-    if is_plain and is_fresh and query.is_cuda and query.dtype in _HALF:
+    if is_plain and is_fresh and query.is_cuda:
+        if groups > 1 and query.dtype not in _HALF:
+            # the memory-efficient kernel, which float32 falls back to, takes no grouped heads
+            key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
         attended = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=groups > 1
+            query, key, value, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
         )
         return attended.transpose(1, 2).contiguous(), None
     output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

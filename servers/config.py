@@ -47,6 +47,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _choice("model.dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
+        _choice("model.attention", self.attention, ("sdpa", "eager"))
         if not self.id:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
         if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:

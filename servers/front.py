@@ -11,9 +11,23 @@ import grpc
 
 from servers.clock import now_ns
 from servers.config import ArmConfig
-from servers.messages import Cancel, CompileEvent, Finished, Progress, Ready, StepOutput, StepRecord, Submit, Timing
+from servers.messages import (
+    Cancel,
+    CompileEvent,
+    CompilerFacts,
+    Finished,
+    Progress,
+    Ready,
+    StepOutput,
+    StepRecord,
+    Submit,
+    Timing,
+)
 from servers.metrics import FrontMetrics
 from servers.tokenizer import Tokenizer
+
+# What Telemetry.Watch tells.
+Told = CompileEvent | StepRecord | Progress | CompilerFacts
 
 # What Telemetry.Watch can replay to a late subscriber.
 RETAINED_EVENTS = 100_000
@@ -92,13 +106,21 @@ class Front:
         self.ready: Ready | None = None
         self.draining = False
         self.failure = ""
-        self.counters = {"requests": 0, "tokens": 0, "rejected": 0, "compile_events": 0, "eager_fallback_steps": 0}
+        self.counters = {
+            "requests": 0,
+            "tokens": 0,
+            "rejected": 0,
+            "compile_events": 0,
+            "steps": 0,
+            "eager_fallback_steps": 0,
+        }
+        self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
         self.compile_log: deque[CompileEvent] = deque(maxlen=RETAINED_EVENTS)
         self.step_log: deque[StepRecord] = deque(maxlen=RETAINED_STEPS)
         self.progress_log: deque[Progress] = deque(maxlen=1000)
         self._send = send
         self._answers: dict[str, Answer] = {}
-        self._watchers: set[asyncio.Queue[CompileEvent | StepRecord | Progress | None]] = set()
+        self._watchers: set[asyncio.Queue[Told | None]] = set()
 
     # requests
 
@@ -151,7 +173,11 @@ class Front:
             elif isinstance(message, CompileEvent):
                 self.compile_log.append(message)
                 self.counters["compile_events"] += 1
-                self.metrics.compile_events.labels(kind=message.kind, phase=message.phase).inc()
+                self.metrics.count_compile(message)
+                self._publish(message)
+            elif isinstance(message, CompilerFacts):
+                self.metrics.count_facts(message, self.facts)
+                self.facts = message
                 self._publish(message)
             elif isinstance(message, Progress):
                 if message.stage == "failed":
@@ -159,6 +185,7 @@ class Front:
                 self.report(message)
             elif isinstance(message, Ready):
                 self.ready = message
+                self.metrics.show_start(message)
                 self.report(Progress(at_ns=now_ns(), stage="serving", detail=f"{message.device} {message.dtype}"))
 
     def _take_output(self, output: StepOutput) -> None:
@@ -174,8 +201,10 @@ class Front:
                 answer.finish(finished)
         self.metrics.in_flight.set(self.in_flight)
         if output.step is not None:
-            if self.arm.compile.enabled and not output.step.compiled:
-                self.counters["eager_fallback_steps"] += 1
+            fell_back = self.arm.compile.enabled and not output.step.compiled
+            self.counters["steps"] += 1
+            self.counters["eager_fallback_steps"] += fell_back
+            self.metrics.steps.labels(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
             self.step_log.append(output.step)
             self._publish(output.step)
 
@@ -189,22 +218,28 @@ class Front:
 
     # telemetry
 
+    @property
+    def eager_fallback_share(self) -> float:
+        """The share of steps that should have run compiled code and ran plain Python."""
+        return self.counters["eager_fallback_steps"] / max(1, self.counters["steps"])
+
     def report(self, progress: Progress) -> None:
         """Tell the watchers where the start-up stands."""
         self.progress_log.append(progress)
         self._publish(progress)
 
-    def _publish(self, event: CompileEvent | StepRecord | Progress) -> None:
+    def _publish(self, event: Told) -> None:
         for watcher in self._watchers:
             watcher.put_nowait(event)
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[asyncio.Queue[CompileEvent | StepRecord | Progress | None]]:
+    def watch(self) -> Iterator[asyncio.Queue[Told | None]]:
         """A queue that holds everything retained and receives everything to come; None ends it."""
-        watcher: asyncio.Queue[CompileEvent | StepRecord | Progress | None] = asyncio.Queue()
+        watcher: asyncio.Queue[Told | None] = asyncio.Queue()
         for log in (self.progress_log, self.compile_log, self.step_log):
             for event in log:
                 watcher.put_nowait(event)
+        watcher.put_nowait(self.facts)
         self._watchers.add(watcher)
         try:
             yield watcher

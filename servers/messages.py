@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -76,7 +77,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileEvent:
-    """One compile, recompile, graph capture, autotune, limit hit or eager fallback. Columns as in the run directory."""
+    """One compile, recompile, graph capture, autotune, limit hit or eager fallback. Columns as in the run directory.
+
+    `backend_ns` and `autotune_ns` are shares of the event's own time; guards, nodes and kernels count what the compile
+    made; `breaks` names the graph breaks that its tracing met.
+    """
 
     event_id: str
     kind: str
@@ -92,6 +97,20 @@ class CompileEvent:
     request_ids: tuple[str, ...] = ()
     backend_ns: int = 0
     phase: str = "warmup"
+    autotune_ns: int = 0
+    guards: int = 0
+    nodes: int = 0
+    kernels: int = 0
+    breaks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerFacts:
+    """What the compiler could not do since the start, and how often: graph breaks by place and cause, graphs that were
+    not captured as CUDA graphs by cause. Sent whenever a count has changed."""
+
+    graph_breaks: dict[str, int]
+    cudagraph_skips: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +136,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The engine is warm."""
+    """The engine is warm. `startup_ns` holds every stretch of the start, one after the other; together they are the
+    time from the start of the replica's process to this message."""
 
     vocab_size: int
     device: str
@@ -125,3 +145,20 @@ class Ready:
     versions: dict[str, str]
     memory_bytes: dict[str, int]
     startup_ns: dict[str, int]
+
+    @property
+    def startup_groups_ns(self) -> dict[str, int]:
+        """The items summed by group."""
+        return startup_groups(self.startup_ns)
+
+
+def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
+    """Start-up by group (process, import, load, prefill, extend, decode, capture, other) and in `total`.
+
+    An item belongs to the group that its first word names: "decode batch 4 × length 1, context 256" to decode.
+    """
+    groups: dict[str, int] = {}
+    for item, spent_ns in items_ns.items():
+        group = item.split(" ", 1)[0]
+        groups[group] = groups.get(group, 0) + spent_ns
+    return {**groups, "total": sum(items_ns.values())}

@@ -24,6 +24,8 @@ from servers.model import eos_ids, join_weights, load_model
 from servers.scheduler import Job, Kind, Move, Step
 from servers.shapes import StepShape, shape_policy
 
+_ALIGNED = 8  # elements, 16 bytes of the smallest dtype
+
 Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [B]
 
 
@@ -38,8 +40,10 @@ class _ModelStep(nn.Module):
         self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self.sliding_window = getattr(config, "sliding_window", None) or 0
         self.takes_window = attention.is_ours(model)
+        weight = next(model.parameters())
+        self.shown, self.hidden = weight.new_zeros(()), weight.new_full((), torch.finfo(weight.dtype).min)
         # given where no attention reads a mask: without any, the model would make one of its own
-        self.no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=next(model.parameters()).device)
+        self.no_mask = weight.new_zeros((1, 1, 1, 1))
 
     def logits(
         self,
@@ -63,7 +67,9 @@ class _ModelStep(nn.Module):
         output = self.model(
             input_ids=input_ids,
             position_ids=positions,
-            attention_mask=self.no_mask if window.in_kernel and window.is_causal else self._mask(positions, context),
+            attention_mask=self.no_mask
+            if window.in_kernel and window.is_causal
+            else self._mask(positions, context.shape[0]),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
@@ -74,23 +80,34 @@ class _ModelStep(nn.Module):
         logits: torch.Tensor = output.logits
         return logits
 
-    def _mask(self, positions: torch.Tensor, context: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
-        """[B, 1, T, L], true where a token sees a cache position; a mask per layer type where layers differ."""
-        distance = positions[:, None, :, None] - context[None, None, None, :]
+    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """[B, 1, T, width], which cache positions a token sees; one for each layer type where layers differ.
+
+        True or false for the decode kernel, otherwise what is added to the scores. A GPU's attention wants the rows of
+        what it adds aligned; laid out so here, they need no copy in every layer.
+        """
+        reach = -(-width // _ALIGNED) * _ALIGNED if positions.is_cuda else width
+        distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
         causal = distance >= 0
         if not self.sliding_window:
-            return causal
-        sliding = causal & (distance < self.sliding_window)
+            return self._shown(causal, width)
+        sliding = self._shown(causal & (distance < self.sliding_window), width)
         if not self.layer_types:
             return sliding
-        return {kind: sliding if kind == "sliding_attention" else causal for kind in sorted(self.layer_types)}
+        full = self._shown(causal, width)
+        return {kind: sliding if kind == "sliding_attention" else full for kind in sorted(self.layer_types)}
+
+    def _shown(self, seen: torch.Tensor, width: int) -> torch.Tensor:
+        if not self.cache.window.in_kernel:
+            seen = torch.where(seen, self.shown, self.hidden)
+        return seen[..., :width]
 
 
 def _at_own_last(logits: torch.Tensor) -> Outputs:
     """Logits [B, vocab] and argmax, from [B, B, vocab]: a model keeps one list of positions for all rows, so each row
     was kept at every row's last position and its own stands on the diagonal."""
     own = logits.diagonal(dim1=0, dim2=1).transpose(0, 1)
-    return own, own.argmax(dim=-1)
+    return own, sampling.largest(own)
 
 
 class PrefillStep(_ModelStep):
@@ -127,7 +144,7 @@ class DecodeStep(_ModelStep):
     ) -> Outputs:
         self.cache.window.reads = "slice"
         logits = self.logits(input_ids, positions, rows, context, keep=0)[:, -1]
-        return logits, logits.argmax(dim=-1)
+        return logits, sampling.largest(logits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ import grpc.aio
 
 from servers.clock import now_ns
 from servers.config import ArmConfig
-from servers.front import NO_TIMING, Answer, Front, RefusedError
-from servers.messages import CompileEvent, Progress, StepRecord, Submit
+from servers.front import NO_TIMING, Answer, Front, RefusedError, Told
+from servers.messages import CompileEvent, CompilerFacts, Progress, StepRecord, Submit
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.tokenizer import StopStrings, TextStream, Tokenizer
 
@@ -166,7 +166,12 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
         """Replay what is retained, then follow until the server stops."""
-        wanted = {CompileEvent: request.compile_events, StepRecord: request.steps, Progress: request.progress}
+        wanted: dict[type, bool] = {
+            CompileEvent: request.compile_events,
+            StepRecord: request.steps,
+            Progress: request.progress,
+            CompilerFacts: request.facts,
+        }
         with self.front.watch() as watcher:
             while (event := await watcher.get()) is not None:
                 if wanted[type(event)]:
@@ -181,21 +186,27 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
         )
         answer.counters.update({**front.counters, "in_flight": front.in_flight})
+        answer.graph_breaks.update(front.facts.graph_breaks)
+        answer.cudagraph_skips.update(front.facts.cudagraph_skips)
+        answer.eager_fallback_share = front.eager_fallback_share
         if front.ready is not None:
             answer.versions.update(front.ready.versions)
             answer.memory_bytes.update(front.ready.memory_bytes)
             answer.startup_ns.update(front.ready.startup_ns)
+            answer.startup_groups_ns.update(front.ready.startup_groups_ns)
             answer.device = front.ready.device
             answer.dtype = front.ready.dtype
             answer.vocab_size = front.ready.vocab_size
         return answer
 
 
-def telemetry_event(event: CompileEvent | StepRecord | Progress) -> telemetry_pb2.TelemetryEvent:
+def telemetry_event(event: Told) -> telemetry_pb2.TelemetryEvent:
     """The wire form of an engine event; field names are the same on both sides."""
     fields = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
     if isinstance(event, CompileEvent):
         return telemetry_pb2.TelemetryEvent(compile=telemetry_pb2.CompileEvent(**fields))
     if isinstance(event, StepRecord):
         return telemetry_pb2.TelemetryEvent(step=telemetry_pb2.StepRecord(**fields))
+    if isinstance(event, CompilerFacts):
+        return telemetry_pb2.TelemetryEvent(facts=telemetry_pb2.CompilerFacts(**fields))
     return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(**fields))

@@ -96,6 +96,29 @@ def _arms(summary: Mapping[str, Any]) -> str:
     return shown
 
 
+def _startup(summary: Mapping[str, Any]) -> list[str]:
+    arms = reading.arms_of(summary)
+    figures = [row for row in reading.startup_costs(summary) if any(value != DASH for value in row.values)]
+    if not figures:
+        return []
+    head = ["", *(code(arm.get("name")) for arm in arms)]
+    right = range(1, len(head))
+    key = [[row.name, *map(prose, row.values)] for row in figures if row.key]
+    rest = [[f"{row.group.lower()}: {row.name}", *map(prose, row.values)] for row in figures if not row.key]
+    shown = table(head, key, right=right)
+    if rest:
+        shown += f"\n\n<details><summary>More of the start</summary>\n\n{table(head, rest, right=right)}\n\n</details>"
+    return ["### Start-up cost", shown]
+
+
+def _shortfalls(summary: Mapping[str, Any]) -> list[str]:
+    body = [[code(row.arm), row.what, figure(row.times), code(row.cause[:300])] for row in reading.shortfalls(summary)]
+    if not body:
+        return []
+    head = ("Arm", "What", "Times", "Where and why")
+    return ["### What the compiler could not do", table(head, body, right=(2,))]
+
+
 def _comparisons(summary: Mapping[str, Any]) -> str:
     body = [
         [
@@ -148,6 +171,15 @@ def _events(summary: Mapping[str, Any]) -> str:
     return shown
 
 
+def _parity(summary: Mapping[str, Any]) -> list[str]:
+    figures = reading.parity(summary)
+    if not figures:
+        return []
+    head = ["", *(code(arm.get("name")) for arm in reading.arms_of(summary))]
+    body = [[f"{row.name} ({row.group.lower()})", *row.values] for row in figures]
+    return ["### Do the arms compute the same?", table(head, body, right=range(1, len(head)))]
+
+
 def _checks(summary: Mapping[str, Any]) -> list[str]:
     failed = reading.failed_checks(summary)
     if not failed:
@@ -182,8 +214,11 @@ def markdown_report(summary: Mapping[str, Any]) -> str:
         _comparisons(summary),
         "### Key numbers",
         _arms(summary),
+        *_parity(summary),
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",
         _events(summary),
+        *_shortfalls(summary),
+        *_startup(summary),
         f"<sub>tailgate · run {code(at(summary, 'run_id'))} · charts and every request's events: report.html</sub>",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,14 @@ from analysis.report.values import (
     at,
     byte_size,
     count,
+    interval,
     is_number,
     milliseconds,
     percent,
     rate,
+    ratio,
     rows,
+    scientific,
     seconds,
     span,
     text,
@@ -282,33 +286,180 @@ def side_by_side(summary: Row) -> list[Figure]:
     ]
 
 
-def startup_costs(summary: Row) -> list[Figure]:
-    """What each arm cost before its first request: load, warm-up, compiles, memory."""
-    arms = arms_of(summary)
-    memory = [at(arm, "startup", "memory_bytes") for arm in arms]
-    kinds = dict.fromkeys(str(key) for table in memory if isinstance(table, Mapping) for key in table)
-    shown = [
-        Figure(group="Time", name="load", values=tuple(seconds(at(arm, "startup", "load_s")) for arm in arms)),
-        Figure(group="Time", name="warm-up", values=tuple(seconds(at(arm, "startup", "warmup_s")) for arm in arms)),
-        Figure(
-            group="Time",
-            name="compiles in warm-up",
-            values=tuple(count(at(arm, "compile", "warmup_events")) for arm in arms),
-        ),
-        Figure(
-            group="Time",
-            name="compile time in warm-up",
-            values=tuple(seconds(at(arm, "compile", "warmup_s")) for arm in arms),
-        ),
+def parity(summary: Row) -> list[Figure]:
+    """What is known of the arms' numerics, a row each, a value for every arm in the order of `arms_of`; empty when
+    nothing was measured and nobody asked."""
+    told = {row.get("name"): row for row in rows(summary, "parity", "arms")}
+    names = [arm.get("name") for arm in arms_of(summary)]
+    if not any(at(row, "measured") or at(row, "answers") for row in told.values()):
+        return []
+    control = at(summary, "parity", "control")
+    measured = [at(told.get(name), "measured") or {} for name in names]
+    if at(control, "figures"):
+        measured = [control if name == at(control, "name") else row for name, row in zip(names, measured, strict=True)]
+
+    def finding(row: object, name: str) -> str:
+        found = next((item for item in rows(row, "findings") if item.get("name") == name), {})
+        if not is_number(found.get("value")):
+            return DASH
+        shown = ratio(found["value"])
+        return f"{shown} {interval(found.get('low'), found.get('high'))}" if is_number(found.get("low")) else shown
+
+    def same_answers(row: object) -> str:
+        same, asked = at(row, "figures", "answers_same"), at(row, "figures", "answers")
+        return f"{count(same)} of {count(asked)}" if is_number(same) else DASH
+
+    def kept(name: object) -> str:
+        answers = rows(told.get(name), "answers")
+        silent = [row for row in answers if row.get("error")]
+        known = [row for row in answers if is_number(row.get("same")) and is_number(row.get("of"))]
+        said = f"{count(sum(row['same'] for row in known))} of {count(sum(row['of'] for row in known))}"
+        return f"{said}, {count(len(silent))} silent" if silent else said if known else DASH
+
+    shown: tuple[tuple[str, Callable[[object], str]], ...] = (
+        ("verdict", lambda row: verdict(at(row, "verdict"))),
+        ("median error against float64", lambda row: scientific(at(row, "figures", "error", "median"))),
+        ("median error, to the control's", lambda row: finding(row, "error")),
+        ("p99 error, to the control's", lambda row: finding(row, "tail error")),
+        ("largest error, to the control's", lambda row: finding(row, "worst error")),
+        ("mean KL from float64", lambda row: scientific(at(row, "figures", "divergence", "mean"))),
+        ("mean KL, to the control's", lambda row: finding(row, "divergence")),
+        ("tokens that float64 would not take", lambda row: count(at(row, "figures", "flips"))),
+        ("of them beyond noise", lambda row: count(at(row, "figures", "flips_unexplained"))),
+        ("greedy answers as the control's", same_answers),
+    )
+    figures = [
+        Figure(group="Measured before the traffic", name=name, values=tuple(show(row) for row in measured))
+        for name, show in shown
+        if any(measured)
     ]
-    return shown + [
+    served = Figure(
+        group="Asked after the traffic", name="greedy answers as the control's", values=tuple(map(kept, names))
+    )
+    return [*figures, served] if any(value != DASH for value in served.values) else figures
+
+
+# A step's size as events and start-up items word it.
+STEP_SHAPE = re.compile(r"(\w+) batch (\d+) × length (\d+), context (\d+)")
+MOST_FACTS = 8
+MEMORY_NAMES = {
+    "weights": "weights",
+    "kv_cache": "KV cache",
+    "graph_pools": "CUDA graphs",
+    "device_peak": "device, peak",
+    "device_reserved": "device, reserved",
+    "process_peak": "host process, peak",
+}
+
+
+def startup_costs(summary: Row) -> list[Figure]:
+    """What each arm cost before its first request: time to serving by part, compiling, slowest shapes, memory.
+
+    A part that no arm has is left out.
+    """
+    starts = [at(arm, "startup") for arm in arms_of(summary)]
+    shown = [
+        Figure(group=group, name=name, values=tuple(show(at(start, key)) for start in starts), key=is_key)
+        for group, name, show, key, is_key in (
+            ("Time", "to serving", _duration, "serving_s", True),
+            ("Time", "process and imports", _duration, "process_s", False),
+            ("Time", "load", _duration, "load_s", True),
+            ("Time", "warm-up", _duration, "warmup_s", True),
+            ("Time", "of which prefill shapes", _duration, "prefill_s", False),
+            ("Time", "of which later chunks of prompts", _duration, "extend_s", False),
+            ("Time", "of which decode shapes", _duration, "decode_s", False),
+            ("Time", "of which CUDA-graph capture", _duration, "capture_s", False),
+            ("Compiling in the warm-up", "compiles", count, "compiles", False),
+            ("Compiling in the warm-up", "compile time", _duration, "compile_s", True),
+            ("Compiling in the warm-up", "of which the backend", _duration, "backend_s", False),
+            ("Compiling in the warm-up", "of which tuning kernels", _duration, "autotune_s", False),
+            ("Compiling in the warm-up", "recording CUDA graphs", _duration, "recording_s", False),
+            ("Compiling in the warm-up", "disk cache", _cache_state, "cache", True),
+        )
+    ]
+    deepest = max((len(rows(start, "slowest")) for start in starts), default=0)
+    shown += [
+        Figure(
+            group="Slowest shapes to warm",
+            name=str(place + 1),
+            values=tuple(_shape_cost(rows(start, "slowest")[place : place + 1]) for start in starts),
+        )
+        for place in range(deepest)
+    ]
+    memory = [at(start, "memory_bytes") for start in starts]
+    told = [str(key) for table in memory if isinstance(table, Mapping) for key in table]
+    shown += [
         Figure(
             group="Memory",
-            name=text(kind).replace("_", " "),
-            values=tuple(byte_size(at(arm, "startup", "memory_bytes", kind)) for arm in arms),
+            name=MEMORY_NAMES.get(kind, text(kind).replace("_", " ")),
+            values=tuple(byte_size(at(start, "memory_bytes", kind)) for start in starts),
+            key=kind in ("weights", "kv_cache"),
         )
-        for kind in kinds
+        for kind in sorted(dict.fromkeys(told), key=lambda kind: [*MEMORY_NAMES, kind].index(kind))
     ]
+    nothing = (DASH, _duration(0), count(0))
+    return [
+        row for row in shown if row.name in ("load", "warm-up") or not all(value in nothing for value in row.values)
+    ]
+
+
+def _duration(value: object) -> str:
+    return milliseconds(value * 1e3) if is_number(value) and value else seconds(value)
+
+
+def _cache_state(counts: object) -> str:
+    """ "cold" when nothing was found, "warm" when everything was, else how much of each."""
+    known = {name: at(counts, name) or 0 for name in ("hit", "miss", "bypass")}
+    if not all(is_number(value) for value in known.values()) or not any(known.values()):
+        return DASH
+    if not known["hit"]:
+        return "cold" if known["miss"] else "bypassed"
+    if not known["miss"] and not known["bypass"]:
+        return "warm"
+    return f"{count(known['hit'])} of {count(sum(known.values()))} found"
+
+
+def _shape_cost(found: Sequence[Row]) -> str:
+    if not found or not is_number(found[0].get("s")):
+        return DASH
+    return f"{brief_shape(found[0].get('item'))}: {_duration(found[0]['s'])}"
+
+
+def brief_shape(item: object) -> str:
+    """ "decode 4@256" for four rows that decode up to position 256, "prefill 1x32"; other text as it is."""
+
+    def shorten(match: re.Match[str]) -> str:
+        kind, batch, length, context = match.groups()
+        sizes = {"prefill": f"{batch}x{length}", "decode": f"{batch}@{context}"}
+        return f"{kind} {sizes.get(kind, f'{batch}x{length}@{context}')}"
+
+    return STEP_SHAPE.sub(shorten, text(item))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Something that the compiler could not do, and how often."""
+
+    arm: object
+    what: str
+    cause: str
+    times: int
+
+
+def shortfalls(summary: Row) -> list[Shortfall]:
+    """Graph breaks and CUDA graphs that were not made, the most frequent of each arm."""
+    found = []
+    for arm in arms_of(summary):
+        for key, what in (("graph_breaks", "graph break"), ("cudagraph_skips", "no CUDA graph")):
+            counts = at(arm, "compile", key)
+            known = [(str(cause), times) for cause, times in counts.items()] if isinstance(counts, Mapping) else []
+            numbered = [(cause, int(times)) for cause, times in known if is_number(times)]
+            numbered.sort(key=lambda item: -item[1])
+            found += [
+                Shortfall(arm=arm.get("name"), what=what, cause=text(cause), times=times)
+                for cause, times in numbered[:MOST_FACTS]
+            ]
+    return found
 
 
 def flattened(table: object, prefix: str = "") -> list[tuple[str, str]]:

@@ -68,6 +68,11 @@ def figure(value: object) -> str:
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
+def scientific(value: object) -> str:
+    """As `figure`, but numbers below a thousandth as 1.2e-06."""
+    return f"{value:.1e}" if is_number(value) and 0 < abs(value) < 1e-3 else figure(value)
+
+
 def count(value: object) -> str:
     return f"{value:,.0f}" if is_number(value) else DASH
 

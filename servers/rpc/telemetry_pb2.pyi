@@ -7,27 +7,31 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("compile_events", "steps", "progress")
+    __slots__ = ("compile_events", "steps", "progress", "facts")
     COMPILE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     compile_events: bool
     steps: bool
     progress: bool
-    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ...) -> None: ...
+    facts: bool
+    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ...) -> None: ...
 
 class TelemetryEvent(_message.Message):
-    __slots__ = ("compile", "step", "progress")
+    __slots__ = ("compile", "step", "progress", "facts")
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     compile: CompileEvent
     step: StepRecord
     progress: Progress
-    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    facts: CompilerFacts
+    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ...) -> None: ...
 
 class CompileEvent(_message.Message):
-    __slots__ = ("event_id", "kind", "start_ns", "end_ns", "compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "request_ids", "backend_ns", "phase")
+    __slots__ = ("event_id", "kind", "start_ns", "end_ns", "compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "request_ids", "backend_ns", "phase", "autotune_ns", "guards", "nodes", "kernels", "breaks")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +46,11 @@ class CompileEvent(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     BACKEND_NS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    AUTOTUNE_NS_FIELD_NUMBER: _ClassVar[int]
+    GUARDS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     kind: str
     start_ns: int
@@ -56,7 +65,34 @@ class CompileEvent(_message.Message):
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     backend_ns: int
     phase: str
-    def __init__(self, event_id: _Optional[str] = ..., kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., frame: _Optional[str] = ..., reason: _Optional[str] = ..., shape: _Optional[str] = ..., dynamic: bool = ..., cache: _Optional[str] = ..., batch_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., backend_ns: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    autotune_ns: int
+    guards: int
+    nodes: int
+    kernels: int
+    breaks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, event_id: _Optional[str] = ..., kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., frame: _Optional[str] = ..., reason: _Optional[str] = ..., shape: _Optional[str] = ..., dynamic: bool = ..., cache: _Optional[str] = ..., batch_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., backend_ns: _Optional[int] = ..., phase: _Optional[str] = ..., autotune_ns: _Optional[int] = ..., guards: _Optional[int] = ..., nodes: _Optional[int] = ..., kernels: _Optional[int] = ..., breaks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CompilerFacts(_message.Message):
+    __slots__ = ("graph_breaks", "cudagraph_skips")
+    class GraphBreaksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class CudagraphSkipsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    GRAPH_BREAKS_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
+    graph_breaks: _containers.ScalarMap[str, int]
+    cudagraph_skips: _containers.ScalarMap[str, int]
+    def __init__(self, graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("step_id", "kind", "start_ns", "end_ns", "batch", "padded_batch", "tokens", "padded_tokens", "compiled")
@@ -99,7 +135,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotResponse(_message.Message):
-    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype")
+    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "graph_breaks", "cudagraph_skips", "eager_fallback_share", "startup_groups_ns")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +164,27 @@ class SnapshotResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class GraphBreaksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class CudagraphSkipsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class StartupGroupsNsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ARM_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +195,10 @@ class SnapshotResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BREAKS_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
+    EAGER_FALLBACK_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STARTUP_GROUPS_NS_FIELD_NUMBER: _ClassVar[int]
     arm: str
     replica: str
     config_json: str
@@ -148,4 +209,8 @@ class SnapshotResponse(_message.Message):
     device: str
     vocab_size: int
     dtype: str
-    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    graph_breaks: _containers.ScalarMap[str, int]
+    cudagraph_skips: _containers.ScalarMap[str, int]
+    eager_fallback_share: float
+    startup_groups_ns: _containers.ScalarMap[str, int]
+    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., eager_fallback_share: _Optional[float] = ..., startup_groups_ns: _Optional[_Mapping[str, int]] = ...) -> None: ...

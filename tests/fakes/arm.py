@@ -32,10 +32,11 @@ SERVICE = "tailgate.v1.Inference"
 class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServicer):
     """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen."""
 
-    def __init__(self, config: ArmConfig, replica: str, *, stall_s: float, dtype: str = "") -> None:
+    def __init__(self, config: ArmConfig, replica: str, *, stall_s: float, dtype: str = "", token: int = 5) -> None:
         self.config = config
         self.dtype = dtype or config.model.dtype
         self.replica = replica
+        self.token = token
         self.stall_s = stall_s
         self.answered = 0
         self._retained: list[telemetry_pb2.TelemetryEvent] = []
@@ -131,7 +132,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         for token in range(request.max_tokens):
             last = token == request.max_tokens - 1
             yield inference_pb2.GenerateChunk(
-                token_ids=[5],
+                token_ids=[self.token],
                 emit_ns=[now_ns()],
                 finish_reason=inference_pb2.FINISH_REASON_LENGTH if last else inference_pb2.FINISH_REASON_UNSPECIFIED,
             )
@@ -201,6 +202,7 @@ def main() -> None:
     parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
     parser.add_argument("--fail-start", action="append", default=[], metavar="REPLICA")
     parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
+    parser.add_argument("--token", action="append", default=[], metavar="REPLICA=TOKEN")
     parser.add_argument("--never-ready", action="append", default=[], metavar="REPLICA")
     arguments = parser.parse_args()
     with Path(arguments.config).open() as file:
@@ -209,7 +211,14 @@ def main() -> None:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         sys.exit(3)
     dtypes = dict(item.split("=") for item in arguments.dtype)
-    arm = Arm(config, arguments.replica, stall_s=arguments.stall_s, dtype=dtypes.get(arguments.replica, ""))
+    tokens = dict(item.split("=") for item in arguments.token)
+    arm = Arm(
+        config,
+        arguments.replica,
+        stall_s=arguments.stall_s,
+        dtype=dtypes.get(arguments.replica, ""),
+        token=int(tokens.get(arguments.replica, 5)),
+    )
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96))
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)  # type: ignore[no-untyped-call]

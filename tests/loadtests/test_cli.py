@@ -37,7 +37,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "split", "analyze"])
+@pytest.mark.parametrize("command", ["run", "parity", "serve", "split", "analyze"])
 def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main([command, "--help"])

@@ -2,8 +2,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 
+import grpc
 import pytest
 
 from analysis.records import COMPILE_EVENTS, STEPS, read_table
@@ -11,6 +13,7 @@ from loadtests.collector import Collector
 from loadtests.processes import Child
 from loadtests.progress import Status
 from servers.config import ArmConfig
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 FAKE_ARM = Path(__file__).resolve().parents[1] / "fakes" / "arm.py"
 
@@ -107,6 +110,38 @@ def test_an_interrupted_stream_is_resumed_without_repeats(
     assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
     collector.stop()
     assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
+
+
+class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
+    """Tells facts and ends the stream; the next call tells more."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
+        assert request.facts
+        self.calls += 1
+        breaks = {"a.py:1 in f: print": self.calls, "b.py:2 in g: item": 9}
+        facts = telemetry_pb2.CompilerFacts(graph_breaks=breaks, cudagraph_skips={"mutated inputs": 1})
+        yield telemetry_pb2.TelemetryEvent(facts=facts)
+
+
+def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, collector: Collector) -> None:
+    server, telemetry = grpc.server(futures.ThreadPoolExecutor(max_workers=2)), Telemetry()
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    collector.follow(arm="naive", replica="naive-0", target=f"127.0.0.1:{port}")
+    assert eventually(lambda: telemetry.calls >= 2)
+    collector.stop()
+    server.stop(0).wait()
+    found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
+    assert found["arm"] == "naive"
+    assert list(found["graph_breaks"]) == ["b.py:2 in g: item", "a.py:1 in f: print"]
+    assert found["graph_breaks"]["a.py:1 in f: print"] >= 2
+    assert found["cudagraph_skips"] == {"mutated inputs": 1}
 
 
 def test_a_second_stop_does_nothing(collector: Collector) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from analysis.limits import GateLimits
 from loadtests.experiment import (
+    ParityConfig,
     SplitterSettings,
     TrialsConfig,
     builtin_names,
@@ -275,6 +276,7 @@ def test_a_missing_experiment_names_the_built_in_ones(tmp_path: Path) -> None:
         ("trials", TrialsConfig),
         ("gates", GateLimits),
         ("splitter", SplitterSettings),
+        ("parity", ParityConfig),
     ],
 )
 def test_every_setting_is_documented(table: str, kind: type) -> None:

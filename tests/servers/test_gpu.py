@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
@@ -17,10 +18,21 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
+SMALL = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
 FLOAT32 = ModelConfig(device="cuda", dtype="float32")
 
 
-@pytest.mark.parametrize("preset", ["eager", "compiled-padded", "compiled-dynamic"])
+@pytest.mark.parametrize("preset", ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic"])
 def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, recorder: CompileRecorder) -> None:
     runner = runner_for(ArmConfig.from_preset(preset, model=FLOAT32, engine=ENGINE), recorder)
     warm = {event.kind for event in recorder.drain()}
@@ -28,7 +40,7 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
     serve(runner, jobs)
     assert [(event.kind, event.shape) for event in recorder.drain()] == []
     assert_greedy_like_generate(runner, jobs)
-    if preset == "compiled-padded":
+    if preset in ("compiled-padded", "compiled-bucketed"):
         assert {"compile", "graph_capture"} <= warm
 
 
@@ -38,3 +50,56 @@ def test_the_naive_arm_recompiles_on_a_gpu_too(recorder: CompileRecorder) -> Non
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=3))
     assert "recompile" in {event.kind for event in recorder.drain()}
+
+
+@pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
+def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
+    preset: str, tmp_path: object, recorder: CompileRecorder
+) -> None:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model("mistral", **{**SMALL, "sliding_window": 9})
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
+    model = ModelConfig(id=str(tmp_path), device="cuda", dtype="float32")
+    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=replace(ENGINE, prefill_chunk=16)), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=2)
+    serve(runner, jobs)
+    assert [(event.kind, event.shape) for event in recorder.drain()] == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 8, 16, 17, 31, 32, 64])
+@pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
+def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups: int, head_dim: int) -> None:
+    from servers import decode_kernel
+
+    limit = 700
+    generator = torch.Generator("cuda").manual_seed(batch)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    query = random(batch, kv_heads * groups, 1, head_dim)
+    new_key, new_value = (random(batch, 1, kv_heads, head_dim).transpose(1, 2) for _ in range(2))
+    keys, values = (random((batch + 1) * (limit + 1), kv_heads, head_dim) for _ in range(2))
+    positions = torch.randint(0, limit, (batch,), generator=generator, device="cuda")
+    mask = torch.rand(batch, limit, generator=generator, device="cuda") > 0.3
+    mask[torch.arange(batch), positions] = True
+    rows = torch.arange(batch, device="cuda")
+    expected_keys, expected_values = keys.clone(), values.clone()
+    expected_keys[rows * (limit + 1) + positions] = new_key[:, :, 0]
+    expected_values[rows * (limit + 1) + positions] = new_value[:, :, 0]
+    seen = (torch.arange(limit, device="cuda")[None] <= positions[:, None]) & mask
+    whole = [
+        item.unflatten(0, (batch + 1, limit + 1))[:batch, :limit].transpose(1, 2).double().repeat_interleave(groups, 1)
+        for item in (expected_keys, expected_values)
+    ]
+    expected = torch.nn.functional.scaled_dot_product_attention(query.double(), *whole, attn_mask=seen[:, None, None])
+    for _ in range(3):  # the counters between programs must be ready again after each call
+        output = decode_kernel.launch(
+            query, new_key, new_value, keys, values, positions[:, None], mask[:, None, None], limit, limit, None
+        )
+        error = (output[:, 0].double() - expected[:, :, 0]).norm() / expected.norm()
+        assert error < 5e-3
+    assert torch.equal(keys, expected_keys)
+    assert torch.equal(values, expected_values)

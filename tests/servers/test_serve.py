@@ -32,6 +32,7 @@ class Replica:
     process: subprocess.Popen[str]
     port: int
     channel: grpc.Channel
+    started_ns: int
 
     @property
     def inference(self) -> inference_pb2_grpc.InferenceStub:
@@ -59,6 +60,7 @@ class Replica:
 def start(folder: Path, arm: ArmConfig, *arguments: str) -> Replica:
     config = folder / f"{arm.name}.json"
     config.write_text(json.dumps(arm.to_dict()))
+    started_ns = now_ns()
     process = subprocess.Popen(
         [sys.executable, "-m", "servers.serve", "--config", str(config), *arguments],
         stdout=subprocess.PIPE,
@@ -70,7 +72,7 @@ def start(folder: Path, arm: ArmConfig, *arguments: str) -> Replica:
     line = process.stdout.readline()
     assert line, (folder / f"{arm.name}.log").read_text()
     port = json.loads(line)["port"]
-    return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"))
+    return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"), started_ns)
 
 
 def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:
@@ -228,6 +230,27 @@ def test_telemetry_replays_steps_and_snapshot_tells_the_arm(replica: Replica) ->
     assert "torch" in snapshot.versions
 
 
+def test_the_items_of_the_start_are_the_time_from_process_to_serving(replica: Replica) -> None:
+    snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest())
+    items, groups = dict(snapshot.startup_ns), dict(snapshot.startup_groups_ns)
+    assert {"process", "import", "load", "prefill", "decode", "other", "total"} == set(groups)
+    assert min(items.values()) >= 0
+    assert any(item.startswith("decode batch 2 × length 1") for item in items)
+    assert groups["total"] == sum(items.values())
+    assert sum(groups.values()) == 2 * groups["total"]
+    serving = wait_warm(replica)[-1]
+    assert abs(groups["total"] - (serving.at_ns - replica.started_ns)) < 1e9
+    assert snapshot.memory_bytes["process_peak"] > snapshot.memory_bytes["weights"]
+
+
+def test_telemetry_tells_at_once_that_the_compiler_failed_at_nothing(replica: Replica) -> None:
+    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(facts=True))
+    first = next(iter(watch))
+    watch.cancel()
+    assert first.WhichOneof("event") == "facts"
+    assert dict(first.facts.graph_breaks) == dict(first.facts.cudagraph_skips) == {}
+
+
 def test_reflection_names_the_services(replica: Replica) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
     answers = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10)
@@ -259,7 +282,11 @@ def test_not_serving_until_warm_then_draining_finishes_what_runs(tmp_path: Path)
     call = replica.inference.Generate(ask(max_tokens=1500))
     received = len(next(iter(call)).token_ids)
     with urllib.request.urlopen(f"http://127.0.0.1:{with_metrics}/metrics") as page:
-        assert 'tailgate_in_flight{arm="drains",replica="drains-0"} 1.0' in page.read().decode()
+        text = page.read().decode()
+    assert 'tailgate_in_flight{arm="drains",replica="drains-0"} 1.0' in text
+    assert 'tailgate_steps_total{arm="drains",fell_back="no",kind="prefill",replica="drains-0"} 1.0' in text
+    assert 'tailgate_startup_seconds{arm="drains",part="load",replica="drains-0"}' in text
+    assert 'tailgate_memory_bytes{arm="drains",owner="kv_cache",replica="drains-0"}' in text
     replica.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 10
     while replica.health() == health_pb2.HealthCheckResponse.SERVING and time.monotonic() < deadline:

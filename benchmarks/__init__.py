@@ -1,0 +1,1 @@
+"""Measurements of the engine on one machine: `python benchmarks/engine.py --help`."""

@@ -1,0 +1,20 @@
+"""The environment of child processes: the shared clock, and no compiler cache that this process or its user filled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from servers.clock import anchored_environment
+
+# Children run here, so that they find the packages where nothing is installed.
+ROOT = Path(__file__).resolve().parent.parent
+
+# The compiler sets the second itself once it has run, so a child would inherit a warm cache.
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment for a child that chooses its own compiler cache."""
+    kept = {key: value for key, value in os.environ.items() if key not in CACHE_VARIABLES}
+    return {**kept, **anchored_environment()}

@@ -1,0 +1,110 @@
+"""The floor of a decode step: the bytes that it must move, over the bandwidth that the device really gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What a decode step must read and write, whatever code runs it.
+
+    weights: bytes of all parameters that a token passes through; position: bytes of keys and values that one
+    position of one row holds in all layers. Activations and logits are left out: they fit in the caches.
+    """
+
+    weights: int
+    position: int
+
+    def total(self, *, batch: int, positions: float) -> float:
+        """Bytes of a step: weights once, keys and values of `positions` read, those of `batch` new ones written."""
+        return self.weights + self.position * (positions + batch)
+
+    def floor_tokens_per_s(self, *, batch: int, positions: float, bytes_per_s: float) -> float:
+        """Tokens per second of a step that does nothing but move its bytes."""
+        return batch * bytes_per_s / self.total(batch=batch, positions=positions)
+
+
+def step_bytes(model: Any) -> StepBytes:
+    """The bytes that a loaded Hugging Face causal model must move in a decode step.
+
+    An input embedding that is not also the output matrix is left out: a step reads one row of it for each token.
+    """
+    parameters = {id(item): item.numel() * item.element_size() for item in model.parameters()}
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding is not None and (output is None or output.weight is not embedding.weight):
+        parameters.pop(id(embedding.weight), None)
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    position = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+    return StepBytes(weights=sum(parameters.values()), position=position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """Bytes per second on random data, medians. Each is a lower bound of what the device can do."""
+
+    copy: float  # device to device, bytes read and bytes written
+    sum: float  # a reduction to one number
+    matvec: float  # a matrix times a vector, as decode's projections at batch 1
+
+    @property
+    def best(self) -> float:
+        """The fastest that the device was seen to move bytes: what the floor is computed with."""
+        return max(self.copy, self.sum, self.matvec)
+
+    def to_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self) | {"best": self.best}
+
+
+def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> Bandwidth:
+    """What `device` gives tensors of `tensor_bytes` (0: 4 GiB on a GPU, 256 MiB on a CPU: far past every cache)."""
+    import torch
+
+    with torch.no_grad():
+        found = _measure(device, dtype, tensor_bytes or (4 << 30 if device.type == "cuda" else 256 << 20), repeats)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def _measure(device: Any, dtype: Any, tensor_bytes: int, repeats: int) -> Bandwidth:
+    import torch
+
+    columns = 8192
+    rows = tensor_bytes // (dtype.itemsize * columns)
+    matrix = torch.empty((rows, columns), dtype=dtype, device=device).normal_()
+    target = torch.empty_like(matrix)
+    vector = torch.empty((1, columns), dtype=dtype, device=device).normal_()
+    held = rows * columns * dtype.itemsize
+
+    def rate(work: Callable[[], object], moved: int) -> float:
+        work()  # the first call picks a kernel
+        return moved / median(_seconds(work, device) for _ in range(repeats))
+
+    return Bandwidth(
+        copy=rate(lambda: target.copy_(matrix), 2 * held),
+        sum=rate(matrix.sum, held),
+        matvec=rate(lambda: torch.nn.functional.linear(vector, matrix), held),
+    )
+
+
+def _seconds(work: Callable[[], object], device: Any) -> float:
+    import torch
+
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

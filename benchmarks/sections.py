@@ -1,0 +1,495 @@
+"""What the benchmark measures, section by section. Each puts a row into the ledger as soon as it has one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from benchmarks import quiet
+from benchmarks.baselines import DECODE_KINDS, MIXED_KINDS, Baselines, compiles, questions
+from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
+from benchmarks.inprocess import InProcess
+from benchmarks.ledger import Ledger, Row
+from benchmarks.measure import (
+    NothingMeasuredError,
+    PairedRatio,
+    Session,
+    Spread,
+    steady_arrivals,
+    steady_decode,
+    throughput,
+)
+from benchmarks.startup import Start, read_libraries, start_once, summary
+from benchmarks.traffic import Request, Workload, churn_set, decode_set, first_seconds, mixed_set, paced, trace_rows
+from servers.config import ArmConfig, ConfigError
+
+if TYPE_CHECKING:
+    from benchmarks.wire import Wire
+
+T = TypeVar("T")
+
+SECTIONS = ("startup", "floor", "quiet", "decode", "mixed", "recorder", "baselines")
+THROUGH = ("engine", "grpc")
+
+
+class MeasurementError(RuntimeError):
+    """A measurement cannot be trusted; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run and how often."""
+
+    sections: tuple[str, ...]
+    through: tuple[str, ...]
+    work: Workload
+    batches: tuple[int, ...]
+    repeats: int
+    baselines: tuple[str, ...]
+    starts: int
+    pairs: int
+    seed: int
+    trace: str = ""
+    duration_s: float = 60.0
+    time_scale: float = 1.0
+    saturation_share: float = 0.0
+    saturation_s: float = 20.0
+
+
+class Once(Generic[T]):
+    """Something made at its first use. A failure is kept as well: what took minutes to fail is not tried again."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: T | None = None
+        self._error: Exception | None = None
+
+    def get(self) -> T:
+        """The thing, or the error that making it raised."""
+        if self._error is not None:
+            raise self._error
+        if self._made is None:
+            try:
+                self._made = self._make()
+            except Exception as error:
+                self._error = error
+                raise
+        return self._made
+
+
+class Bench:
+    """One arm under measurement: loaded, served and compared once for all sections, each when first needed."""
+
+    def __init__(self, arm: ArmConfig, plan: Plan, ledger: Ledger, cache_dir: str) -> None:
+        self.arm = arm
+        self.plan = plan
+        self.ledger = ledger
+        self.cache_dir = cache_dir
+        self._closing = contextlib.ExitStack()
+        self._streams = 0
+        self._engine = Once(self._load)
+        self._wire = Once(self._serve)
+        self._floor = Once(self._measure_floor)
+
+    def close(self) -> None:
+        """Every process and tap is gone."""
+        self._closing.close()
+
+    def rng(self) -> np.random.Generator:
+        """A stream of its own, reproducible from the seed: no two measurements share their inputs."""
+        self._streams += 1
+        return np.random.default_rng([self.plan.seed, self._streams])
+
+    @property
+    def engine(self) -> InProcess:
+        """The arm in this process, warm."""
+        return self._engine.get()
+
+    @property
+    def wire(self) -> Wire:
+        """The arm served behind Envoy, warm; its compiler finds what this process has compiled."""
+        return self._wire.get()
+
+    @property
+    def floor(self) -> tuple[StepBytes, float]:
+        """(the bytes of a decode step, bytes per second of the device), with a row in the ledger."""
+        return self._floor.get()
+
+    @property
+    def partner(self) -> InProcess | None:
+        """The engine, where it is measured at all: what everything else is paired with."""
+        return self.engine if "engine" in self.plan.through else None
+
+    def _load(self) -> InProcess:
+        self.ledger.note(f"loading {self.arm.name} ({self.arm.model.id})")
+        engine = InProcess.load(self.arm, self.ledger.note)
+        self._closing.callback(engine.close)
+        return engine
+
+    def _serve(self) -> Wire:
+        from benchmarks.wire import Wire
+
+        self.ledger.note(f"starting servers.serve for {self.arm.name} and Envoy")
+        folder = Path(tempfile.mkdtemp(prefix="tailgate-bench-"))
+        self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        wire = Wire(self.arm, folder=folder, cache_dir=self.cache_dir, note=self.ledger.note)
+        self._closing.callback(wire.close)
+        return wire
+
+    def _measure_floor(self) -> tuple[StepBytes, float]:
+        runner = self.engine.runner
+        needed = step_bytes(runner.model)
+        bandwidth = measure_bandwidth(runner.device, runner.model.dtype)
+        rates = {f"{key}_gb_s": value / 1e9 for key, value in bandwidth.to_dict().items()}
+        self.ledger.add("floor", weights_gb=needed.weights / 1e9, kv_bytes_a_position=needed.position, **rates)
+        return needed, bandwidth.best
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def startup(bench: Bench) -> None:
+    """Start on an empty cache, then on the one that this start filled, several times.
+
+    The last pair leaves its artifacts to the sections that follow, unless those were given a filled cache.
+    """
+    read_libraries()
+    cold: list[Start] = []
+    warm: list[Start] = []
+    for number in range(1, bench.plan.starts + 1):
+        with tempfile.TemporaryDirectory(prefix="tailgate-cold-", ignore_cleanup_errors=True) as folder:
+            keep = number == bench.plan.starts and not any(Path(bench.cache_dir).glob("*"))
+            cache_dir = bench.cache_dir if keep else folder
+            for kind, starts in (("cold", cold), ("warm", warm)):
+                starts.append(start_once(bench.arm, cache_dir, bench.ledger.note))
+                bench.ledger.note(f"{kind} start {number} of {bench.plan.starts}: {starts[-1].ready_s:.1f} s")
+    bench.ledger.add("startup", **summary(cold, warm))
+
+
+def floor(bench: Bench) -> None:
+    """The device's bandwidth and the bytes of a decode step."""
+    _ = bench.floor
+
+
+def quiet_section(bench: Bench) -> None:
+    """Any admissible requests after the warm-up, and a trace if there is one: the compiler must not be heard."""
+    plan, engine, limits = bench.plan, bench.engine, bench.arm.engine
+    rng = bench.rng()
+    requests = churn_set(
+        plan.work.churn_requests,
+        max_prompt=limits.max_prompt_tokens,
+        max_new=limits.max_new_tokens,
+        vocab_size=engine.vocab_size,
+        rng=rng,
+    )
+    bench.ledger.add("quiet", **quiet.quietness(quiet.churn(engine, requests, rng)))
+    if not plan.trace:
+        return
+    rows = trace_rows(plan.trace, max_prompt=limits.max_prompt_tokens, max_new=limits.max_new_tokens)
+    extra: Row = {}
+    if plan.saturation_share:
+        tokens_per_s = quiet.saturate(engine, rows, seconds=plan.saturation_s, rng=bench.rng())
+        bench.ledger.add("saturation", output_tokens_s=tokens_per_s, seconds=plan.saturation_s)
+        rows, scale = paced(rows, tokens_per_s=tokens_per_s, share=plan.saturation_share, duration_s=plan.duration_s)
+        extra = {"share": plan.saturation_share, "time_scale": scale}
+    else:
+        rows = first_seconds(rows, duration_s=plan.duration_s, time_scale=plan.time_scale)
+        extra = {"time_scale": plan.time_scale}
+    bench.ledger.note(f"replaying {len(rows)} requests of {plan.trace} in {plan.duration_s:g} s")
+    bench.ledger.add("trace", **extra, **quiet.replay(engine, rows.requests(engine.vocab_size, bench.rng())))
+
+
+def decode_engine(bench: Bench) -> None:
+    """Steady decode in the engine, against the floor."""
+    for batch in bench.plan.batches:
+        with bench.ledger.attempt("decode", through="engine", batch=batch):
+            _decode_engine(bench, batch)
+
+
+def _decode_engine(bench: Bench, batch: int) -> None:
+    rates, steps, positions = [], [], []
+    for repeat in range(1 + bench.plan.repeats):
+        requests = decode_set(bench.plan.work, batch, bench.engine.vocab_size, bench.rng())
+        seen = _steady(bench.engine.serve(requests), batch)
+        if repeat == 0:
+            continue  # warms caches and clocks
+        bench.ledger.note(f"decode, engine, batch {batch}, repeat {repeat}: {seen.tokens_per_s:,.1f} tok/s")
+        rates.append(seen.tokens_per_s)
+        steps.append(seen.step_ms)
+        positions.append(seen.positions)
+    needed, bytes_per_s = bench.floor
+    bound = needed.floor_tokens_per_s(batch=batch, positions=float(np.mean(positions)), bytes_per_s=bytes_per_s)
+    rate = Spread.of(rates)
+    bench.ledger.add(
+        "decode",
+        through="engine",
+        batch=batch,
+        tokens_s=rate.to_dict(),
+        step_ms=Spread.of(steps).to_dict(),
+        floor_tokens_s=bound,
+        share_of_floor=rate.median / bound,
+        samples=rates,
+    )
+
+
+def decode_wire(bench: Bench) -> None:
+    """Steady decode as a client sees it, next to the engine's."""
+    for batch in bench.plan.batches:
+        with bench.ledger.attempt("decode", through="grpc", batch=batch):
+            _compare(bench, "decode", "grpc", lambda requests: _steady_through(bench.wire, requests), batch=batch)
+
+
+def mixed_engine(bench: Bench) -> None:
+    """Prompts of very different lengths at once, in the engine."""
+    rates = []
+    for repeat in range(1 + bench.plan.repeats):
+        requests = mixed_set(bench.plan.work, bench.engine.vocab_size, bench.rng())
+        rate = throughput(_whole(bench.engine.serve(requests)))
+        if repeat == 0:
+            continue
+        bench.ledger.note(f"mixed, engine, repeat {repeat}: {rate:,.1f} tok/s")
+        rates.append(rate)
+    bench.ledger.add("mixed", through="engine", **_mixed_size(bench), tokens_s=_spread(rates), samples=rates)
+
+
+def mixed_wire(bench: Bench) -> None:
+    """The same through the wire, next to the engine's."""
+    _compare(bench, "mixed", "grpc", lambda requests: throughput(_whole(bench.wire.serve(requests))))
+
+
+def recorder_engine(bench: Bench) -> None:
+    """Decode with the compile recorder and with its taps out of the compiler. The engine's step records stay."""
+    engine, batch = bench.engine, max(bench.plan.batches)
+
+    def tapped(on: bool, requests: Sequence[Request]) -> float:
+        with engine.recording(on):
+            return float(_steady(engine.serve(requests), batch).tokens_per_s)
+
+    _on_off(bench, "engine", batch, engine.vocab_size, tapped)
+
+
+def recorder_wire(bench: Bench) -> None:
+    """Decode as a client sees it, with and without somebody who follows the telemetry."""
+    wire, batch = bench.wire, max(bench.plan.batches)
+
+    def watched(on: bool, requests: Sequence[Request]) -> float:
+        with wire.watched(on):
+            return _steady_through(wire, requests)
+
+    _on_off(bench, "grpc", batch, wire.vocab_size, watched)
+
+
+def baselines(bench: Bench) -> None:
+    """transformers on the same machine, each run next to one of the engine's on the same prompts."""
+    for kinds in (DECODE_KINDS, MIXED_KINDS):  # a process for each: what the first leaves on the device goes with it
+        wanted = [kind for kind in kinds if kind in bench.plan.baselines]
+        if not wanted:
+            continue
+        bench.ledger.note("starting the process that holds the plain model")
+        plain = Baselines(bench.arm.model, threads=bench.arm.engine.threads)
+        try:
+            for kind in wanted:
+                for batch in bench.plan.batches if kinds is DECODE_KINDS else (0,):
+                    identity = {"through": f"transformers-{kind}"} | ({"batch": batch} if batch else {})
+                    with bench.ledger.attempt("baselines", **identity):
+                        _baseline(bench, plain, kind, batch)
+        finally:
+            plain.close()
+
+
+def _baseline(bench: Bench, plain: Baselines, kind: str, batch: int) -> None:
+    work = bench.plan.work
+    section, new_tokens = ("decode", work.decode_new) if kind in DECODE_KINDS else ("mixed", work.mixed_new)
+
+    def ask(requests: Sequence[Request]) -> float:
+        return plain.ask(questions(kind, [request.prompt for request in requests], new_tokens))
+
+    _compare(bench, section, f"transformers-{kind}", ask, batch=batch, vocab_size=plain.vocab_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a section: what runs, and through what (empty: neither engine nor wire decides)."""
+
+    section: str
+    run: Callable[[Bench], None]
+    through: str = ""
+
+
+# Cold starts come before anything has been compiled, the engine before what takes minutes to start beside it.
+PARTS = (
+    Part(section="startup", run=startup),
+    Part(section="floor", run=floor),
+    Part(section="quiet", run=quiet_section),
+    Part(section="decode", run=decode_engine, through="engine"),
+    Part(section="mixed", run=mixed_engine, through="engine"),
+    Part(section="recorder", run=recorder_engine, through="engine"),
+    Part(section="decode", run=decode_wire, through="grpc"),
+    Part(section="mixed", run=mixed_wire, through="grpc"),
+    Part(section="recorder", run=recorder_wire, through="grpc"),
+    Part(section="baselines", run=baselines),
+)
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """The parts that `plan` asks for, in their order."""
+    return [part for part in PARTS if part.section in plan.sections and part.through in ("", *plan.through)]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _whole(session: Session) -> Session:
+    """`session` if every request was answered; otherwise MeasurementError."""
+    if session.failed:
+        counts = ", ".join(f"{count} {status}" for status, count in session.failed.items())
+        raise MeasurementError(f"of {len(session.answers)} requests, {counts}: nothing can be said of the rest")
+    return session
+
+
+def _steady(session: Session, batch: int) -> Any:
+    sizes = {name: answer.prompt_tokens for name, answer in _whole(session).answers.items()}
+    return steady_decode(session.outputs, sizes, batch)
+
+
+def _steady_through(wire: Wire, requests: Sequence[Request]) -> float:
+    return steady_arrivals(_whole(wire.serve(requests)).answers.values())
+
+
+def _compare(
+    bench: Bench,
+    section: str,
+    through: str,
+    other: Callable[[Sequence[Request]], float],
+    *,
+    batch: int = 0,
+    vocab_size: int = 0,
+) -> None:
+    """Put a row for `other` into the ledger: alone, or paired with the engine in random order where it is measured."""
+    engine = bench.partner
+    vocab_size = vocab_size or (engine.vocab_size if engine else bench.wire.vocab_size)
+    measures = {through: other}
+    if engine is not None:
+        measures["engine"] = partial(_rate, engine, section)
+    theirs: list[float] = []
+    ours: list[float] = []
+    unmeasured = 0
+    for repeat in range(1 + bench.plan.repeats):
+        rng = bench.rng()
+        if section == "decode":
+            requests = decode_set(bench.plan.work, batch, vocab_size, rng)
+        else:
+            requests = mixed_set(bench.plan.work, vocab_size, rng)
+        pair: dict[str, float] = {}
+        try:
+            for name in rng.permutation(list(measures)):
+                pair[str(name)] = measures[str(name)](requests)
+        except NothingMeasuredError as nothing:
+            # a front that is starved of a processor delivers in bursts; the row says how often
+            unmeasured += repeat > 0
+            if unmeasured == bench.plan.repeats:
+                raise
+            bench.ledger.note(f"{section}, pair {repeat}: {nothing}")
+            continue
+        if repeat == 0:
+            continue  # warms caches and clocks
+        shown = ", ".join(f"{name} {rate:,.1f} tok/s" for name, rate in pair.items())
+        bench.ledger.note(f"{section}{f', batch {batch}' if batch else ''}, pair {repeat}: {shown}")
+        theirs.append(pair[through])
+        ours += [pair["engine"]] if engine is not None else []
+    row: Row = {"through": through}
+    row |= {"batch": batch} if section == "decode" else _mixed_size(bench)
+    if through.startswith("transformers-"):
+        kind = through.removeprefix("transformers-")
+        row |= {"compiled": compiles(kind, bench.arm.model.device)}
+    row["tokens_s"] = _spread(theirs)
+    if unmeasured:
+        row["unmeasured_pairs"] = unmeasured
+    if ours:
+        row |= {"engine_tokens_s": _spread(ours)}
+        if through == "grpc":
+            row |= {"over_engine": PairedRatio.of(theirs, ours).to_dict()}
+        else:
+            row |= {"engine_over_it": PairedRatio.of(ours, theirs).to_dict()}
+    bench.ledger.add(section, **row, samples=theirs)
+
+
+def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float:
+    session = _whole(engine.serve(requests))
+    return float(_steady(session, len(requests)).tokens_per_s) if section == "decode" else throughput(session)
+
+
+def _on_off(
+    bench: Bench, through: str, batch: int, vocab_size: int, measure: Callable[[bool, Sequence[Request]], float]
+) -> None:
+    with_it, without = [], []
+    for pair in range(1 + bench.plan.pairs):
+        rng = bench.rng()
+        requests = decode_set(bench.plan.work, batch, vocab_size, rng)
+        rates = {bool(on): measure(bool(on), requests) for on in rng.permutation(2)}
+        if pair == 0:
+            continue
+        bench.ledger.note(
+            f"recorder, {through}, pair {pair}: with {rates[True]:,.1f}, without {rates[False]:,.1f} tok/s"
+        )
+        with_it.append(rates[True])
+        without.append(rates[False])
+    bench.ledger.add(
+        "recorder",
+        through=through,
+        batch=batch,
+        with_tokens_s=_spread(with_it),
+        without_tokens_s=_spread(without),
+        with_over_without=PairedRatio.of(with_it, without).to_dict(),
+    )
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return Spread.of(values).to_dict()
+
+
+def _mixed_size(bench: Bench) -> Row:
+    return {"requests": bench.plan.work.mixed_requests, "new_tokens": bench.plan.work.mixed_new}
+
+
+def check(plan: Plan, arm: ArmConfig) -> None:
+    """Whether the arm's engine can take the planned work; otherwise ConfigError."""
+    work, limits = plan.work, arm.engine
+    if max(plan.batches) > limits.slots:
+        raise ConfigError(f"--batch {max(plan.batches)} is above engine.slots {limits.slots}: raise engine.slots")
+    if max(work.decode_prompt, work.mixed_high) > limits.max_prompt_tokens:
+        raise ConfigError(
+            f"prompts have up to {max(work.decode_prompt, work.mixed_high)} tokens, engine.max_prompt_tokens is "
+            f"{limits.max_prompt_tokens}: raise it or lower the workload's prompts"
+        )
+    if max(work.decode_new, work.mixed_new) > limits.max_new_tokens:
+        raise ConfigError(
+            f"answers have {max(work.decode_new, work.mixed_new)} tokens, engine.max_new_tokens is "
+            f"{limits.max_new_tokens}: raise it or lower the workload's answers"
+        )
+    if plan.trace and not Path(plan.trace).is_file():
+        raise ConfigError(f'--trace "{plan.trace}" does not exist: give an Azure CSV or a Mooncake JSON Lines file')
+    if work.mixed_requests > limits.slots + limits.max_queue:
+        raise ConfigError(
+            f"{work.mixed_requests} requests come at once, the engine holds {limits.slots + limits.max_queue} "
+            "(slots + max_queue): raise engine.max_queue"
+        )
+    # requests join one prefill step after the other, and those that run decode in between
+    joining = math.ceil(max(plan.batches) / limits.prefill_batch) * math.ceil(
+        work.decode_prompt / limits.prefill_tokens
+    )
+    steady = work.decode_new - joining * limits.decode_per_prefill
+    if steady < 8 and {"decode", "baselines", "recorder"} & set(plan.sections):
+        raise ConfigError(
+            f"with {work.decode_new} new tokens, {max(plan.batches)} rows decode together for {max(0, steady)} steps: "
+            "raise --new-tokens (and engine.max_new_tokens) or lower --batch"
+        )

@@ -1,0 +1,136 @@
+"""What a start costs: a replica from its process's start to ready, on an empty compiler cache and on a filled one.
+
+As a program (`python -m benchmarks.startup ARM.json CACHE_DIR`) this file stands where servers.serve stands, without
+the wire: it starts the engine process, prints JSON lines of its progress and ends when the engine is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import ROOT, child_environment
+from benchmarks.measure import Spread
+from servers.clock import now_ns
+from servers.config import ArmConfig
+from servers.device import serve_engine
+from servers.messages import Progress, Ready, Shutdown
+
+
+class StartupError(RuntimeError):
+    """The engine process did not become ready; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start, in seconds from the start of the replica's process to ready."""
+
+    ready_s: float
+    items_s: dict[str, float]  # process, import, load, each warm-up shape, as the engine itemises it
+
+    def parts(self) -> dict[str, float]:
+        """Where the time went, by the first word of the items (process, load, decode, …); `rest` is in no item."""
+        found: dict[str, float] = {}
+        for item, seconds in self.items_s.items():
+            group = item.split(" ", 1)[0]
+            found[group] = found.get(group, 0.0) + seconds
+        return {**found, "rest": self.ready_s - sum(found.values())}
+
+
+def start_once(arm: ArmConfig, cache_dir: str, note: Callable[[str], None]) -> Start:
+    """Start a replica's processes, wait until its engine is ready, end them."""
+    with tempfile.TemporaryDirectory(prefix="tailgate-start-") as folder:
+        config = Path(folder) / "arm.json"
+        config.write_text(json.dumps(arm.to_dict()))
+        command = [sys.executable, "-m", "benchmarks.startup", str(config), cache_dir]
+        started_ns = now_ns()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment(), cwd=ROOT) as replica:
+            assert replica.stdout is not None
+            try:
+                for line in replica.stdout:
+                    at_ns = now_ns()
+                    message = json.loads(line)
+                    if "failed" in message:
+                        raise StartupError(message["failed"])
+                    if "progress" in message:
+                        note(message["progress"])
+                    if "items_s" in message:
+                        return Start(ready_s=(at_ns - started_ns) / 1e9, items_s=message["items_s"])
+            finally:
+                replica.terminate()
+        raise StartupError(f"the replica ended with exit code {replica.returncode} before it was ready")
+
+
+def read_libraries() -> None:
+    """torch and transformers are in the page cache, so that the first start reads them no slower than the next."""
+    subprocess.run(
+        [sys.executable, "-c", "import torch, transformers, torch._inductor.config"],
+        env=child_environment(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def summary(cold: list[Start], warm: list[Start]) -> dict[str, Any]:
+    """Cold and warm starts side by side: seconds to ready, their parts, their items, and cold ÷ warm of the medians."""
+    seconds = {"cold": [start.ready_s for start in cold], "warm": [start.ready_s for start in warm]}
+    spreads = {key: Spread.of(values) for key, values in seconds.items()}
+    found: dict[str, Any] = {
+        "starts": len(cold),
+        "cold_s": spreads["cold"].to_dict(),
+        "warm_s": spreads["warm"].to_dict(),
+        "cold_over_warm": spreads["cold"].median / spreads["warm"].median,
+    }
+    for key, starts in (("cold", cold), ("warm", warm)):
+        for part in starts[0].parts():
+            found[f"{key}_{part}_s"] = Spread.of([start.parts()[part] for start in starts]).median
+    found["items_s"] = {
+        item: {
+            key: Spread.of([start.items_s[item] for start in starts]).median
+            for key, starts in (("cold", cold), ("warm", warm))
+        }
+        for item in cold[0].items_s
+    }
+    return found
+
+
+def main(config: str, cache_dir: str) -> int:
+    """Be the replica: 0 once its engine was ready, 1 when it failed."""
+    table = json.loads(Path(config).read_text())
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    engine = spawn.Process(target=serve_engine, args=(theirs, table, cache_dir), daemon=True)
+    engine.start()
+    theirs.close()
+    outcome: dict[str, Any] = {}
+    try:
+        while not outcome:
+            for message in ours.recv():
+                if isinstance(message, Ready):
+                    outcome = {"items_s": {key: value / 1e9 for key, value in message.startup_ns.items()}}
+                elif isinstance(message, Progress) and message.stage == "failed":
+                    outcome = {"failed": message.detail}
+                elif isinstance(message, Progress):
+                    _say({"progress": f"{message.stage} {message.done} of {message.total}: {message.detail}"})
+        ours.send(Shutdown())
+    except (EOFError, OSError):
+        engine.join(5.0)
+        outcome = outcome or {"failed": f"the engine process ended with exit code {engine.exitcode}"}
+    _say(outcome)
+    engine.kill()
+    return 1 if "failed" in outcome else 0
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

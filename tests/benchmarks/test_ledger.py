@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from benchmarks.ledger import Ledger, rounded, table
+from benchmarks.measure import PairedRatio, Spread
+
+
+def test_a_row_is_shown_and_kept_at_once(tmp_path: Path) -> None:
+    out, stream = tmp_path / "results.jsonl", io.StringIO()
+    ledger = Ledger("padded", out=out, stream=stream)
+    ledger.add("decode", batch=1, tokens_s=Spread.of([1.0, 2.0, 3.0]).to_dict(), samples=[1.0, 2.0, 3.0])
+    ledger.add("quiet", failed="2 recompile while serving")
+    kept = [json.loads(line) for line in out.read_text().splitlines()]
+    assert kept == ledger.rows
+    assert [row["section"] for row in kept] == ["decode", "quiet"]
+    assert "batch=1  tokens_s=2 (1–3)" in stream.getvalue()
+    assert ledger.failures == ["quiet: 2 recompile while serving"]
+
+
+def test_a_table_shows_medians_and_intervals_and_leaves_samples_out() -> None:
+    pairs = PairedRatio.of([1.0] * 6, [2.0] * 6).to_dict()
+    text = table(
+        [
+            {"section": "decode", "arm": "a", "tokens_s": Spread.of([12345.0]).to_dict(), "samples": [12345.0]},
+            {"section": "decode", "arm": "b", "ratio": pairs, "none": None},
+        ]
+    )
+    assert "12,345 (12,345–12,345)" in text
+    assert "0.5 [0.5–0.5]" in text
+    assert "samples" not in text
+
+
+def test_floats_are_cut_and_the_rest_is_left_alone() -> None:
+    assert rounded({"a": [1.23456789, 3], "b": True, "c": None}) == {"a": [1.23457, 3], "b": True, "c": None}
+
+
+def test_an_attempt_that_breaks_is_a_row_and_no_end() -> None:
+    stream = io.StringIO()
+    ledger = Ledger("padded", stream=stream)
+    with ledger.attempt("decode", batch=4):
+        raise RuntimeError("no memory\nand more")
+    assert ledger.rows == [{"section": "decode", "arm": "padded", "batch": 4, "failed": "RuntimeError: no memory"}]
+    assert "Traceback" in stream.getvalue()
