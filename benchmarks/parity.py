@@ -97,6 +97,7 @@ def summary(found: Sequence[ArmParity]) -> dict[str, Any]:
     return {
         "verdicts": dict(Counter(arm.verdict for arm in found)),
         "flips": sum(int(arm.figures["flips"]) for arm in found),
+        "largest share of the bound": max(float(arm.figures["flips_share"]) for arm in found),
         "unexplained": sum(int(arm.figures["flips_unexplained"]) for arm in found),
         **{
             name: extent(finding.value for arm in found for finding in arm.findings if finding.name == name)

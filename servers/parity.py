@@ -1,0 +1,358 @@
+"""What one arm answers to a plan of prompts, and what float64 would have: `python -m servers.parity arm | reference`.
+
+Each runs in a process of its own, started by loadtests/parity.py: compile caches belong to code objects, and two models
+may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import math
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from servers.clock import now_ns
+from servers.compile_events import CompileRecorder
+from servers.config import ArmConfig, ConfigError, ModelConfig
+from servers.engine import Arrivals, Engine
+from servers.messages import Submit
+from servers.model import load_model
+from servers.runner import ModelRunner
+from servers.scheduler import Job, Scheduler, Step
+from servers.shapes import shape_policy
+
+MAX_LOGITS_BYTES = 8 << 30
+_CHECKSUM_CHUNK = 1 << 24
+_TURNS_APART = 2
+
+Report = Callable[[str, int, int], None]  # what goes on, done, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every arm is asked: prompts, how many tokens to answer each with, and, once the control has answered, the
+    continuations along which all logits are compared."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def positions(self) -> int:
+        """Rows of the logits: one for each token of each continuation."""
+        return sum(self.counts)
+
+    def write(self, path: Path) -> None:
+        """`path` holds the plan."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan in `path`."""
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            prompts=tuple(map(tuple, table["prompts"])),
+            counts=tuple(table["counts"]),
+            continuations=tuple(map(tuple, table["continuations"])),
+        )
+
+
+def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int) -> Plan:
+    """Fresh random prompts that reach every length at which an arm changes its shape.
+
+    Lengths are one token, the longest prompt, each bucket's edge and the first length past it (for up to half of the
+    prompts), and the rest spread evenly over orders of magnitude. Answers differ in length, so that rows fall free at
+    different steps. With `prompts` 0, half as many again as the engine has slots, from 16 to 64.
+    """
+    engine = arms[0].engine
+    longest = engine.max_prompt_tokens
+    count = prompts or min(64, max(16, engine.slots + engine.slots // 2))
+    rng = random.Random(f"parity {seed}")
+    edges = {1, longest}
+    for arm in arms:
+        policy = shape_policy(arm.shapes, arm.engine)
+        if policy.is_closed():
+            edges |= {shape.length + past for shape in policy.every_prefill() for past in (0, 1)}
+    wanted = [1, longest, *rng.sample(sorted(edges), len(edges))]
+    lengths = [length for length in dict.fromkeys(wanted) if length <= longest][: max(1, count // 2)]
+    lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
+    rng.shuffle(lengths)
+    most = min(tokens, engine.max_new_tokens)
+    return Plan(
+        prompts=tuple(tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths),
+        counts=tuple(rng.randint((most + 1) // 2, most) for _ in lengths),
+    )
+
+
+# --- An arm -----------------------------------------------------------------------------------------------------------
+
+
+def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, plan: Plan) -> list[list[int]]:
+    """The greedy answers [request][token] that the engine itself gives, requests joining while others run.
+
+    Raises RuntimeError, with the engine's own words where it has some, when a request fails or loses tokens.
+    """
+    engine, arrivals = Engine(arm, runner, recorder), Arrivals()
+    answers: list[list[int]] = [[] for _ in plan.prompts]
+    waiting = list(range(len(answers)))
+    turn = 0
+    while waiting or not engine.idle:
+        # never more than there are slots: the queue of an engine may be short
+        if waiting and (turn % _TURNS_APART == 0 or engine.idle) and len(engine.scheduler) < arm.engine.slots:
+            request = waiting.pop(0)
+            arrivals.put(
+                Submit(
+                    request_id=str(request),
+                    prompt=list(plan.prompts[request]),
+                    max_tokens=plan.counts[request],
+                    recv_ns=now_ns(),
+                    ignore_eos=True,
+                )
+            )
+        turn += 1
+        arrivals.take(engine)
+        outputs, _ = engine.advance(arrivals)
+        for output in outputs:
+            for name, token in output.tokens:
+                answers[int(name)].append(token)
+            for finished in output.finished:
+                if finished.status != "OK":
+                    raise RuntimeError(f"request {finished.request_id} ended {finished.status}: {finished.message}")
+    for request, (answer, count) in enumerate(zip(answers, plan.counts, strict=True)):
+        if len(answer) != count:
+            raise RuntimeError(f"the engine answered request {request} with {len(answer)} tokens instead of {count}")
+    return answers
+
+
+def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
+    """`out` [positions, vocabulary] float32 holds the logits for every token of every continuation, fed as it is.
+
+    Rows join, stand beside each other and leave as they do while serving.
+    """
+    limits = runner.arm.engine
+    scheduler = Scheduler(
+        slots=limits.slots,
+        max_queue=len(plan.prompts),
+        prefill_batch=limits.prefill_batch,
+        prefill_chunk=limits.prefill_chunk,
+        decode_per_prefill=limits.decode_per_prefill,
+    )
+    for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
+        scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
+    first = np.concatenate(([0], np.cumsum(plan.counts)))
+    done = 0
+    while (step := scheduler.next_step()) is not None:
+        rows = _step_logits(runner, step)
+        for index, job in enumerate(step.jobs):
+            if step.chunks and step.chunks[index][1] < len(job.prompt):
+                continue  # more of its prompt to come
+            request = int(job.request_id)
+            out[first[request] + len(job.output)] = rows[index]
+            done += 1
+            outcome = scheduler.record(job, plan.continuations[request][len(job.output)])
+            if outcome is not None and (move := scheduler.release(job.request_id)) is not None:
+                runner.move(move)
+        report("teacher forcing", done, plan.positions)
+
+
+def _step_logits(runner: ModelRunner, step: Step) -> np.ndarray[Any, Any]:
+    """Logits [jobs, vocabulary] float32 of each job's last token in `step`."""
+    if any(chunk != (0, len(job.prompt)) for job, chunk in zip(step.jobs, step.chunks, strict=False)):
+        # `logits` takes whole prompts only
+        with torch.no_grad():
+            logits, _ = runner._run(step, runner.shape_of(step))
+        rows = logits[: len(step.jobs)].float()
+    else:
+        rows = runner.logits(step.kind, step.jobs)
+    return np.asarray(rows.cpu().numpy())
+
+
+def arm_facts(runner: ModelRunner) -> dict[str, Any]:
+    """What must be equal between arms, as it really was loaded and not as it was asked for."""
+    model = runner.model
+    return {
+        "weights": checksum(model),
+        "dtypes": ", ".join(sorted({str(item.dtype).removeprefix("torch.") for item in model.parameters()})),
+        "attention": str(getattr(model.config, "_attn_implementation", "unknown")),
+        "vocabulary": runner.vocab_size,
+        "device": runner.device_name(),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "torch": torch.__version__,
+    }
+
+
+@torch.no_grad()
+def checksum(model: nn.Module) -> str:
+    """A digest of every parameter and buffer that changes when any element does, in value or in place.
+
+    Each tensor counts as Σ word·(2·index + 1) modulo 2^64, exact in whatever order a device adds; an odd factor keeps
+    a change of one word from cancelling itself.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted((*model.named_parameters(), *model.named_buffers())):
+        words = _words(tensor.detach())
+        total = 0
+        for start in range(0, words.numel(), _CHECKSUM_CHUNK):
+            part = words[start : start + _CHECKSUM_CHUNK].to(torch.int64)
+            odd = torch.arange(start, start + part.numel(), device=part.device, dtype=torch.int64) * 2 + 1
+            total = (total + int((part * odd).sum())) % (1 << 64)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {total};".encode())
+    return digest.hexdigest()[:16]
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().flatten().view(kinds[tensor.element_size()])
+
+
+# --- The reference ----------------------------------------------------------------------------------------------------
+
+
+class _NothingBelowFloat64(TorchFunctionMode):
+    """Whatever a model rounds to float32 on purpose (norms, softmax, rotary angles) stays float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        widened = {key: _widened(value) for key, value in (kwargs or {}).items()}
+        return func(*(_widened(value) for value in args), **widened)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def load_reference(model: ModelConfig) -> nn.Module:
+    """The arms' model with the arms' weights, each widened to float64, and attention as plain products."""
+    return load_model(replace(model, attention="eager")).double()
+
+
+@torch.no_grad()
+def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
+    """`out` [positions, vocabulary] float64 holds what the whole sequences give, one by one, without any cache."""
+    device = next(model.parameters()).device
+    at = 0
+    for prompt, continuation in zip(plan.prompts, plan.continuations, strict=True):
+        ids = torch.tensor([[*prompt, *continuation[:-1]]], device=device)
+        with _NothingBelowFloat64():
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(continuation)).logits[0]
+        if logits.dtype != torch.float64:
+            raise RuntimeError(
+                f"the reference came out as {logits.dtype}: the model rounds where it cannot be told not to"
+            )
+        out[at : at + len(continuation)] = logits.cpu().numpy()
+        at += len(continuation)
+        report("float64", at, plan.positions)
+
+
+# --- The process ------------------------------------------------------------------------------------------------------
+
+
+def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) -> None:
+    """`folder` holds facts.json, answers.json and logits.npy of `arm`. The control (no plan yet) writes the plan."""
+    recorder = CompileRecorder()
+    recorder.install()
+    runner = ModelRunner(arm, recorder)
+    report("loading", 0, 0)
+    runner.load()
+    facts = arm_facts(runner)
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    _tell({"facts": facts})
+    runner.warm_up(lambda done, total, detail: report(f"warm-up {detail}", done, total))
+    plan_path = Path(task["plan"])
+    makes_plan = not plan_path.exists()
+    if makes_plan:
+        plan = make_plan(
+            [ArmConfig.from_dict(table) for table in task["arms"]],
+            vocab_size=runner.vocab_size,
+            prompts=task["prompts"],
+            tokens=task["tokens"],
+            seed=task["seed"],
+        )
+    else:
+        plan = Plan.read(plan_path)
+    logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
+    report("free run", 0, 0)
+    answers = free_run(arm, runner, recorder, plan)
+    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
+    if makes_plan:
+        plan = replace(plan, continuations=tuple(map(tuple, answers)))
+        plan.write(plan_path)
+    forced_logits(runner, plan, logits, report)
+    logits.flush()
+
+
+def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) -> None:
+    """`folder` holds facts.json and logits.npy of the float64 reference for the control `arm`."""
+    report("loading", 0, 0)
+    narrow = load_model(replace(arm.model, attention="eager"))
+    facts = {"weights": checksum(narrow)}
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    _tell({"facts": facts})
+    model: Any = narrow.double()
+    plan = Plan.read(Path(task["plan"]))
+    logits = _matrix(folder / "logits.npy", plan, int(model.config.get_text_config().vocab_size), np.float64)
+    reference_logits(model, plan, logits, report)
+    logits.flush()
+
+
+def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:
+    """A new memory-mapped file for [positions, vocabulary]. Raises ConfigError when it would be too large."""
+    size = plan.positions * vocab_size * np.dtype(dtype).itemsize
+    if size > MAX_LOGITS_BYTES:
+        raise ConfigError(
+            f"{plan.positions} positions × {vocab_size} tokens of vocabulary are {size / 2**30:.1f} GiB of logits, "
+            f"limit {MAX_LOGITS_BYTES >> 30} GiB: lower parity.prompts or parity.tokens"
+        )
+    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(plan.positions, vocab_size))
+
+
+def _tell(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _report(stage: str, done: int, total: int) -> None:
+    _tell({"stage": stage, "done": done, "total": total})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0 done, 2 cannot be configured so, 1 broke."""
+    parser = argparse.ArgumentParser(prog="python -m servers.parity", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("arm", "reference"))
+    parser.add_argument(
+        "--config", required=True, help="the arm as JSON (ArmConfig.to_dict()); the control's for reference"
+    )
+    parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, arms, prompts, tokens, seed")
+    parser.add_argument("--out", required=True, help="folder for facts, answers and logits")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        arm = ArmConfig.from_dict(json.loads(Path(options.config).read_text(encoding="utf-8")))
+        task = json.loads(Path(options.task).read_text(encoding="utf-8"))
+        run = run_arm if options.what == "arm" else run_reference
+        run(arm, task, Path(options.out), _report)
+    except ConfigError as error:
+        _tell({"refused": str(error)})
+        return 2
+    except torch.OutOfMemoryError as error:
+        # float64 takes four times the memory of bfloat16
+        remedy = "lower the engine's limits" if options.what == "arm" else "set parity.reference = false"
+        _tell({"refused": f"the device is too small ({str(error).splitlines()[0]}): {remedy}, or take a larger one"})
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

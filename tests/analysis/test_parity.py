@@ -1,0 +1,338 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from analysis.parity import (
+    ERROR_LIMIT,
+    KL_LIMIT,
+    WORST_LIMIT,
+    Answers,
+    Places,
+    judge,
+    measure,
+    noise_bound,
+    ratio_interval,
+)
+from analysis.validity import check_answers, check_parity
+
+REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
+NOISE = 0.02
+PROMPTS = list(range(1, REQUESTS + 1))
+
+
+def reference_of(seed=0):
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((REQUESTS * TOKENS, VOCABULARY))
+    # a clear winner everywhere, so that each test plants the near ties that it is about
+    logits[:, 7] = 6.0
+    return logits
+
+
+def noisy(reference, times=1.0, seed=1):
+    rng = np.random.default_rng(seed)
+    return (reference + times * NOISE * rng.standard_normal(reference.shape)).astype(np.float32)
+
+
+def answers(logits, name="arm", **taken):
+    """Greedy along the logits, but for `taken`: {"r3t5": token}."""
+    tokens = logits.argmax(axis=1).reshape(REQUESTS, TOKENS)
+    for place, token in taken.items():
+        request, _, index = place[1:].partition("t")
+        tokens[int(request), int(index)] = token
+    return Answers(name=name, tokens=tokens.tolist(), logits=logits)
+
+
+def outcome(arm, reference, control=None, dtype="bfloat16"):
+    control = control or answers(noisy(reference), "eager")
+    return judge(control, [arm], reference, dtype=dtype, prompts=PROMPTS, seed=1)
+
+
+def found(parity):
+    return {finding.name: finding for finding in parity.arms[0].findings}
+
+
+def near_tie(reference, position, lead):
+    """Token 11 is `lead` behind the winner there."""
+    reference[position, 11] = reference[position, 7] - lead
+    return reference
+
+
+def test_an_arm_with_the_control_s_noise_passes():
+    reference = reference_of()
+    parity = outcome(answers(noisy(reference, seed=2)), reference)
+    assert parity.verdict == parity.control.verdict == "PASS"
+    assert found(parity)["error"].value == pytest.approx(1.0, abs=0.05)
+    assert parity.arms[0].reasons == ()
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1.3, "PASS"), (1.8, "FAIL")])
+def test_an_arm_may_err_one_and_a_half_times_as_much(times, verdict):
+    reference = reference_of()
+    parity = outcome(answers(noisy(reference, times, seed=2)), reference)
+    error = found(parity)["error"]
+    assert (parity.verdict, error.verdict, error.limit) == (verdict, verdict, ERROR_LIMIT)
+    assert error.value == pytest.approx(times, rel=0.05)
+    assert error.low <= error.value <= error.high
+
+
+def test_an_error_whose_interval_holds_the_limit_is_open():
+    rng = np.random.default_rng(4)
+    reference = reference_of()
+    # requests differ so much that twelve of them do not tell
+    by_request = np.repeat(np.exp(0.9 * rng.standard_normal(REQUESTS)), TOKENS)[:, None]
+    arm = reference + 1.5 * by_request * (noisy(reference, seed=2) - reference)
+    parity = outcome(answers(arm), reference, answers(noisy(reference), "eager"))
+    error = found(parity)["error"]
+    assert error.low < ERROR_LIMIT < error.high
+    assert error.verdict == "INCONCLUSIVE"
+    assert "parity.prompts" in error.reason
+
+
+def test_one_position_gone_wrong_fails_where_median_and_p99_see_nothing():
+    reference = reference_of()
+    arm = noisy(reference, seed=2)
+    arm[33] += 0.5 * np.random.default_rng(3).standard_normal(VOCABULARY)
+    parity = outcome(answers(arm), reference)
+    worst = found(parity)["worst error"]
+    assert found(parity)["error"].verdict == "PASS"
+    assert worst.verdict == "FAIL"
+    assert worst.value > WORST_LIMIT
+    assert "request 3 (prompt of 4 tokens), token 4 of 10" in worst.reason
+
+
+def test_a_bias_on_likely_tokens_shows_in_the_divergence_alone():
+    reference = reference_of()
+    arm = noisy(reference, seed=2)
+    arm[:, 7] -= 0.15
+    parity = outcome(answers(arm), reference)
+    assert found(parity)["error"].verdict == "PASS"
+    divergence = found(parity)["divergence"]
+    assert divergence.verdict == "FAIL"
+    assert divergence.low > KL_LIMIT
+
+
+class TestFlips:
+    def test_a_flip_within_noise_is_explained(self):
+        reference = near_tie(reference_of(), 33, 0.03)
+        arm = noisy(reference, seed=2)
+        arm[33, 11] = arm[33, 7] + 0.01
+        parity = outcome(answers(arm, r3t3=7), reference)
+        assert parity.arms[0].figures["flips"] == 1
+        assert found(parity)["flips"].verdict == "PASS"
+        assert "1 times, always within noise" in found(parity)["flips"].reason
+
+    def test_a_flip_beyond_noise_is_not(self):
+        reference = near_tie(reference_of(), 33, 0.8)
+        arm = noisy(reference, seed=2)
+        arm[33, 11] = arm[33, 7] + 0.01
+        parity = outcome(answers(arm, r3t3=7), reference)
+        flips = found(parity)["flips"]
+        assert (flips.verdict, flips.value) == ("FAIL", 1.0)
+        assert "request 3 (prompt of 4 tokens), token 4 of 10: it takes 11" in flips.reason
+        assert "along the control's tokens" in flips.reason
+
+    def test_an_arm_cannot_explain_a_flip_by_its_own_noise(self):
+        """The near tie is wide for the control's noise; that the arm is noisier does not widen the bound."""
+        reference = near_tie(reference_of(), 33, 0.8)
+        parity = outcome(answers(noisy(reference, 40.0, seed=2)), reference)
+        assert found(parity)["flips"].verdict == "FAIL"
+
+    def test_the_first_token_of_an_answer_that_leaves_the_control_s_must_be_explained(self):
+        """Its logits are right; what it answered is not what they say."""
+        reference = reference_of()
+        arm = noisy(reference, seed=2)
+        parity = outcome(answers(arm, r5t2=11, r5t3=12), reference)
+        flips = found(parity)["flips"]
+        assert (flips.verdict, flips.value) == ("FAIL", 1.0)
+        assert "in its free run at request 5 (prompt of 6 tokens), token 3 of 10: it takes 11" in flips.reason
+
+    def test_a_departure_at_a_near_tie_is_explained_and_what_follows_is_not_asked(self):
+        reference = near_tie(reference_of(), 52, 0.03)
+        parity = outcome(answers(noisy(reference, seed=2), r5t2=11, r5t3=12), reference)
+        assert parity.verdict == "PASS"
+        assert parity.arms[0].figures["answers_same"] == REQUESTS - 1
+
+    def test_logits_that_share_a_step_of_the_dtype_are_equal(self):
+        reference = reference_of()
+        quiet = measure(noisy(reference, 1e-6), reference)
+        assert noise_bound(quiet, "bfloat16") == pytest.approx(4 * 2.0**-7, rel=1e-3)  # the step from 4 up to 8
+
+    def test_the_bound_grows_with_the_noise_of_the_control_and_never_below_the_typical(self):
+        reference = reference_of()
+        logits = noisy(reference)
+        logits[5] = reference[5]
+        bound = noise_bound(measure(logits, reference), "float32")
+        assert bound[5] == pytest.approx(np.median(bound), rel=1e-3)
+        assert np.median(bound) == pytest.approx(1.5 * 4 * math.sqrt(2) * NOISE, rel=0.1)
+
+
+class TestFloat32:
+    def test_equal_answers_pass(self):
+        reference = reference_of()
+        parity = outcome(answers(noisy(reference, 1e-5, seed=2)), reference, answers(noisy(reference, 1e-5)), "float32")
+        assert parity.verdict == "PASS"
+        assert found(parity)["tokens"].reason == "All 12 greedy answers (120 tokens) are those of arm."
+
+    @pytest.mark.parametrize(("lead", "said"), [(1e-7, "a near tie"), (0.5, "more than rounding")])
+    def test_another_token_fails_even_at_a_near_tie_and_says_which_it_was(self, lead, said):
+        reference = near_tie(reference_of(), 52, lead)
+        control = answers(noisy(reference, 1e-5), "eager", r5t2=7)
+        arm = answers(noisy(reference, 1e-5, seed=2), r5t2=11)
+        parity = outcome(arm, reference, control, "float32")
+        tokens = found(parity)["tokens"]
+        assert (parity.verdict, tokens.verdict, tokens.value) == ("FAIL", "FAIL", 1.0)
+        assert "1 of 12 greedy answers of arm differ, first at request 5 (prompt of 6 tokens), token 3" in tokens.reason
+        assert "eager takes 7 and arm 11" in tokens.reason
+        assert said in tokens.reason
+        assert (found(parity)["flips"].verdict == "PASS") == (said == "a near tie")
+
+
+class TestWithoutReference:
+    def test_lower_precision_stays_open(self):
+        reference = reference_of()
+        parity = outcome(answers(noisy(reference, seed=2)), None, answers(noisy(reference)))
+        assert parity.verdict == "INCONCLUSIVE"
+        assert "no float64 reference" in parity.arms[0].reasons[0]
+        assert parity.arms[0].figures["divergence_control"]["mean"] > 0
+
+    @pytest.mark.parametrize(("taken", "verdict"), [({}, "PASS"), ({"r0t0": 3}, "FAIL")])
+    def test_float32_is_judged_by_its_answers(self, taken, verdict):
+        logits = noisy(reference_of(), 1e-5)
+        parity = outcome(answers(logits, **taken), None, answers(logits, "eager"), "float32")
+        assert parity.verdict == verdict
+
+
+class TestControl:
+    def test_a_control_far_from_the_reference_blames_nobody(self):
+        reference = reference_of()
+        wrong = answers(noisy(reference, 20.0), "eager", **{f"r{r}t{t}": 7 for r in range(12) for t in range(10)})
+        parity = outcome(answers(noisy(reference, seed=2)), reference, wrong)
+        assert (parity.verdict, parity.control.verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
+        assert "it does not compute this model" in parity.arms[0].reasons[0]
+        failing = outcome(answers(noisy(reference, 90.0, seed=2)), reference, wrong)
+        assert failing.verdict == "INCONCLUSIVE"
+        assert "FAIL" not in {finding.verdict for finding in failing.arms[0].findings}
+
+    def test_a_control_that_does_not_answer_as_it_computes_blames_nobody(self):
+        reference = reference_of()
+        parity = outcome(answers(noisy(reference, seed=2)), reference, answers(noisy(reference), "eager", r1t1=99))
+        assert parity.control.verdict == "INCONCLUSIVE"
+        assert "it does not answer as it computes" in parity.arms[0].reasons[0]
+
+
+def row(replica="arm-0", same=6, dtype="float32", **more):
+    known = {"arm": "arm", "replica": replica, "error": None, "departs": None, "same": same, "of": 6}
+    return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
+
+
+class TestChecksOnRuns:
+    """What parity says of a run's gates."""
+
+    def test_equal_answers_hold(self):
+        check = check_answers("arm", [row(), row("arm-1")], control=False)
+        assert (check.ok, check.reason) == (True, "12 of 12 greedy answers of arm are the control's.")
+
+    def test_another_token_in_float32_limits_the_run_and_says_where(self):
+        check = check_answers("arm", [row(), row("arm-1", 5, departs=[1, 2])], control=False)
+        assert not check.ok
+        assert check.arm == "arm"
+        assert "11 of 12" in check.reason
+        assert "first other at token 3 after a prompt of 57 tokens: in float32 they must be equal." in check.reason
+        assert "tailgate parity" in check.remedy
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_another_token_in_lower_precision_is_told_and_not_judged(self, dtype):
+        check = check_answers("arm", [row(same=2, departs=[0, 0], dtype=dtype)], control=False)
+        assert check.ok
+        assert check.reason == "2 of 6 greedy answers of arm are the control's, which lower precision allows."
+
+    def test_an_arm_that_does_not_answer_is_no_arm_to_compare(self):
+        check = check_answers("arm", [row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")], control=False)
+        assert not check.ok
+        assert "arm-0 did not answer after the traffic: UNAVAILABLE: gone" in check.reason
+
+    def test_a_control_whose_replicas_disagree_spoils_all(self):
+        assert check_answers("eager", [row(departs=[0, 0])], control=True).arm is None
+
+    def test_records_from_elsewhere_may_leave_out_the_place(self):
+        check = check_answers("arm", [row(departs=[9, 9]), {"dtype": "float32"}], control=False)
+        assert "an unknown place" in check.reason
+
+    @pytest.mark.parametrize(
+        ("verdict", "ok"), [("PASS", True), ("INCONCLUSIVE", False), ("FAIL", False), (None, False)]
+    )
+    def test_parity_that_was_measured_must_have_passed(self, verdict, ok):
+        check = check_parity("arm", {"verdict": verdict, "reasons": ["It is so."]})
+        assert check.ok is ok
+        assert ("It is so." in check.reason) is not ok
+
+
+def test_no_number_fails_and_leaves_a_document_that_json_can_hold():
+    reference = reference_of()
+    arm = noisy(reference, seed=2)
+    arm[17, 3] = math.nan
+    arm[18] = math.inf
+    parity = outcome(answers(arm, r1t7=7, r1t8=7), reference)
+    assert found(parity)["finite"].verdict == "FAIL"
+    assert "at 2 of 120 positions, first at request 1 (prompt of 2 tokens), token 8" in found(parity)["finite"].reason
+    assert json.loads(json.dumps(parity.to_dict(), allow_nan=False))["verdict"] == "FAIL"
+
+
+def test_tokens_that_the_reference_rules_out_are_left_out():
+    reference = reference_of()
+    reference[:, 300:] = -np.inf
+    control, arm = noisy(reference), noisy(reference, seed=2)
+    arm[:, 300:] = -1e4  # a finite stand-in is as good
+    parity = outcome(answers(arm), reference, answers(control, "eager"))
+    assert parity.verdict == "PASS"
+    assert np.isfinite(measure(arm, reference).error).all()
+    arm[4, 350] = 99.0  # but it must not win
+    assert found(outcome(answers(arm), reference, answers(control, "eager")))["flips"].verdict == "FAIL"
+
+
+def test_measures_of_two_rows_by_hand():
+    reference = np.array([[3.0, 4.0], [1.0, 0.0]])
+    logits = np.array([[3.0, 4.0], [0.0, 1.0]])
+    measures = measure(logits, reference)
+    assert measures.error.tolist() == pytest.approx([0.0, math.sqrt(2.0)])
+    p = math.e / (math.e + 1.0)
+    assert measures.divergence.tolist() == pytest.approx([0.0, 2.0 * p - 1.0])
+    assert measures.spread.tolist() == pytest.approx([0.0, 1.0])
+    assert measures.lead.tolist() == [0.0, 1.0]
+    assert measures.top.tolist() == [1, 1]
+
+
+def test_the_interval_rests_on_requests_and_not_on_positions():
+    """Positions that repeat their request's value add nothing to what is known."""
+    rng = np.random.default_rng(0)
+    few = np.exp(rng.standard_normal(8))
+    once = ratio_interval(few, np.ones(8), np.arange(8), np.mean, np.random.default_rng(1))
+    repeated = ratio_interval(
+        np.repeat(few, 50), np.ones(400), np.repeat(np.arange(8), 50), np.mean, np.random.default_rng(1)
+    )
+    assert repeated == pytest.approx(once)
+    value, low, high = once
+    assert low < value < high
+
+
+def test_a_ratio_to_nothing_is_infinite_and_of_nothing_to_nothing_is_one():
+    request = np.arange(4)
+    rng = np.random.default_rng(0)
+    assert ratio_interval(np.ones(4), np.zeros(4), request, np.mean, rng) == (math.inf,) * 3
+    assert ratio_interval(np.zeros(4), np.zeros(4), request, np.mean, rng) == (1.0, 1.0, 1.0)
+
+
+def test_places_name_request_and_token():
+    place = Places(lengths=[2, 3], prompts=[9, 57])
+    assert place.position(1, 2) == 4
+    assert place.text(4) == "request 1 (prompt of 57 tokens), token 3 of 3"
+
+
+def test_answers_of_unequal_length_are_no_answers():
+    reference = reference_of()
+    arm = answers(noisy(reference, seed=2))
+    short = Answers(name="arm", tokens=[tokens[:-1] for tokens in arm.tokens], logits=arm.logits)
+    with pytest.raises(ValueError, match="answered request 0 with 9 tokens, not 10"):
+        outcome(short, reference)

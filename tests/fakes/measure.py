@@ -1,0 +1,86 @@
+"""A measurement without a model: takes the command line of `python -m servers.parity` and scripts what it finds.
+
+Logits are a reference of the prompt and the token's index with noise of each arm's own; flags plant faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 50
+TOKENS = 8
+
+
+def tell(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("arm", "reference"))
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--noise", action="append", default=[], metavar="ARM=SIZE")
+    parser.add_argument("--token", action="append", default=[], metavar="ARM=TOKEN")
+    parser.add_argument("--fact", action="append", default=[], metavar="ARM:KEY=VALUE")
+    parser.add_argument("--refuse", default="", metavar="ARM")
+    parser.add_argument("--crash", default="", metavar="ARM")
+    parser.add_argument("--silent", default="", metavar="ARM")
+    options = parser.parse_args()
+    config = json.loads(Path(options.config).read_text())
+    task = json.loads(Path(options.task).read_text())
+    folder = Path(options.out)
+    name = folder.name
+    print("a library says hello")
+    tell({"stage": "loading", "done": 0, "total": 0})
+    if name == options.crash:
+        print("RuntimeError: the weights are missing", file=sys.stderr)
+        return 1
+    if name == options.silent:
+        time.sleep(60)
+    if name == options.refuse:
+        tell({"refused": "the device is too small: take a larger one"})
+        return 2
+    facts = {"weights": "abcd", "dtypes": config["model"]["dtype"], "attention": "sdpa", "pid": 0}
+    for fact in options.fact:
+        arm, _, rest = fact.partition(":")
+        key, _, value = rest.partition("=")
+        if arm == name:
+            facts[key] = value
+    tell({"facts": facts})
+    (folder / "environment.json").write_text(json.dumps({key: os.environ.get(key) for key in ENVIRONMENT}))
+    plan_path = Path(task["plan"])
+    prompts = [[1] * (index + 1) for index in range(task["prompts"] or 6)]
+    if not plan_path.exists():
+        plan_path.write_text(json.dumps({"prompts": prompts}))
+    reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
+    reference[:, 7] = 5.0
+    tell({"stage": "teacher forcing", "done": len(reference), "total": len(reference)})
+    if options.what == "reference":
+        np.save(folder / "logits.npy", reference)
+        return 0
+    noise = float(dict(item.split("=") for item in options.noise).get(name, 0.001))
+    own = np.random.default_rng(len(name)).standard_normal(reference.shape)
+    np.save(folder / "logits.npy", (reference + noise * own).astype(np.float32))
+    tokens = [[7] * TOKENS for _ in prompts]
+    for item in options.token:
+        arm, _, token = item.partition("=")
+        if arm == name:
+            tokens[2][3] = int(token)
+    (folder / "answers.json").write_text(json.dumps(tokens))
+    return 0
+
+
+ENVIRONMENT = ("TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS")
+
+if __name__ == "__main__":
+    sys.exit(main())

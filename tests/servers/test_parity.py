@@ -1,0 +1,275 @@
+"""Arms that are right pass, planted faults are caught: the real tiny model, a light backend, real judgement."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.parity import Answers, Parity, judge
+from servers import parity
+from servers.compile_events import CompileRecorder
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.messages import CompileEvent
+from servers.runner import ModelRunner
+from servers.scheduler import Move
+
+ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
+LIGHT = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True)
+
+Fault = Callable[[ModelRunner], None]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def arm_for(preset: str, dtype: str, **engine: Any) -> ArmConfig:
+    model = ModelConfig(dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    arm = ArmConfig.from_preset(preset, model=model, engine=replace(ENGINE, **engine))
+    if not arm.compile.enabled:
+        return arm
+    # few buckets, as each costs a compile
+    ladders = ShapeConfig(kind="buckets", batch_ladder=(2, 4), length_ladder=(16, 40), context_ladder=(52,))
+    return replace(arm, compile=LIGHT, shapes=ladders)
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Nobody listens."""
+
+
+def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None) -> tuple[Answers, parity.Plan]:
+    """What the arm says, by the way that the measuring process goes. Without a plan it makes one, as the control."""
+    torch._dynamo.reset()
+    recorder = CompileRecorder()
+    recorder.install()
+    try:
+        runner = ModelRunner(arm, recorder)
+        runner.load()
+        runner.warm_up(quiet_warm_up)
+        assert not [event for event in recorder.drain() if event.phase == "serving"]
+        if fault is not None:
+            fault(runner)
+        plan_of = plan or parity.make_plan(
+            [arm, arm_for("compiled-bucketed", arm.model.dtype)],
+            vocab_size=runner.vocab_size,
+            prompts=10,
+            tokens=12,
+            seed=3,
+        )
+        free = parity.free_run(arm, runner, recorder, plan_of)
+        if plan is None:
+            plan_of = replace(plan_of, continuations=tuple(map(tuple, free)))
+        logits = np.zeros((plan_of.positions, runner.vocab_size), dtype=np.float32)
+        parity.forced_logits(runner, plan_of, logits, quiet)
+        if arm.compile.enabled and fault is None:
+            assert not stalls(recorder.drain())
+        return Answers(name=arm.name, tokens=free, logits=logits), plan_of
+    finally:
+        recorder.remove()
+        torch._dynamo.reset()
+
+
+def quiet_warm_up(done: int, total: int, detail: str) -> None:
+    """Nobody listens."""
+
+
+def stalls(events: list[CompileEvent]) -> list[CompileEvent]:
+    return [event for event in events if event.kind in ("compile", "recompile", "limit_hit")]
+
+
+@functools.cache
+def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
+    arm = arm_for("eager", dtype)
+    said, plan = answers(arm, None)
+    reference = np.zeros(said.logits.shape)
+    parity.reference_logits(parity.load_reference(arm.model), plan, reference, quiet)
+    return said, plan, reference
+
+
+def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
+    said, plan, reference = control(arm.model.dtype)
+    mine, _ = answers(arm, plan, fault)
+    prompts = [len(prompt) for prompt in plan.prompts]
+    return judge(said, [mine], reference, dtype=arm.model.dtype, prompts=prompts, seed=1)
+
+
+def verdicts(outcome: Parity) -> dict[str, str]:
+    return {finding.name: finding.verdict for finding in outcome.arms[0].findings}
+
+
+# --- Arms that are right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "dtype"), [("eager-padded", "bfloat16"), ("compiled-bucketed", "float32")])
+def test_a_padded_or_bucketed_arm_has_parity(preset: str, dtype: str) -> None:
+    outcome = parity_of(arm_for(preset, dtype))
+    assert outcome.control.verdict == "PASS", outcome.control
+    assert outcome.verdict == "PASS", outcome.arms[0].reasons
+    found = {finding.name: finding for finding in outcome.arms[0].findings}
+    assert found["error"].value == pytest.approx(1.0, abs=0.2)
+    assert ("tokens" in found) == (dtype == "float32")
+
+
+def test_prompts_in_chunks_and_in_batches_have_parity_with_whole_ones() -> None:
+    outcome = parity_of(arm_for("eager-padded", "float32", prefill_chunk=16, prefill_batch=2))
+    assert outcome.verdict == "PASS", outcome.arms[0].reasons
+
+
+# --- Planted faults ---------------------------------------------------------------------------------------------------
+
+
+def perturb_a_weight(runner: ModelRunner) -> None:
+    weight = runner.model.model.layers[1].mlp.down_proj.weight
+    with torch.no_grad():
+        weight[:8] *= 1.25
+
+
+def round_the_weights(runner: ModelRunner) -> None:
+    """What a checkpoint that was stored in bfloat16 would do to a float32 arm."""
+    with torch.no_grad():
+        for weight in runner.model.parameters():
+            weight.copy_(weight.to(torch.bfloat16))
+
+
+def forget_the_moves(runner: ModelRunner) -> None:
+    def nothing(move: Move) -> None:
+        """The row stays where it was."""
+
+    runner.move = nothing  # type: ignore[method-assign]
+
+
+def take_the_second_best_once(runner: ModelRunner) -> None:
+    """The logits are right and the token is not: only the free run can show it."""
+    run, steps = runner._run, iter(range(10**6))
+
+    def wrong(step: Any, shape: Any) -> Any:
+        logits, greedy = run(step, shape)
+        return (logits, logits.argsort(dim=-1)[:, -40]) if next(steps) == 25 else (logits, greedy)
+
+    runner._run = wrong  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [perturb_a_weight, forget_the_moves, take_the_second_best_once])
+def test_a_planted_fault_fails_in_any_dtype(fault: Fault, dtype: str) -> None:
+    outcome = parity_of(arm_for("eager-padded", dtype), fault)
+    assert outcome.control.verdict == "PASS"
+    assert outcome.verdict == "FAIL", outcome.arms[0]
+    found = verdicts(outcome)
+    if fault is take_the_second_best_once:
+        assert found["error"] == "PASS"
+        assert found["flips"] == "FAIL"
+        assert "in its free run" in " ".join(outcome.arms[0].reasons)
+    else:
+        assert "FAIL" in (found["error"], found["tail error"], found["worst error"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mask_that_shows_one_position_too_many_fails(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    control(dtype)  # before the fault
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **more: Any) -> torch.Tensor:
+        mask = more.pop("attn_mask")
+        return right(query, key, value, attn_mask=torch.maximum(mask, mask.roll(1, dims=-1)), **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    outcome = parity_of(arm_for("eager-padded", dtype))
+    assert outcome.verdict == "FAIL"
+    assert verdicts(outcome)["error"] == "FAIL"
+
+
+def test_a_wrong_dtype_fails_and_is_told_by_the_facts() -> None:
+    outcome = parity_of(arm_for("eager-padded", "float32"), round_the_weights)
+    assert outcome.verdict == "FAIL"
+    assert verdicts(outcome)["error"] == "FAIL"
+    facts = {}
+    for dtype in ("float32", "bfloat16"):
+        runner = ModelRunner(arm_for("eager", dtype), CompileRecorder())
+        runner.load()
+        facts[dtype] = parity.arm_facts(runner)
+    assert facts["float32"]["dtypes"] == "float32"
+    assert facts["bfloat16"]["dtypes"] == "bfloat16"
+    assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
+    assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
+
+
+def test_a_control_that_computes_another_model_is_no_measure() -> None:
+    said, plan, reference = control("float32")
+    wrong, _ = answers(arm_for("eager", "float32"), plan, perturb_a_weight)
+    prompts = [len(prompt) for prompt in plan.prompts]
+    outcome = judge(wrong, [said], reference, dtype="float32", prompts=prompts, seed=1)
+    assert outcome.verdict == "INCONCLUSIVE"
+    assert "it does not compute this model" in outcome.arms[0].reasons[0]
+
+
+# --- The parts --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket() -> None:
+    arms = [arm_for("eager", "float32"), arm_for("compiled-bucketed", "float32")]
+    plan = parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=3)
+    lengths = {len(prompt) for prompt in plan.prompts}
+    assert {1, 16, 17, 40} <= lengths
+    assert max(lengths) == ENGINE.max_prompt_tokens
+    assert len(plan.prompts) == 24
+    assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
+    assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
+    assert len(set(plan.counts)) > 3
+    assert parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=3) == plan
+    assert parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=4) != plan
+
+
+def test_a_plan_without_a_count_fills_the_slots(tmp_path: Path) -> None:
+    plan = parity.make_plan([arm_for("eager", "float32", slots=24)], vocab_size=9, prompts=0, tokens=2, seed=1)
+    assert len(plan.prompts) == 36
+    plan.write(tmp_path / "plan.json")
+    assert parity.Plan.read(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_the_checksum_sees_a_change_of_any_element_and_of_their_order(dtype: torch.dtype) -> None:
+    def of(values: list[float]) -> str:
+        module = torch.nn.Module()
+        module.register_buffer("values", torch.tensor(values).to(dtype))
+        return parity.checksum(module)
+
+    base = [0.0, 1.0, -2.0, 3.0]
+    changed = [of([*base[:index], base[index] + 4.0, *base[index + 1 :]]) for index in range(4)]
+    swapped = of([1.0, 0.0, -2.0, 3.0])
+    assert len({of(base), swapped, *changed}) == 6
+    assert of(base) == of(list(base))
+
+
+def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
+    model = parity.load_reference(ModelConfig(dtype="bfloat16", device="cpu"))
+    seen: list[torch.dtype] = []
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(
+                lambda module, inputs, output: seen.extend(
+                    item.dtype for item in (output if isinstance(output, tuple) else (output,))
+                )
+            )
+    plan = parity.Plan(prompts=((1, 2, 3),), counts=(2,), continuations=((4, 5),))
+    out = np.zeros((2, 259))
+    parity.reference_logits(model, plan, out, quiet)
+    assert set(seen) == {torch.float64}
+    with parity._NothingBelowFloat64():
+        half = torch.ones(2, dtype=torch.float64)
+        assert half.float().dtype == torch.float64
+        assert half.to(torch.float32).dtype == torch.float64
+        assert torch.nn.functional.softmax(half, dim=-1, dtype=torch.float32).dtype == torch.float64
+        assert half.to(torch.bfloat16).dtype == torch.bfloat16
+    assert np.ptp(out) > 1.0
