@@ -96,9 +96,10 @@ def is_ours(model: Any) -> bool:
 def prepare(device: torch.device) -> None:
     """What the kernels keep between calls exists, so that no graph capture allocates it."""
     if device.type == "cuda":
-        from servers.decode_kernel import arrivals
+        from servers.decode_kernel import arrivals, partials
 
         arrivals(device)
+        partials(device)
 
 
 def register() -> str:

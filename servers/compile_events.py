@@ -126,13 +126,13 @@ class CompileRecorder:
 
     # what the runner knows
 
-    def record_eager_step(self, start_ns: int, end_ns: int, *, reason: str = RAN_EAGERLY) -> None:
+    def record_eager_step(self, start_ns: int, end_ns: int, *, reason: str = "") -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
         if self._fallback_is_open and self._events and self._events[-1].kind == "eager_fallback":
             self._events[-1] = replace(self._events[-1], end_ns=end_ns)
             return
         if not self._fallback_is_open:
-            self._add("eager_fallback", start_ns, end_ns, reason=reason)
+            self._add("eager_fallback", start_ns, end_ns, reason=reason or RAN_EAGERLY)
         self._fallback_is_open = True
 
     def record_compiled_step(self) -> None:

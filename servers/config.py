@@ -274,11 +274,17 @@ def preset_policies(preset: str) -> tuple[ShapeConfig, CompileConfig]:
 
 
 def override(base: T, table: Mapping[str, Any], *, where: str) -> T:
-    """`base` with the keys of `table` replaced; unknown keys and bad values raise ConfigError naming `where`.key."""
+    """`base` with the keys of `table` replaced; unknown keys and bad values raise ConfigError naming `where`.key.
+
+    A setting that is itself a table of names (compile.options) keeps the names that `table` does not mention.
+    """
     if not table:
         return base
     current = {item.name: getattr(base, item.name) for item in fields(base)}  # type: ignore[arg-type]
     converted = _converted(type(base), table, where)
+    for key, value in converted.items():
+        if isinstance(value, Mapping):
+            converted[key] = {**current[key], **value}
     return replace(base, **{**current, **converted})  # type: ignore[type-var]
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 
 _SHARED_BYTES = 200 << 10  # of the 227 KiB that a Hopper processor offers one program
 _MAX_SPLITS = 16
+_PARTIAL = 32 * (256 + 2)  # float32 that one program may leave: 32 query heads a key head, of 256 dimensions
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -183,9 +184,10 @@ def arrivals(device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def _partials(device: torch.device, size: int) -> torch.Tensor:
-    """Room for partial results, used by one launch after the other."""
-    return torch.empty(size, dtype=torch.float32, device=device)
+def partials(device: torch.device) -> torch.Tensor:
+    """Room for the partial results of as many programs as `tiling` ever splits into, one launch after the other."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.empty(2 * processors * _PARTIAL, dtype=torch.float32, device=device)
 
 
 def launch(
@@ -217,7 +219,7 @@ def launch(
     block_g = max(16, triton.next_power_of_2(groups))
     block_d = triton.next_power_of_2(max(head_dim, value_dim))
     plan = _tiling(device, programs, context, block_d * query.element_size())
-    splits = plan.splits
+    splits = plan.splits if block_g * (block_d + 2) <= _PARTIAL else 1
     _decode[(programs, splits)](
         query,
         new_key,
@@ -227,7 +229,7 @@ def launch(
         positions,
         positions if mask is None else mask,
         output,
-        output if splits == 1 else _partials(device, programs * splits * block_g * (block_d + 2)),
+        output if splits == 1 else partials(device),
         arrivals(device),
         head_dim**-0.5 if scale is None else scale,
         padding,

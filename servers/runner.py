@@ -61,15 +61,15 @@ class _ModelStep(nn.Module):
         window = self.cache.window
         window.rows, window.positions, window.context = rows, positions, context.shape[0]
         window.is_causal = not self.sliding_window
-        window.in_kernel = self.takes_window and window.reads == "slice" and input_ids.is_cuda
+        on_gpu = self.takes_window and input_ids.is_cuda
+        window.in_kernel = on_gpu and window.reads == "slice"
+        needs_mask = not (on_gpu and window.is_causal and window.reads != "rows")
         if not window.in_kernel:
             window.index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
         output = self.model(
             input_ids=input_ids,
             position_ids=positions,
-            attention_mask=self.no_mask
-            if window.in_kernel and window.is_causal
-            else self._mask(positions, context.shape[0]),
+            attention_mask=self._mask(positions, context.shape[0]) if needs_mask else self.no_mask,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
@@ -84,9 +84,10 @@ class _ModelStep(nn.Module):
         """[B, 1, T, width], which cache positions a token sees; one for each layer type where layers differ.
 
         True or false for the decode kernel, otherwise what is added to the scores. A GPU's attention wants the rows of
-        what it adds aligned; laid out so here, they need no copy in every layer.
+        what it adds aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic
+        width leaves the compiler no question about their layout.
         """
-        reach = -(-width // _ALIGNED) * _ALIGNED if positions.is_cuda else width
+        reach = -(-self.cache.max_length // _ALIGNED) * _ALIGNED
         distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
         causal = distance >= 0
         if not self.sliding_window:
@@ -462,7 +463,8 @@ class ModelRunner:
         if not self.arm.compile.enabled:
             return False
         if ran_eagerly:
-            self.recorder.record_eager_step(start_ns, end_ns)
+            reason = "a guarded arm runs shapes that were not warmed eagerly" if self.arm.compile.guarded else ""
+            self.recorder.record_eager_step(start_ns, end_ns, reason=reason)
         else:
             self.recorder.record_compiled_step()
         return not ran_eagerly

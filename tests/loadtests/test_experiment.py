@@ -78,11 +78,12 @@ def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> Non
         '[slo]\np99_ttft_ms = 200\n[trials]\ncount = 3\n[splitter]\nstickiness = "replica"\n'
     )
     text = text.replace('preset = "compiled-padded"', 'preset = "compiled-bucketed"\ndevice = "auto:1"').replace(
-        "[traffic]", '[arms.compile]\nmode = "max-autotune"\n[arms.shapes]\nbatch_ladder = [1, 8]\n[traffic]'
+        "[traffic]",
+        '[arms.compile]\nmode = "max-autotune-no-cudagraphs"\n[arms.shapes]\nbatch_ladder = [1, 8]\n[traffic]',
     )
     experiment = load(write(tmp_path, text))
     compiled = experiment.arm("compiled").config
-    assert (compiled.compile.mode, compiled.shapes.batch_ladder) == ("max-autotune", (1, 8))
+    assert (compiled.compile.mode, compiled.shapes.batch_ladder) == ("max-autotune-no-cudagraphs", (1, 8))
     assert compiled.model.device == "auto:1"
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from servers.config import PRESETS, ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig, override
+from servers.config import PRESETS, ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig, build, override
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -61,3 +63,38 @@ def test_override_replaces_only_what_it_names() -> None:
 def test_max_length_is_prompt_plus_generated() -> None:
     assert EngineConfig(max_prompt_tokens=10, max_new_tokens=5).max_length == 15
     assert ShapeConfig(min_size=2).min_size == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"capture": True}, "compile.capture is true but compile.enabled is false"),
+        ({"enabled": True, "capture": True, "mode": "reduce-overhead"}, "records CUDA graphs of its own"),
+        ({"enabled": True, "batch_bounds": [2, 8]}, "compile.mark_dynamic is false"),
+        ({"enabled": True, "mark_dynamic": True, "batch_bounds": [1, 8]}, "low at least 2"),
+        ({"enabled": True, "options": 3}, "give a table"),
+    ],
+)
+def test_compile_settings_that_cannot_be_meant_are_refused(table: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(CompileConfig, table, where="compile")
+
+
+def test_capture_needs_planned_shapes() -> None:
+    policy = CompileConfig(enabled=True, capture=True)
+    with pytest.raises(ConfigError, match=r'shapes\.kind is "exact"'):
+        ArmConfig(name="a", compile=policy)
+    with pytest.raises(ConfigError, match=r'warmup is "minimal"'):
+        ArmConfig(name="a", shapes=ShapeConfig(kind="pad"), compile=replace(policy, warmup="minimal"))
+
+
+def test_options_of_a_preset_stay_unless_they_are_named() -> None:
+    preset = ArmConfig.from_preset("compiled-bucketed").compile
+    changed = override(preset, {"options": {"combo_kernels": False, "epilogue_fusion": True}}, where="compile")
+    assert changed.options == {**preset.options, "combo_kernels": False, "epilogue_fusion": True}
+
+
+def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:
+    assert EngineConfig(max_prompt_tokens=100).prefill_tokens == 100
+    assert EngineConfig(max_prompt_tokens=100, prefill_chunk=64).prefill_tokens == 64
+    assert EngineConfig(max_prompt_tokens=100, prefill_chunk=640).prefill_tokens == 100

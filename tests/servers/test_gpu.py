@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compile_events import CompileRecorder
-from servers.config import ArmConfig, ModelConfig
+from servers.config import ArmConfig, EngineConfig, ModelConfig
 from tests.servers.test_runner import ENGINE, assert_greedy_like_generate, jobs_for, recorder, runner_for, serve
 
 __all__ = ["recorder"]
@@ -66,6 +66,22 @@ def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
     serve(runner, jobs)
     assert [(event.kind, event.shape) for event in recorder.drain()] == []
     assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorder: CompileRecorder) -> None:
+    engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
+    model = ModelConfig(device="cuda", dtype=dtype)  # type: ignore[arg-type]
+    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=engine), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=5, count=6)
+    for number, job in enumerate(jobs):
+        job.prompt = (job.prompt * 700)[: 1 + 139 * number]
+    serve(runner, jobs)
+    assert [(event.kind, event.shape) for event in recorder.drain()] == []
+    if dtype == "float32":
+        assert_greedy_like_generate(runner, jobs)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 8, 16, 17, 31, 32, 64])

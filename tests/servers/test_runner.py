@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compile_events import CompileRecorder
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
 from servers.messages import CompileEvent
 from servers.runner import ModelRunner
 from servers.scheduler import Job, Scheduler
@@ -26,6 +26,7 @@ def recorder() -> Iterator[CompileRecorder]:
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 8
     torch.fx.experimental._config.use_duck_shape = True
+    torch.compiler.set_stance("default")
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner:
@@ -96,6 +97,48 @@ def test_eager_arms_decode_exactly_like_generate(preset: str, prefill_batch: int
     serve(runner, jobs)
     assert_greedy_like_generate(runner, jobs)
     assert recorder.drain() == []
+
+
+@pytest.mark.parametrize("preset", ["eager", "eager-padded"])
+def test_prompts_taken_in_chunks_decode_exactly_like_generate(preset: str, recorder: CompileRecorder) -> None:
+    engine = replace(ENGINE, prefill_chunk=7, prefill_batch=2)
+    runner = runner_for(ArmConfig.from_preset(preset, engine=engine), recorder)
+    jobs = jobs_for(runner.vocab_size, seed=6)
+    serve(runner, jobs)
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
+    arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
+    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    runner = runner_for(arm, recorder)
+    shapes = runner.shapes
+    planned = len([*shapes.every_prefill(), *shapes.every_extend(), *shapes.every_decode()])
+    assert len(runner.cache.layers) > 1
+    assert len([event for event in recorder.drain() if event.kind in ("compile", "recompile")]) == planned
+    jobs = jobs_for(runner.vocab_size, seed=8)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", guarded=True, warmup="minimal")
+    runner = runner_for(ArmConfig(name="guarded", compile=policy, engine=ENGINE), recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
+    serve(runner, jobs)
+    events = recorder.drain()
+    assert {event.kind for event in events} == {"eager_fallback"}
+    assert "guarded" in events[0].reason
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_backend_that_torch_does_not_know_is_refused(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, backend="nobody")
+    runner = ModelRunner(ArmConfig(name="odd", compile=policy, engine=ENGINE), recorder)
+    with pytest.raises(ConfigError, match=r'compile.backend is "nobody": torch knows .*inductor'):
+        runner.load()
 
 
 @pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])

@@ -13,6 +13,7 @@ ENGINES = st.builds(
     prefill_batch=st.integers(1, 2),
     max_prompt_tokens=st.integers(1, 5000),
     max_new_tokens=st.integers(1, 500),
+    prefill_chunk=st.integers(0, 600),
 )
 POLICIES = st.sampled_from(
     [
@@ -29,8 +30,13 @@ def test_no_step_is_smaller_than_what_it_must_hold(
     engine: EngineConfig, shapes: ShapeConfig, data: st.DataObject
 ) -> None:
     policy = shape_policy(shapes, engine)
-    length = data.draw(st.integers(1, engine.max_prompt_tokens))
+    length = data.draw(st.integers(1, engine.prefill_tokens))
     batch = data.draw(st.integers(1, engine.prefill_batch))
+    if engine.prefill_tokens < engine.max_prompt_tokens:
+        end = data.draw(st.integers(engine.prefill_tokens + 1, engine.max_prompt_tokens))
+        chunk = policy.extend(batch, length, end)
+        assert (chunk.batch >= batch, chunk.length >= length, chunk.context >= end) == (True, True, True)
+        assert chunk.context <= max(engine.max_prompt_tokens, shapes.min_size)
     prefill = policy.prefill(batch, length)
     assert prefill.batch >= batch
     assert prefill.length >= length
@@ -52,8 +58,11 @@ def test_a_closed_policy_lists_every_shape_that_it_can_produce(
     policy = shape_policy(shapes, engine)
     if not policy.is_closed():
         return
-    length = data.draw(st.integers(1, engine.max_prompt_tokens))
+    length = data.draw(st.integers(1, engine.prefill_tokens))
     batch = data.draw(st.integers(1, engine.prefill_batch))
+    if engine.prefill_tokens < engine.max_prompt_tokens:
+        end = data.draw(st.integers(engine.prefill_tokens + 1, engine.max_prompt_tokens))
+        assert policy.extend(batch, length, end) in set(policy.every_extend())
     assert policy.prefill(batch, length) in set(policy.every_prefill())
     rows, context = data.draw(st.integers(1, engine.slots)), data.draw(st.integers(1, engine.max_length))
     assert policy.decode(rows, context) in set(policy.every_decode())
