@@ -137,11 +137,11 @@ class Collector:
             follower.events_seen.add(event.compile.event_id)
             self._status.replicas[follower.replica].compiles = len(follower.events_seen)
             self._append("compile_events", compile_row(event.compile, self._trial, follower.arm, follower.replica))
-        elif kind == "step":
-            if event.step.step_id <= follower.last_step:
-                return
-            follower.last_step = event.step.step_id
-            self._append("steps", step_row(event.step, self._trial, follower.arm, follower.replica))
+        elif kind == "steps":
+            for step in event.steps.records:
+                if step.step_id > follower.last_step:
+                    follower.last_step = step.step_id
+                    self._append("steps", step_row(step, self._trial, follower.arm, follower.replica))
         elif kind == "facts":
             with self._lock:
                 self._facts[follower.replica] = facts_row(event.facts, follower.arm)

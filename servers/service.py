@@ -5,10 +5,11 @@ Errors become status codes in one place, `RefusedError` and `InferenceService.Ge
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -156,6 +157,11 @@ _REASONS = {
 }
 
 
+# How steps gather into one message: for how long, and how many at most.
+STEPS_GATHER_S = 0.05
+STEPS_A_MESSAGE = 1000
+
+
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
     """`tailgate.v1.Telemetry` over a Front."""
 
@@ -168,14 +174,24 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         """Replay what is retained, then follow until the server stops."""
         wanted: dict[type, bool] = {
             CompileEvent: request.compile_events,
-            StepRecord: request.steps,
             Progress: request.progress,
             CompilerFacts: request.facts,
         }
+        steps: list[StepRecord] = []
         with self.front.watch() as watcher:
             while (event := await watcher.get()) is not None:
-                if wanted[type(event)]:
+                if isinstance(event, StepRecord) and request.steps:
+                    steps.append(event)
+                    if watcher.empty():
+                        # a message costs as much as fifty records, and those who stream tokens here pay for it
+                        await asyncio.sleep(STEPS_GATHER_S)
+                if steps and (watcher.empty() or len(steps) == STEPS_A_MESSAGE or not isinstance(event, StepRecord)):
+                    yield step_records(steps)
+                    steps = []
+                if not isinstance(event, StepRecord) and wanted[type(event)]:
                     yield telemetry_event(event)
+            if steps:
+                yield step_records(steps)
 
     async def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -200,13 +216,20 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         return answer
 
 
-def telemetry_event(event: Told) -> telemetry_pb2.TelemetryEvent:
-    """The wire form of an engine event; field names are the same on both sides."""
-    fields = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
+def step_records(steps: Sequence[StepRecord]) -> telemetry_pb2.TelemetryEvent:
+    """The wire form of engine steps."""
+    records = [telemetry_pb2.StepRecord(**_fields(step)) for step in steps]
+    return telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=records))
+
+
+def telemetry_event(event: CompileEvent | CompilerFacts | Progress) -> telemetry_pb2.TelemetryEvent:
+    """The wire form of an event; field names are the same on both sides."""
     if isinstance(event, CompileEvent):
-        return telemetry_pb2.TelemetryEvent(compile=telemetry_pb2.CompileEvent(**fields))
-    if isinstance(event, StepRecord):
-        return telemetry_pb2.TelemetryEvent(step=telemetry_pb2.StepRecord(**fields))
+        return telemetry_pb2.TelemetryEvent(compile=telemetry_pb2.CompileEvent(**_fields(event)))
     if isinstance(event, CompilerFacts):
-        return telemetry_pb2.TelemetryEvent(facts=telemetry_pb2.CompilerFacts(**fields))
-    return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(**fields))
+        return telemetry_pb2.TelemetryEvent(facts=telemetry_pb2.CompilerFacts(**_fields(event)))
+    return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(**_fields(event)))
+
+
+def _fields(event: Told) -> dict[str, Any]:
+    return {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}

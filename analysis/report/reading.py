@@ -265,6 +265,8 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("Latency", "p99 TTFT", milliseconds, ("metrics", "ttft", "p99_ms")),
         ("Latency", "p50 E2E", milliseconds, ("metrics", "e2e", "p50_ms")),
         ("Latency", "p99 E2E", milliseconds, ("metrics", "e2e", "p99_ms")),
+        ("Latency", "p50 ITL", milliseconds, ("metrics", "itl", "p50_ms")),
+        ("Latency", "p99 ITL", milliseconds, ("metrics", "itl", "p99_ms")),
         ("Latency", "p99 max ITL", milliseconds, ("metrics", "max_itl", "p99_ms")),
         ("Compiles", "compiles while serving", count, ("compile", "serving_events")),
         ("Compiles", "recompiles", count, ("compile", "recompiles")),

@@ -19,16 +19,22 @@ class WatchRequest(_message.Message):
     def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ...) -> None: ...
 
 class TelemetryEvent(_message.Message):
-    __slots__ = ("compile", "step", "progress", "facts")
+    __slots__ = ("compile", "steps", "progress", "facts")
     COMPILE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     compile: CompileEvent
-    step: StepRecord
+    steps: StepRecords
     progress: Progress
     facts: CompilerFacts
-    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ...) -> None: ...
+    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ...) -> None: ...
+
+class StepRecords(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[StepRecord]
+    def __init__(self, records: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ...) -> None: ...
 
 class CompileEvent(_message.Message):
     __slots__ = ("event_id", "kind", "start_ns", "end_ns", "compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "request_ids", "backend_ns", "phase", "autotune_ns", "guards", "nodes", "kernels", "breaks")

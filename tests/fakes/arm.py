@@ -116,16 +116,20 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             prefilled = now_ns()
         self.publish(
             telemetry_pb2.TelemetryEvent(
-                step=telemetry_pb2.StepRecord(
-                    step_id=batch,
-                    kind="prefill",
-                    start_ns=start,
-                    end_ns=prefilled,
-                    batch=1,
-                    padded_batch=1,
-                    tokens=length,
-                    padded_tokens=length,
-                    compiled=self.config.compile.enabled,
+                steps=telemetry_pb2.StepRecords(
+                    records=[
+                        telemetry_pb2.StepRecord(
+                            step_id=batch,
+                            kind="prefill",
+                            start_ns=start,
+                            end_ns=prefilled,
+                            batch=1,
+                            padded_batch=1,
+                            tokens=length,
+                            padded_tokens=length,
+                            compiled=self.config.compile.enabled,
+                        )
+                    ]
                 )
             )
         )
@@ -168,7 +172,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             if self._closed:
                 mine.put(None)
         context.add_callback(lambda: mine.put(None))
-        wanted = {"compile": request.compile_events, "step": request.steps, "progress": request.progress}
+        wanted = {"compile": request.compile_events, "steps": request.steps, "progress": request.progress}
         while (event := mine.get()) is not None:
             if wanted[event.WhichOneof("event") or "progress"]:
                 yield event

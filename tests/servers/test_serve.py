@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from servers.clock import now_ns
-from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -218,8 +218,11 @@ def test_cancelled_and_expired_requests_free_their_slots(replica: Replica) -> No
 def test_telemetry_replays_steps_and_snapshot_tells_the_arm(replica: Replica) -> None:
     list(replica.inference.Generate(ask()))
     watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(steps=True))
-    first = next(iter(watch)).step
+    message = next(iter(watch)).steps.records
     watch.cancel()
+    assert len(message) > 1, "steps that are there already travel together"
+    assert [step.step_id for step in message] == list(range(len(message)))
+    first = message[0]
     assert first.kind == "prefill"
     assert first.end_ns > first.start_ns
     snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest())
@@ -311,7 +314,7 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
 
 
 def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None:
-    replica = start(tmp_path, ArmConfig(name="wrong", engine=ENGINE, model=ModelConfig(attention="telepathy")))
+    replica = start(tmp_path, ArmConfig(name="wrong", engine=ENGINE, compile=CompileConfig(enabled=True, backend="telepathy")))
     last = wait_warm(replica)[-1]
     assert last.stage == "failed"
     assert "telepathy" in last.detail
