@@ -30,7 +30,7 @@ from servers.engine import Arrivals, Engine
 from servers.messages import Submit
 from servers.model import load_model
 from servers.runner import ModelRunner
-from servers.scheduler import Job, Scheduler, Step
+from servers.scheduler import Job, Scheduler
 from servers.shapes import shape_policy
 
 MAX_LOGITS_BYTES = 8 << 30
@@ -154,7 +154,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
     first = np.concatenate(([0], np.cumsum(plan.counts)))
     done = 0
     while (step := scheduler.next_step()) is not None:
-        rows = _step_logits(runner, step)
+        rows = runner.logits(step).cpu().numpy()
         for index, job in enumerate(step.jobs):
             if step.chunks and step.chunks[index][1] < len(job.prompt):
                 continue  # more of its prompt to come
@@ -165,18 +165,6 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
             if outcome is not None and (move := scheduler.release(job.request_id)) is not None:
                 runner.move(move)
         report("teacher forcing", done, plan.positions)
-
-
-def _step_logits(runner: ModelRunner, step: Step) -> np.ndarray[Any, Any]:
-    """Logits [jobs, vocabulary] float32 of each job's last token in `step`."""
-    if any(chunk != (0, len(job.prompt)) for job, chunk in zip(step.jobs, step.chunks, strict=False)):
-        # `logits` takes whole prompts only
-        with torch.no_grad():
-            logits, _ = runner._run(step, runner.shape_of(step))
-        rows = logits[: len(step.jobs)].float()
-    else:
-        rows = runner.logits(step.kind, step.jobs)
-    return np.asarray(rows.cpu().numpy())
 
 
 def arm_facts(runner: ModelRunner) -> dict[str, Any]:

@@ -347,17 +347,13 @@ class ModelRunner:
         return self.collect(self.launch(step, batch_id))
 
     @torch.no_grad()
-    def logits(self, kind: Kind, jobs: Sequence[Job]) -> torch.Tensor:
-        """Logits [len(jobs), vocab] float32 without sampling. Decode feeds each job's last output (teacher forcing)."""
-        if kind == "decode":
-            for job in jobs:
-                job.launched = len(job.output) + 1
-                self._newest[job.row] = job.output[-1]
-            step = Step("decode", tuple(jobs))
-            places = [job.row for job in jobs]
-        else:
-            step = Step(kind, tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
-            places = list(range(len(jobs)))
+    def logits(self, step: Step) -> torch.Tensor:
+        """Logits [len(step.jobs), vocab] float32, nothing sampled: decode feeds each job's last output, whoever chose
+        it (teacher forcing)."""
+        places = list(range(len(step.jobs)))
+        if step.kind == "decode":
+            places = [job.row for job in step.jobs]
+            self._newest[self._tensor(places)] = self._tensor([job.output[-1] for job in step.jobs])
         logits, _ = self._run(step, self.shape_of(step))
         return logits[places].float()
 

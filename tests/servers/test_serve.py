@@ -314,7 +314,9 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
 
 
 def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None:
-    replica = start(tmp_path, ArmConfig(name="wrong", engine=ENGINE, compile=CompileConfig(enabled=True, backend="telepathy")))
+    replica = start(
+        tmp_path, ArmConfig(name="wrong", engine=ENGINE, compile=CompileConfig(enabled=True, backend="telepathy"))
+    )
     last = wait_warm(replica)[-1]
     assert last.stage == "failed"
     assert "telepathy" in last.detail
