@@ -75,7 +75,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             context.abort(grpc.StatusCode[behaviour.fail_status], behaviour.fail_message)
         stalled = behaviour.stall_s if behaviour.stall_every and number % behaviour.stall_every == 0 else 0.0
         gone = threading.Event()  # a client that hangs up, or the server's end, wakes every wait
-        context.add_callback(gone.set)
+        if not context.add_callback(gone.set):
+            gone.set()  # the call was over before this thread came to it
         gone.wait(stalled + behaviour.first_s)
         first_ns = now_ns()
         sent = 0
