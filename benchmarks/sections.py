@@ -432,10 +432,18 @@ def _on_off(
     bench: Bench, through: str, batch: int, vocab_size: int, measure: Callable[[bool, Sequence[Request]], float]
 ) -> None:
     with_it, without = [], []
+    unmeasured = 0
     for pair in range(1 + bench.plan.pairs):
         rng = bench.rng()
         requests = decode_set(bench.plan.work, batch, vocab_size, rng)
-        rates = {bool(on): measure(bool(on), requests) for on in rng.permutation(2)}
+        try:
+            rates = {bool(on): measure(bool(on), requests) for on in rng.permutation(2)}
+        except NothingMeasuredError as nothing:
+            unmeasured += pair > 0
+            if unmeasured == bench.plan.pairs:
+                raise
+            bench.ledger.note(f"recorder, {through}, pair {pair}: {nothing}")
+            continue
         if pair == 0:
             continue
         bench.ledger.note(
@@ -450,6 +458,7 @@ def _on_off(
         with_tokens_s=_spread(with_it),
         without_tokens_s=_spread(without),
         with_over_without=PairedRatio.of(with_it, without).to_dict(),
+        **({"unmeasured_pairs": unmeasured} if unmeasured else {}),
     )
 
 
@@ -466,19 +475,23 @@ def check(plan: Plan, arm: ArmConfig) -> None:
     work, limits = plan.work, arm.engine
     if max(plan.batches) > limits.slots:
         raise ConfigError(f"--batch {max(plan.batches)} is above engine.slots {limits.slots}: raise engine.slots")
-    if max(work.decode_prompt, work.mixed_high) > limits.max_prompt_tokens:
+    decodes = bool({"decode", "baselines", "recorder"} & set(plan.sections))
+    mixes = bool({"mixed", "baselines"} & set(plan.sections))
+    prompt = max(work.decode_prompt * decodes, work.mixed_high * mixes)
+    if prompt > limits.max_prompt_tokens:
         raise ConfigError(
-            f"prompts have up to {max(work.decode_prompt, work.mixed_high)} tokens, engine.max_prompt_tokens is "
-            f"{limits.max_prompt_tokens}: raise it or lower the workload's prompts"
+            f"prompts have up to {prompt} tokens, engine.max_prompt_tokens is {limits.max_prompt_tokens}: raise it or "
+            "lower the workload's prompts"
         )
-    if max(work.decode_new, work.mixed_new) > limits.max_new_tokens:
+    answer = max(work.decode_new * decodes, work.mixed_new * mixes)
+    if answer > limits.max_new_tokens:
         raise ConfigError(
-            f"answers have {max(work.decode_new, work.mixed_new)} tokens, engine.max_new_tokens is "
-            f"{limits.max_new_tokens}: raise it or lower the workload's answers"
+            f"answers have {answer} tokens, engine.max_new_tokens is {limits.max_new_tokens}: raise it or lower the "
+            "workload's answers"
         )
     if plan.trace and not Path(plan.trace).is_file():
         raise ConfigError(f'--trace "{plan.trace}" does not exist: give an Azure CSV or a Mooncake JSON Lines file')
-    if work.mixed_requests > limits.slots + limits.max_queue:
+    if mixes and work.mixed_requests > limits.slots + limits.max_queue:
         raise ConfigError(
             f"{work.mixed_requests} requests come at once, the engine holds {limits.slots + limits.max_queue} "
             "(slots + max_queue): raise engine.max_queue"
@@ -488,7 +501,7 @@ def check(plan: Plan, arm: ArmConfig) -> None:
         work.decode_prompt / limits.prefill_tokens
     )
     steady = work.decode_new - joining * limits.decode_per_prefill
-    if steady < 8 and {"decode", "baselines", "recorder"} & set(plan.sections):
+    if steady < 8 and decodes:
         raise ConfigError(
             f"with {work.decode_new} new tokens, {max(plan.batches)} rows decode together for {max(0, steady)} steps: "
             "raise --new-tokens (and engine.max_new_tokens) or lower --batch"
