@@ -50,16 +50,16 @@ class _ModelStep(nn.Module):
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor,
-        context: torch.Tensor,
+        width: int,
         *,
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
         """Logits [B, kept positions, vocab]; the cache holds the new tokens afterwards.
 
-        context: [L] = 0 … L-1, the positions attended to. `cache.window.reads` is set by the step.
+        width: how many positions are attended to. `cache.window.reads` is set by the step.
         """
         window = self.cache.window
-        window.rows, window.positions, window.context = rows, positions, context.shape[0]
+        window.rows, window.positions, window.context = rows, positions, width
         window.is_causal = not self.sliding_window
         on_gpu = self.takes_window and input_ids.is_cuda
         window.in_kernel = on_gpu and window.reads == "slice"
@@ -69,7 +69,7 @@ class _ModelStep(nn.Module):
         output = self.model(
             input_ids=input_ids,
             position_ids=positions,
-            attention_mask=self._mask(positions, context.shape[0]) if needs_mask else self.no_mask,
+            attention_mask=self._mask(positions, width) if needs_mask else self.no_mask,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
@@ -118,8 +118,7 @@ class PrefillStep(_ModelStep):
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
     ) -> Outputs:
         self.cache.window.reads = "fresh"
-        context = torch.arange(input_ids.shape[1], device=input_ids.device)
-        return _at_own_last(self.logits(input_ids, positions, rows, context, keep=last))
+        return _at_own_last(self.logits(input_ids, positions, rows, input_ids.shape[1], keep=last))
 
 
 class ExtendStep(_ModelStep):
@@ -134,7 +133,7 @@ class ExtendStep(_ModelStep):
         context: torch.Tensor,
     ) -> Outputs:
         self.cache.window.reads = "rows"
-        return _at_own_last(self.logits(input_ids, positions, rows, context, keep=last))
+        return _at_own_last(self.logits(input_ids, positions, rows, context.shape[0], keep=last))
 
 
 class DecodeStep(_ModelStep):
@@ -144,7 +143,7 @@ class DecodeStep(_ModelStep):
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
     ) -> Outputs:
         self.cache.window.reads = "slice"
-        logits = self.logits(input_ids, positions, rows, context, keep=0)[:, -1]
+        logits = self.logits(input_ids, positions, rows, context.shape[0], keep=0)[:, -1]
         return logits, sampling.largest(logits)
 
 
