@@ -102,6 +102,15 @@ def prepare(device: torch.device) -> None:
         partials(device)
 
 
+def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
+    """Contexts up to `limit` that a decode step must have met, so that no kernel of ours is compiled while serving."""
+    if device.type != "cuda" or not is_ours(model):
+        return []
+    from servers.decode_kernel import contexts_of_variants
+
+    return contexts_of_variants(limit)
+
+
 def register() -> str:
     """Make the attention known to transformers; returns the name to load models with."""
     AttentionInterface.register(NAME, grouped_attention)

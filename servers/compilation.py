@@ -179,6 +179,13 @@ def warmup_plan(policy: CompileConfig, shapes: ShapePolicy) -> list[tuple[Kind, 
     return plan + [("decode", shape) for shape in shapes.every_decode()]
 
 
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Inside, compiled steps and blocks run as plain Python, and nothing is compiled."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def settle(policy: CompileConfig) -> None:
     """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python."""
     if policy.enabled and policy.guarded:

@@ -174,6 +174,11 @@ class CompileConfig:
                 'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
             )
 
+    @property
+    def has_bounds(self) -> bool:
+        """Whether the bounds of a marked dimension are given instead of taken from the engine's limits."""
+        return bool(self.batch_bounds or self.length_bounds or self.context_bounds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmConfig:
@@ -198,6 +203,17 @@ class ArmConfig:
             raise ConfigError(
                 f'arm "{self.name}": compile.capture is true but compile.warmup is "minimal": use warmup = "shapes"'
             )
+        for name, limit, key in (
+            ("batch_bounds", self.engine.slots, "engine.slots"),
+            ("length_bounds", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
+            ("context_bounds", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
+        ):
+            bounds = getattr(self.compile, name)
+            if bounds and bounds[1] < limit:
+                raise ConfigError(
+                    f'arm "{self.name}": compile.{name} ends at {bounds[1]} but {key} is {limit}: larger steps would '
+                    f"fail, so give [{bounds[0]}, {limit}] or lower {key}"
+                )
         for ladder, limit, key in (
             (self.shapes.batch_ladder, self.engine.slots, "engine.slots"),
             (self.shapes.length_ladder, self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 _SHARED_BYTES = 200 << 10  # of the 227 KiB that a Hopper processor offers one program
+_BLOCK = 64  # positions that a program reads at once
 _MAX_SPLITS = 16
 _PARTIAL = 32 * (256 + 2)  # float32 that one program may leave: 32 query heads a key head, of 256 dimensions
 
@@ -163,13 +164,20 @@ def tiling(programs: int, context: int, token_bytes: int, processors: int) -> Ti
     """The tiling for `programs` = rows × key heads over at most `context` positions of `token_bytes` a key head.
 
     Rows are split until the programs fill the card about twice: more parts than that cost more to join than they save.
+    The kernel is compiled for each number of parts, so there are few: powers of two.
     """
-    block = 64
+    block = _BLOCK
     stages = 3 if 2 * 3 * block * token_bytes <= _SHARED_BYTES else 2
     if 2 * stages * block * token_bytes > _SHARED_BYTES:
         block = 32
-    splits = max(1, min(2 * processors // programs, -(-context // block), _MAX_SPLITS))
-    return Tiling(splits=splits, block=block, warps=4, stages=stages)
+    most = max(1, min(2 * processors // programs, -(-context // block), _MAX_SPLITS))
+    return Tiling(splits=1 << (most.bit_length() - 1), block=block, warps=4, stages=stages)
+
+
+def contexts_of_variants(limit: int) -> list[int]:
+    """Contexts up to `limit` at which one row or two meet every number of parts that `tiling` can choose for them."""
+    steps = (_BLOCK * parts for parts in (1, 2, 4, 8, 16) if _BLOCK * parts < limit)
+    return [*steps, limit]
 
 
 @functools.cache

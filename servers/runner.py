@@ -257,6 +257,7 @@ class ModelRunner:
             self.startup_ns[f"{kind} {shape}"] = now_ns() - started_ns
             if self.arm.compile.capture:
                 self._capture(kind, shape)
+        self._warm_kernels()
         compilation.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 
@@ -267,6 +268,23 @@ class ModelRunner:
             self._run(step, shape)
             self._note_canary(0, 0)
         self._finish()
+
+    @torch.no_grad()
+    def _warm_kernels(self) -> None:
+        """The decode kernel is there in every variant that exact shapes may ask for. Planned shapes have met theirs."""
+        if self.shapes.is_closed():
+            return
+        contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        started_ns = now_ns()
+        for context in contexts:
+            shape = self.shapes.decode(1, context)
+            varying, fixed = self._inputs(_sample_step("decode", shape, self.vocab_size), shape)
+            with compilation.uncompiled():
+                self._steps["decode"](*varying, *fixed)
+        self._finish()
+        self.cache.window.canary.ran_eagerly()
+        if contexts:
+            self.startup_ns["decode kernels"] = now_ns() - started_ns
 
     @torch.no_grad()
     def _capture(self, kind: Kind, shape: StepShape) -> None:
@@ -296,7 +314,8 @@ class ModelRunner:
     def is_ready(self, step: Step) -> bool:
         """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
-        if not policy.enabled or policy.guarded or (policy.mark_dynamic and policy.warmup == "shapes"):
+        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
+        if not policy.enabled or policy.guarded or is_marked:
             return True
         return (step.kind, self.shape_of(step)) in self._seen
 

@@ -88,6 +88,13 @@ def test_capture_needs_planned_shapes() -> None:
         ArmConfig(name="a", shapes=ShapeConfig(kind="pad"), compile=replace(policy, warmup="minimal"))
 
 
+def test_bounds_that_the_engine_can_exceed_are_refused() -> None:
+    policy = CompileConfig(enabled=True, dynamic=True, mark_dynamic=True, batch_bounds=(2, 4))
+    with pytest.raises(ConfigError, match=r"batch_bounds ends at 4 but engine\.slots is 8"):
+        ArmConfig(name="a", engine=EngineConfig(slots=8), compile=policy)
+    assert ArmConfig(name="a", engine=EngineConfig(slots=4), compile=policy).compile.has_bounds
+
+
 def test_options_of_a_preset_stay_unless_they_are_named() -> None:
     preset = ArmConfig.from_preset("compiled-bucketed").compile
     changed = override(preset, {"options": {"combo_kernels": False, "epilogue_fusion": True}}, where="compile")

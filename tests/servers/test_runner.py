@@ -134,6 +134,23 @@ def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder:
     assert_greedy_like_generate(runner, jobs)
 
 
+@pytest.mark.parametrize("preset", ["eager", "compiled-naive"])
+def test_warming_kernels_compiles_no_graph(
+    preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = ArmConfig.from_preset(preset, engine=ENGINE)
+    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    runner_for(arm, recorder)
+    without = [event.shape for event in recorder.drain()]
+    torch._dynamo.reset()
+    recorder.remove()
+    recorder.install()  # a reset drops compile callbacks
+    monkeypatch.setattr("servers.attention.contexts_to_warm", lambda model, device, limit: [1, 3, limit])
+    runner = runner_for(arm, recorder)
+    assert [event.shape for event in recorder.drain()] == without
+    assert runner.startup_ns["decode kernels"] > 0
+
+
 def test_a_backend_that_torch_does_not_know_is_refused(recorder: CompileRecorder) -> None:
     policy = CompileConfig(enabled=True, backend="nobody")
     runner = ModelRunner(ArmConfig(name="odd", compile=policy, engine=ENGINE), recorder)
