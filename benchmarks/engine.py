@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -182,8 +183,8 @@ def measure(arm: ArmConfig, plan: Plan, ledger: Ledger, cache_dir: str) -> bool:
         bench.close()
 
 
-def run_one(options: argparse.Namespace, preset: str) -> dict[str, Any]:
-    """Measure one arm in this process; the JSON object that says everything."""
+def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Measure one arm in this process; the JSON object that says everything. `arguments` is the command as given."""
     arm = arm_of(options, preset)
     plan = plan_of(options, arm)
     ledger = Ledger(arm.name, out=Path(options.out) if options.out else None)
@@ -192,6 +193,8 @@ def run_one(options: argparse.Namespace, preset: str) -> dict[str, Any]:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
     try:
         where = machine(arm)
+        command = shlex.join(["python", "benchmarks/engine.py", *arguments])
+        ledger.head(command=command, machine=where, arm=arm.to_dict(), plan=dataclasses.asdict(plan))
         complete = measure(arm, plan, ledger, cache_dir)
     finally:
         if not options.cache_dir:
@@ -269,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 plan_of(options, arm_of(options, preset))  # what is wrong is said before the first arm starts
             outcome = run_each(given, presets)
         else:
-            outcome = run_one(options, presets[0])
+            outcome = run_one(options, presets[0], given)
     except ConfigError as error:
         print(f"benchmarks/engine.py: {error}", file=sys.stderr)
         return 2

@@ -36,10 +36,17 @@ class Ledger:
         row: Row = {"section": section, "arm": self.arm, **rounded(values)}
         self.rows.append(row)
         self.note("RESULT " + one_line(row))
+        self._keep(row)
+        return row
+
+    def head(self, **values: Any) -> None:
+        """The file of results says first what was run, so that it can be read by itself."""
+        self._keep({"section": "run", **values})
+
+    def _keep(self, row: Row) -> None:
         if self._out is not None:
             with self._out.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
-        return row
 
     @contextmanager
     def attempt(self, section: str, **identity: Any) -> Iterator[None]:

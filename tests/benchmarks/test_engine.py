@@ -82,7 +82,10 @@ def test_one_command_gives_one_json_line(capsys: pytest.CaptureFixture[str], tmp
         ("decode", 4),
         ("mixed", None),
     ]
-    assert rows == [json.loads(text) for text in out.read_text().splitlines()]
+    head, *kept = [json.loads(text) for text in out.read_text().splitlines()]
+    assert rows == kept
+    assert head["command"].startswith("python benchmarks/engine.py mixed decode quiet --arm eager")
+    assert (head["section"], head["machine"], head["arm"]) == ("run", outcome["machine"], outcome["arm"])
     for row in rows[2:4]:
         assert 0 < row["share_of_floor"] < 1
         assert row["share_of_floor"] == pytest.approx(row["tokens_s"]["median"] / row["floor_tokens_s"], rel=1e-4)
