@@ -147,6 +147,7 @@ class Engine:
         if pending is not None and (step is None or not self.runner.is_ready(step)):
             outputs.append(self._hand_out(pending))
             pending = None
+            step = _still_held(step)
         if step is None:
             return outputs, []
         launched = self._launch(step)
@@ -158,20 +159,13 @@ class Engine:
             outputs.append(self._hand_out(pending))
         if isinstance(launched, Exception):
             outputs.append(self._fail(step.jobs, launched))
-        elif launched is not None and self.runner.overlaps:
+        elif self.runner.overlaps:
             self._pending = launched
-        elif launched is not None:
+        else:
             outputs.append(self._hand_out(launched))
         return outputs, events
 
-    def _launch(self, step: Step) -> OnItsWay | Exception | None:
-        # a token handed out since the step was planned may have ended an answer in it
-        held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
-        if len(held) < len(step.jobs):
-            if not held:
-                return None
-            chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
-            step = replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks)
+    def _launch(self, step: Step) -> OnItsWay | Exception:
         step_id, self._step_id = self._step_id, self._step_id + 1
         try:
             launched = self.runner.launch(step, step_id)
@@ -251,8 +245,9 @@ class Engine:
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
         finished = []
         for job in jobs:
-            finished.append(self._finished(job, status, message=text))
-            self._release(job.request_id)
+            if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile
+                finished.append(self._finished(job, status, message=text))
+                self._release(job.request_id)
         return StepOutput(emit_ns=now_ns(), finished=finished)
 
     def _release(self, request_id: str) -> None:
@@ -274,6 +269,15 @@ class Engine:
             padded_length=job.padded_length,
         )
         return Finished(request_id=job.request_id, status=status, reason=reason, message=message, timing=timing)
+
+
+def _still_held(step: Step | None) -> Step | None:
+    """`step` without the answers that have ended since it was planned; None when there is no other."""
+    if step is None:
+        return None
+    held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
+    chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
+    return replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks) if held else None
 
 
 class Arrivals:

@@ -310,3 +310,36 @@ def test_a_long_prompt_is_prefilled_in_chunks_with_tokens_of_others_in_between()
     assert [step.step.kind for step in steps if step.step] == ["decode", "prefill", "decode", "extend"]
     assert [name for name, _ in steps[3].tokens] == ["long"]
     assert [step.step.tokens for step in steps if step.step] == [1, 2, 1, 1]
+
+
+def test_a_failing_step_does_not_end_an_answer_twice() -> None:
+    engine, runner, _, arrivals = build(slots=2, overlaps=True)
+    engine.eos_ids = frozenset([10])
+    engine.submit(submit("stops", max_tokens=9, ignore_eos=False))
+    engine.submit(submit("fails", max_tokens=9))
+
+    def fail() -> None:
+        if runner.log[-1] == "launch 1":
+            raise OutOfMemoryError("device is full")
+
+    runner.during = fail
+    finished = [item for output in run_until_idle(engine, arrivals) for item in output.finished]
+    assert [(item.request_id, item.status) for item in finished] == [("stops", "OK"), ("fails", "RESOURCE_EXHAUSTED")]
+
+
+def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
+    engine, runner, events, arrivals = build(slots=2, overlaps=True)
+    engine.eos_ids = frozenset([10])
+    runner.ready = False
+    engine.submit(submit("stops", max_tokens=9, ignore_eos=False))
+    engine.submit(submit("goes on", max_tokens=2))
+
+    def compile_now() -> None:
+        if runner.log[-1] == "launch 1":
+            events.pending.append(CompileEvent(event_id="0", kind="recompile", start_ns=1, end_ns=9, phase="serving"))
+
+    runner.during = compile_now
+    told = []
+    while not engine.idle:
+        told += engine.advance(arrivals)[1]
+    assert [event.request_ids for event in told] == [("goes on",)]
