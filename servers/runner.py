@@ -30,12 +30,16 @@ Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [
 
 
 class _ModelStep(nn.Module):
-    """The model over the slot cache. Inputs are int64 on the device: input_ids, positions [B, T]; rows [B]."""
+    """The model over the slot cache. Inputs are int64 on the device: input_ids, positions [B, T]; rows [B].
 
-    def __init__(self, model: nn.Module, cache: SlotCache) -> None:
+    widest: no step attends to more positions.
+    """
+
+    def __init__(self, model: nn.Module, cache: SlotCache, widest: int) -> None:
         super().__init__()
         self.model = model
         self.cache = cache
+        self.widest = widest
         config: Any = model.config
         self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self.sliding_window = getattr(config, "sliding_window", None) or 0
@@ -87,7 +91,7 @@ class _ModelStep(nn.Module):
         what it adds aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic
         width leaves the compiler no question about their layout.
         """
-        reach = -(-self.cache.max_length // _ALIGNED) * _ALIGNED
+        reach = -(-self.widest // _ALIGNED) * _ALIGNED
         distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
         causal = distance >= 0
         if not self.sliding_window:
@@ -220,10 +224,12 @@ class ModelRunner:
         # the newest token of each row: what the next decode step reads, without a way over the host
         self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
         compilation.configure_compiler(policy, self.shapes, layers=len(self.cache.layers))
+        # a bucket may be longer than any prompt
+        widest = max([engine.max_length, *(shape.length for shape in self.shapes.every_prefill())])
         steps = {
-            "prefill": PrefillStep(self.model, self.cache),
-            "extend": ExtendStep(self.model, self.cache),
-            "decode": DecodeStep(self.model, self.cache),
+            "prefill": PrefillStep(self.model, self.cache, widest),
+            "extend": ExtendStep(self.model, self.cache, widest),
+            "decode": DecodeStep(self.model, self.cache, widest),
         }
         self._allocate(steps["prefill"])
         if policy.enabled and policy.regional:
@@ -235,8 +241,8 @@ class ModelRunner:
 
     @property
     def cache_rows(self) -> int:
-        """Rows in the cache: the slots, and never fewer than the smallest batch."""
-        return max(self.arm.engine.slots, self.arm.shapes.min_size)
+        """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
+        return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
 
     @torch.no_grad()
     def _allocate(self, prefill: nn.Module) -> None:
@@ -498,4 +504,4 @@ def _sample_step(kind: Kind, shape: StepShape, vocab_size: int) -> Step:
         jobs.append(Job(request_id="", prompt=prompt, max_tokens=2, recv_ns=0, row=row, launched=2))
     if kind == "decode":
         return Step(kind, tuple(jobs))
-    return Step(kind, tuple(jobs), ((shape.context - shape.length, shape.context),) * shape.batch)
+    return Step(kind, tuple(jobs), ((max(0, shape.context - shape.length), shape.context),) * shape.batch)

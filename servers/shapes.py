@@ -184,7 +184,9 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
         prefill_batches=doubling(1, engine.prefill_batch),
         lengths=lengths,
         # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
-        contexts=shapes.context_ladder or (engine.max_length,),
+        contexts=tuple(
+            sorted({min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)})
+        ),
         prompt_contexts=doubling(2 * lengths[-1], engine.max_prompt_tokens) if is_cut else (),
     )
 

@@ -108,6 +108,15 @@ def test_prompts_taken_in_chunks_decode_exactly_like_generate(preset: str, recor
     assert_greedy_like_generate(runner, jobs)
 
 
+def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorder) -> None:
+    shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,), context_ladder=(96,))
+    engine = replace(ENGINE, prefill_chunk=20)
+    runner = runner_for(ArmConfig(name="roomy", shapes=shapes, engine=engine), recorder)
+    jobs = jobs_for(runner.vocab_size, seed=3, count=6)
+    serve(runner, jobs)
+    assert_greedy_like_generate(runner, jobs)
+
+
 def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
     arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
     arm = replace(arm, compile=replace(arm.compile, backend="eager"))
