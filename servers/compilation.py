@@ -158,6 +158,11 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int]) 
         torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
 
 
+def fix_address(tensor: torch.Tensor) -> None:
+    """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
+    torch._dynamo.mark_static_address(tensor)
+
+
 @contextmanager
 def step_boundary(policy: CompileConfig) -> Iterator[None]:
     """Around each step: tells CUDA-graph trees that the outputs of the previous step are no longer read."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from transformers.cache_utils import Cache, StaticLayer
 
+from servers.compilation import fix_address
 from servers.compile_events import EagerCanary
 
 
@@ -74,7 +75,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
             tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
             if self.static_address:
                 # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
-                torch._dynamo.mark_static_address(tensor)
+                fix_address(tensor)
             setattr(self, name, tensor)
         self.is_initialized = True
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig
-from tests.servers.test_runner import ENGINE, assert_greedy_like_generate, jobs_for, recorder, runner_for, serve
+from tests.servers.test_runner import ENGINE, SMALL, assert_greedy_like_generate, jobs_for, recorder, runner_for, serve
 
 __all__ = ["recorder"]
 
@@ -18,17 +18,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
 ]
-SMALL = {
-    "vocab_size": 131,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-}
 FLOAT32 = ModelConfig(device="cuda", dtype="float32")
 
 
