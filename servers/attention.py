@@ -7,6 +7,8 @@ in 5.23 except in eager decode), which reads and writes the cache several times 
   those that the row does not hold (decode_kernel.py);
 - decode elsewhere puts the query heads that share a key head into the query-length dimension: one pass over the cache;
 - whole prompts on a GPU run as causal attention without a mask, where no layer has a window of its own;
+- later chunks of prompts on a GPU, under the same condition and in half precision, run as flash attention over rows of
+  unequal length, which reads each row's keys where they lie and no further than the chunk reaches;
 - anything else is transformers' `sdpa`.
 
 The rule depends on device, dtype and shape alone, never on the compile policy: all arms take the same path.
@@ -27,6 +29,7 @@ from servers.kv_cache import Window
 NAME = "tailgate_sdpa"
 
 _HALF = (torch.bfloat16, torch.float16)
+_FLASH_HEAD = 256  # elements, the largest head that flash attention takes; a multiple of 8
 
 
 def grouped_attention(
@@ -45,6 +48,8 @@ def grouped_attention(
     groups = query.shape[1] // key.shape[1]
     scale = kwargs.get("scaling")
     if window is not None and window.memory is not None:
+        if window.in_place:
+            return _extend_in_place(query, window, scale), None
         return _decode_in_kernel(query, key, value, attention_mask, window, scale), None
     is_plain = kwargs.get("position_bias") is None and kwargs.get("softcap") is None
     if is_plain and query.shape[2] == 1 and groups > 1 and attention_mask is not None and attention_mask.shape[1] == 1:
@@ -86,6 +91,65 @@ def _decode_in_kernel(
         query, key, value, keys, values, window.positions, mask, window.padding, window.context, scale
     )
     return output
+
+
+def segments(
+    positions: torch.Tensor, rows: torch.Tensor, padding: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the queries and keys of a chunk lie and how many keys it sees, as `Window.segments`.
+
+    positions: [B, T], which rise by one in a row, padding apart. rows: [B]. Flash attention aligns the last query with
+    the last key, so a chunk that is padded to T queries sees as many keys as if they were all real; the real ones then
+    see exactly what precedes them. A padding row sees the first T keys of its row, and is not to be used.
+    """
+    batch, length = positions.shape
+    first = torch.where(positions[:, 0] < padding, positions[:, 0], 0)
+    queries = torch.arange(batch + 1, device=rows.device) * length
+    keys = torch.cat([rows, rows[:1]]) * (padding + 1)  # only the first B count: the lengths are given
+    return queries.int(), keys.int(), (first + length).int()
+
+
+def _extend_in_place(query: torch.Tensor, window: Window, scale: float | None) -> torch.Tensor:
+    assert window.memory is not None
+    assert window.segments is not None
+    (keys, values), (query_starts, key_starts, seen) = window.memory, window.segments
+    window.memory = None
+    batch, heads, length, head_dim = query.shape
+    flat = query.transpose(1, 2).reshape(batch * length, heads, head_dim)
+    output: torch.Tensor = _flash(
+        flat,
+        keys,
+        values,
+        query_starts,
+        key_starts,
+        length,
+        window.context + length,
+        0.0,
+        True,
+        False,
+        scale=scale,
+        seqused_k=seen,
+    )[0]
+    return output.view(batch, length, heads, head_dim)
+
+
+# torch 2.11's public varlen_attn takes no key lengths, without which keys would have to lie densely
+_flash: Any = torch.ops.aten._flash_attention_forward
+
+
+def reads_in_place(model: Any) -> bool:
+    """Whether flash attention can run the later chunks of the model's prompts."""
+    weight = next(model.parameters())
+    config = model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        is_ours(model)
+        and weight.is_cuda
+        and weight.dtype in _HALF
+        and head_dim <= _FLASH_HEAD
+        and head_dim % 8 == 0
+        and not getattr(config, "attn_logit_softcapping", None)
+    )
 
 
 def is_ours(model: Any) -> bool:

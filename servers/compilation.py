@@ -16,6 +16,7 @@ import torch._dynamo
 import torch._inductor.config
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from servers.config import GRAPH_TREE_MODES, CompileConfig, ConfigError
 from servers.scheduler import Kind
@@ -24,6 +25,9 @@ from servers.shapes import ShapePolicy, StepShape
 # Each shape runs this often in a warm-up: under CUDA graphs the first call compiles, the second warms the memory
 # pool, the third records.
 WARMUP_CALLS = 3
+
+# A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
+UnprovenBounds = ConstraintViolationError
 
 
 def configure_compiler(policy: CompileConfig, shapes: ShapePolicy, *, layers: int) -> None:
@@ -151,11 +155,18 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     return max(lists, key=len, default=[])
 
 
-def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int]) -> None:
-    """Tell the compiler that this dimension varies within `bounds` (low, high). One possible size stays static."""
+def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], *, promised: bool = True) -> None:
+    """Tell the compiler that this dimension varies within `bounds` (low, high). One possible size stays static.
+
+    A promised graph fits all of the bounds or the compiler raises UnprovenBounds; otherwise it may fit a part of them.
+    """
     low, high = bounds
-    if low < high and tensor.shape[dimension] >= low:
+    if low >= high or tensor.shape[dimension] < low:
+        return
+    if promised:
         torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
+    else:
+        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def fix_address(tensor: torch.Tensor) -> None:

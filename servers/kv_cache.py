@@ -25,13 +25,18 @@ class Window:
     reads: what attention sees. "fresh": the new tokens alone (whole prompts). "rows": the cache rows named by `rows`
     (later chunks of prompts). "slice": the first B cache rows (decode).
     is_causal: the mask hides later positions and nothing else, in every layer.
-    in_kernel: attention writes the new tokens itself; `memory` is then what it finds of the layer at hand.
+    in_kernel: attention writes the new tokens itself.
+    in_place: attention reads the rows where they lie, from the `segments` of the step.
+    memory: keys and values of the layer at hand, in both of these cases.
+    segments: int32: where each batch row's queries begin, [B + 1]; where its keys begin in the flat memory, [B + 1];
+    how many it sees, [B].
     """
 
     __slots__ = (
         "canary",
         "context",
         "in_kernel",
+        "in_place",
         "index",
         "is_causal",
         "memory",
@@ -39,6 +44,7 @@ class Window:
         "positions",
         "reads",
         "rows",
+        "segments",
     )
 
     def __init__(self, padding: int = 0) -> None:
@@ -46,24 +52,31 @@ class Window:
         self.positions: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
         self.memory: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.segments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self.context = 0
         self.padding = padding
         self.reads: Literal["fresh", "rows", "slice"] = "fresh"
         self.is_causal = False
         self.in_kernel = False
+        self.in_place = False
         self.canary = EagerCanary()
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
-    """One layer's keys and values: [slots · (max_length + 1), kv_heads, head_dim] each, a token's heads side by side.
+    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each, a token's heads side by
+    side.
 
     The extra position of each row takes what padding writes; no mask ever lets attention see it. The tensors are flat
-    because the compiler writes in place only what it was given, not a view of it.
+    because the compiler writes in place only what it was given, not a view of it. `spare` positions follow the last
+    row: the padding of a chunk of so many tokens looks beyond its row's end.
     """
 
-    def __init__(self, *, slots: int, max_length: int, window: Window, static_address: bool = False) -> None:
+    def __init__(
+        self, *, slots: int, max_length: int, window: Window, spare: int = 0, static_address: bool = False
+    ) -> None:
         super().__init__(max_cache_len=max_length + 1)
         self.slots = slots
+        self.spare = spare
         self.window = window
         self.static_address = static_address
 
@@ -71,7 +84,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         """Allocate for `slots` rows, whatever the batch of the first call."""
         self.dtype, self.device = key_states.dtype, key_states.device
         for name, states in (("keys", key_states), ("values", value_states)):
-            shape = (self.slots * self.max_cache_len, states.shape[1], states.shape[3])
+            shape = (self.slots * self.max_cache_len + self.spare, states.shape[1], states.shape[3])
             tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
             if self.static_address:
                 # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
@@ -97,16 +110,20 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         assert index is not None
         keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
         values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
+        if window.in_place:
+            window.memory = (keys, values)
+            return key_states, value_states
         if window.reads == "fresh":
             return key_states, value_states
         return self._read(keys, key_states.shape[0]), self._read(values, key_states.shape[0])
 
     def _read(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
-        by_row = memory.view(self.slots, self.max_cache_len, *memory.shape[1:])
+        rows = memory[: self.slots * self.max_cache_len]
+        by_row = rows.view(self.slots, self.max_cache_len, *memory.shape[1:])
         if self.window.reads == "rows":
-            rows = self.window.rows
-            assert rows is not None
-            return by_row[rows, : self.window.context].transpose(1, 2)
+            chosen = self.window.rows
+            assert chosen is not None
+            return by_row[chosen, : self.window.context].transpose(1, 2)
         return by_row[:batch, : self.window.context].transpose(1, 2)
 
     def get_seq_length(self) -> int:
@@ -136,12 +153,20 @@ class LayerView:
 class SlotCache(Cache):  # type: ignore[misc]
     """The KV memory of one arm replica: `slots` rows of `max_length` positions in every layer."""
 
-    def __init__(self, *, layers: int, slots: int, max_length: int, static_address: bool = False) -> None:
+    def __init__(
+        self, *, layers: int, slots: int, max_length: int, spare: int = 0, static_address: bool = False
+    ) -> None:
         self.window = Window(padding=max_length)
         self.max_length = max_length
         super().__init__(
             layers=[
-                SlotLayer(slots=slots, max_length=max_length, window=self.window, static_address=static_address)
+                SlotLayer(
+                    slots=slots,
+                    max_length=max_length,
+                    window=self.window,
+                    spare=spare,
+                    static_address=static_address,
+                )
                 for _ in range(layers)
             ]
         )

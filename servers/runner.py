@@ -7,6 +7,7 @@ the last have come back, because the newest token of every row stays on the devi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from servers.kv_cache import SlotCache
 from servers.model import eos_ids, join_weights, load_model
 from servers.scheduler import Job, Kind, Move, Step
 from servers.shapes import StepShape, shape_policy
+
+log = logging.getLogger("tailgate.runner")
 
 _ALIGNED = 8  # elements, 16 bytes of the smallest dtype
 
@@ -44,6 +47,7 @@ class _ModelStep(nn.Module):
         self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self.sliding_window = getattr(config, "sliding_window", None) or 0
         self.takes_window = attention.is_ours(model)
+        self.reads_in_place = attention.reads_in_place(model)
         weight = next(model.parameters())
         self.shown, self.hidden = weight.new_zeros(()), weight.new_full((), torch.finfo(weight.dtype).min)
         # given where no attention reads a mask: without any, the model would make one of its own
@@ -67,7 +71,10 @@ class _ModelStep(nn.Module):
         window.is_causal = not self.sliding_window
         on_gpu = self.takes_window and input_ids.is_cuda
         window.in_kernel = on_gpu and window.reads == "slice"
-        needs_mask = not (on_gpu and window.is_causal and window.reads != "rows")
+        window.in_place = self.reads_in_place and window.is_causal and window.reads == "rows"
+        needs_mask = not (window.in_place or (on_gpu and window.is_causal and window.reads != "rows"))
+        if window.in_place:
+            window.segments = attention.segments(positions, rows, self.cache.max_length)
         if not window.in_kernel:
             window.index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
         output = self.model(
@@ -79,7 +86,7 @@ class _ModelStep(nn.Module):
             logits_to_keep=keep,
             **({"window": window} if self.takes_window else {}),
         )
-        window.index = window.rows = window.positions = None
+        window.index = window.rows = window.positions = window.segments = None
         window.context = 0
         logits: torch.Tensor = output.logits
         return logits
@@ -180,6 +187,7 @@ class ModelRunner:
         self._seen: set[tuple[Kind, StepShape]] = set()
         self._graphs: dict[tuple[Kind, StepShape], CapturedStep] = {}
         self._pool: Any = None
+        self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
 
     # start-up
 
@@ -217,6 +225,7 @@ class ModelRunner:
             layers=text_config.num_hidden_layers,
             slots=self.cache_rows,
             max_length=engine.max_length,
+            spare=self._longest_chunk(),
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
         self._rows = torch.arange(self.cache_rows, device=self.device)
@@ -243,6 +252,11 @@ class ModelRunner:
     def cache_rows(self) -> int:
         """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
+
+    def _longest_chunk(self) -> int:
+        """Tokens of the longest chunk that a later part of a prompt may be padded to, 0 where prompts are never cut."""
+        extends = [shape.length for shape in self.shapes.every_extend()]
+        return max(self.arm.engine.prefill_tokens, *extends) if extends else 0
 
     @torch.no_grad()
     def _allocate(self, prefill: nn.Module) -> None:
@@ -271,7 +285,16 @@ class ModelRunner:
         self.recorder.trigger = Trigger(shape=f"{kind} {shape}")
         step = _sample_step(kind, shape, self.vocab_size)
         for _ in range(compilation.WARMUP_CALLS):
-            self._run(step, shape)
+            try:
+                self._run(step, shape)
+            except compilation.UnprovenBounds as error:
+                if kind in self._unpromised or self.arm.compile.has_bounds:
+                    raise
+                # Conditions with remainders, as padded masks bring them, always hold and are still not proven. The
+                # warm-up meets both ends of every range: what needs a graph of its own has it before serving.
+                self._unpromised.add(kind)
+                log.warning("%s %s: compiled without promised bounds: %s", kind, shape, str(error).partition("\n")[0])
+                self._run(step, shape)
             self._note_canary(0, 0)
         self._finish()
 
@@ -467,16 +490,19 @@ class ModelRunner:
         policy, engine = self.arm.compile, self.arm.engine
         if not policy.mark_dynamic:
             return
+        promised = kind not in self._unpromised
         low = max(2, self.arm.shapes.min_size)
         rows = self.cache_rows if kind == "decode" else engine.prefill_batch
         for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-            compilation.mark_dimension(tensor, 0, policy.batch_bounds or (low, rows))
+            compilation.mark_dimension(tensor, 0, policy.batch_bounds or (low, rows), promised=promised)
         if kind != "decode":
             for tensor in varying[:2]:
-                compilation.mark_dimension(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens))
+                compilation.mark_dimension(
+                    tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), promised=promised
+                )
         if kind != "prefill":
             longest = engine.max_length if kind == "decode" else engine.max_prompt_tokens
-            compilation.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest))
+            compilation.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest), promised=promised)
 
     def _note_canary(self, start_ns: int, end_ns: int) -> bool:
         ran_eagerly = self.cache.window.canary.ran_eagerly()

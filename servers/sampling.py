@@ -33,7 +33,7 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
     Few long rows keep a GPU's argmax to few processors; in two stages the same takes a fifth of the time.
     """
     batch, size = logits.shape
-    if not logits.is_cuda or batch > 8 or size % _PARTS:
+    if not logits.is_cuda or size % _PARTS:
         return logits.argmax(dim=-1)
     highest, place = logits.reshape(batch, _PARTS, size // _PARTS).max(dim=-1)
     part = highest.argmax(dim=-1, keepdim=True)

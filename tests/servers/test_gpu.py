@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from servers import attention
 from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.kv_cache import Window
 from tests.servers.test_runner import ENGINE, SMALL, assert_greedy_like_generate, jobs_for, recorder, runner_for, serve
 
 __all__ = ["recorder"]
@@ -108,3 +110,34 @@ def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups
         assert error < 5e-3
     assert torch.equal(keys, expected_keys)
     assert torch.equal(values, expected_values)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 256), (2, 77), (3, 16)])
+@pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
+def test_chunks_read_in_place_agree_with_float64(
+    batch: int, length: int, kv_heads: int, groups: int, head_dim: int
+) -> None:
+    limit = 700
+    generator = torch.Generator("cuda").manual_seed(length)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    query = random(batch, kv_heads * groups, length, head_dim)
+    keys, values = (random(4 * (limit + 1) + length, kv_heads, head_dim) for _ in range(2))
+    rows = torch.randperm(4, generator=torch.Generator().manual_seed(length))[:batch].cuda()
+    starts = torch.randint(0, limit - length, (batch,), generator=generator, device="cuda")
+    positions = starts[:, None] + torch.arange(length, device="cuda")
+    window = Window(padding=limit)
+    window.in_place, window.context, window.memory = True, limit, (keys, values)
+    window.segments = attention.segments(positions, rows, limit)
+    output, _ = attention.grouped_attention(torch.nn.Module(), query, query, query, None, window)
+    for row, (start, place) in enumerate(zip(starts.tolist(), (rows * (limit + 1)).tolist(), strict=True)):
+        count = start + length
+        k, v = (
+            item[place : place + count].transpose(0, 1).double().repeat_interleave(groups, 0) for item in (keys, values)
+        )
+        mask = torch.ones(length, count, dtype=torch.bool, device="cuda").tril(start)
+        expected = torch.nn.functional.scaled_dot_product_attention(query[row].double(), k, v, attn_mask=mask)
+        error = (output[row].transpose(0, 1).double() - expected).norm() / expected.norm()
+        assert error < 5e-3

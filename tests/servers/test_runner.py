@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from servers import attention, compilation, sampling
 from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
 from servers.messages import CompileEvent
 from servers.runner import ModelRunner
 from servers.scheduler import Job, Scheduler
+from tests.fakes.flash import varlen_flash
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
@@ -86,6 +88,19 @@ def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
         )[0, len(job.prompt) :].tolist()
         assert job.output == expected
     assert len({token for job in jobs for token in job.output}) > 10, "the model repeats itself: nothing was compared"
+
+
+@pytest.mark.parametrize("preset", ["eager", "eager-padded"])
+def test_chunks_that_read_their_rows_in_place_change_no_answer(
+    preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_flash", varlen_flash)
+    monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
+    arm = ArmConfig.from_preset(preset, engine=replace(ENGINE, prefill_chunk=16))
+    runner = runner_for(arm, recorder)
+    jobs = jobs_for(runner.vocab_size, seed=7)
+    serve(runner, jobs)
+    assert_greedy_like_generate(runner, jobs)
 
 
 @pytest.mark.parametrize("prefill_batch", [1, 3])
@@ -275,3 +290,30 @@ def test_an_unchanged_hugging_face_model_loads_from_disk_and_keeps_its_attention
     jobs = jobs_for(runner.vocab_size, seed=2)
     serve(runner, jobs)
     assert_greedy_like_generate(runner, jobs)
+
+
+def split_at_two(logits: torch.Tensor) -> torch.Tensor:
+    # a choice by the number of rows: no one graph serves all
+    return logits.argmax(dim=-1) if logits.shape[0] > 2 else logits.max(dim=-1).indices
+
+
+def test_bounds_that_cannot_be_promised_cost_graphs_before_serving_and_none_after(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sampling, "largest", split_at_two)
+    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
+    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    assert "without promised bounds" in caplog.text
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=11)
+    serve(runner, jobs)
+    assert [(event.kind, event.shape) for event in recorder.drain()] == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_bounds_that_the_user_gave_must_hold(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "largest", split_at_two)
+    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
+    policy = replace(arm.compile, backend="aot_eager", batch_bounds=(2, 4))
+    with pytest.raises(compilation.UnprovenBounds):
+        runner_for(replace(arm, compile=policy), recorder)
