@@ -1,0 +1,1 @@
+"""Made-up servers whose truth is known, to hold the statistics to."""
