@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu bench check format proto clean
+.PHONY: demo test test-gpu bench bench-load check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -19,6 +19,12 @@ test-gpu: $(VENV)/installed-dev
 BENCH := floor quiet decode mixed --arm compiled-padded --workload small --set engine.threads=1 --batch 1,4 --through engine,grpc
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/engine.py $(or $(ARGS),$(BENCH))
+
+# The load generator and the splitter beside their peers, about six minutes on two quiet processors; see
+# benchmarks/results/README.md. Numbers from one quick pass, each run once: exit code 1 when a goal was missed.
+bench-load: $(VENV)/installed
+	$(BIN)/python benchmarks/splitter.py --repeats 10
+	$(BIN)/python benchmarks/generator.py $(or $(ARGS),server streams short open stall recorder --repeats 1 --window 4 --recorder-seconds 10)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

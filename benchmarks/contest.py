@@ -1,0 +1,326 @@
+"""One load process against one null server, each on a core of its own: start, watch, stop, and what both sides saw."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.environment import ROOT, child_environment
+from benchmarks.observed import Emitted, Observed, Plan
+from loadtests.orchestrator import locust_command
+from loadtests.schedule import SCHEDULE, Schedule
+from servers.clock import ANCHOR_NS
+from servers.config import ConfigError
+
+CONTESTANTS: Final = ("stock", "asyncio", "bare", "tailgate")
+_PEERS: Final = Path(__file__).resolve().parent / "peers"
+_PATIENCE_S: Final = 60.0
+AHEAD_S: Final = 6.0
+
+
+# Runs between this process and the child, which then ends with this process even if that is killed.
+_LAUNCHER: Final = """\
+import os, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)
+    if os.getppid() != parent:
+        sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class ContestError(RuntimeError):
+    """A process did not come up, did not stop or saw nothing; the message names its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """Where the processes run, None for wherever the kernel puts them, and how nice they are to their neighbours."""
+
+    server: int | None
+    load: int | None
+    nice: int = 0
+
+    @classmethod
+    def of_this_machine(cls, *, nice: int = 0) -> Cores:
+        """The last usable core for the server, the first for the load; nothing where there is one or no choice."""
+        usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        both = (usable[-1], usable[0]) if len(usable) > 1 else (None, None)
+        return cls(server=both[0], load=both[1], nice=nice)
+
+    def settle(self, pid: int, core: int | None) -> None:
+        """A process that has one thread so far, and all that it will have, run on `core` as nicely as they shall."""
+        try:
+            if self.nice:
+                os.setpriority(os.PRIO_PROCESS, pid, self.nice)
+                # Linux may weigh whole sessions against each other first, and a priority only within one.
+                group = Path(f"/proc/{pid or 'self'}/autogroup")
+                if group.exists():
+                    group.write_text(str(self.nice))
+        except PermissionError:
+            raise ConfigError(f"--nice {self.nice} is not allowed here: give 0 or more, or run as root") from None
+        if core is not None:
+            os.sched_setaffinity(pid, {core})
+
+
+class Process:
+    """A child on one core, its stderr (and stdout, unless it is read) in a log. It ends with its block."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        folder: Path,
+        cores: Cores,
+        core: int | None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if name == "null-server" else log,
+                stderr=log,
+                env={**child_environment(), "PYTHONPATH": str(ROOT), **(variables or {})},
+                cwd=folder,
+                start_new_session=True,
+            )
+        cores.settle(self._process.pid, core)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def cpu_s(self) -> float:
+        """Processor seconds that it and its threads have used, or nan where the system does not say."""
+        return process_cpu_s(self._process.pid)
+
+    def check(self) -> None:
+        """ContestError if it has ended."""
+        if self._process.poll() is not None:
+            raise ContestError(f"{self.name} ended with {self._process.returncode}: {self.tail()}")
+
+    def wait(self, timeout_s: float) -> None:
+        """It has ended by itself, or by the signal that it was sent before."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ContestError(f"{self.name} did not end within {timeout_s:g} s: {self.tail()}") from None
+
+    def terminate(self) -> None:
+        """It was sent SIGTERM."""
+        self._process.terminate()
+
+    def tail(self) -> str:
+        """The end of its log on one line."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-3:]) or "its log is empty"
+
+
+class NullProcess(Process):
+    """benchmarks.null_server in a process of its own."""
+
+    def __init__(self, options: Sequence[str], *, folder: Path, cores: Cores) -> None:
+        command = [sys.executable, "-m", "benchmarks.null_server", *options]
+        super().__init__("null-server", command, folder=folder, cores=cores, core=cores.server)
+        self.address = f"127.0.0.1:{self._answer()['port']}"
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """The answer to one command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command.encode() + b"\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise ContestError(f"the null server ended: {self.tail()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def process_cpu_s(pid: int) -> float:
+    """Processor seconds that the living threads of a process have used, from /proc; nan where there is none."""
+    total_ns = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total_ns += int((task / "schedstat").read_text().split()[0])
+    except (OSError, IndexError, ValueError):
+        return float("nan")
+    return total_ns / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One contestant's run: what it saw, what was sent, the window that counts, and the use of both cores in it."""
+
+    seen: Observed
+    sent: Emitted
+    start_ns: int
+    end_ns: int
+    load_core: float
+    server_core: float
+    server: dict[str, Any]
+    generator: dict[str, Any]  # tailgate's own account, empty for others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is asked of a contestant; the counted window begins `settle_s` after all of it runs."""
+
+    plan: Plan  # `address` and `out` are filled in here
+    server: tuple[str, ...] = ()
+    window_s: float = 10.0
+    settle_s: float = 1.0
+    cap: int = 0  # tailgate: max_concurrency
+    stall_s: tuple[float, float] | None = None  # after the first request, for so long
+
+
+def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
+    """Run it once in `folder`."""
+    folder.mkdir(parents=True)
+    out = folder / ("requests-0.arrow" if contestant == "tailgate" else "notes.npz")
+    with NullProcess(work.server, folder=folder, cores=cores) as server:
+        if work.stall_s is not None:
+            server.ask("stall {} {}".format(*work.stall_s))
+        plan = dataclasses.replace(work.plan, address=server.address, out=str(out))
+        with start(contestant, plan, work, folder=folder, cores=cores) as load:
+            _wait_for_load(server, load, plan)
+            time.sleep(work.settle_s)
+            before = time.monotonic_ns(), load.cpu_s(), server.cpu_s()
+            time.sleep(work.window_s)
+            after = time.monotonic_ns(), load.cpu_s(), server.cpu_s()
+            if contestant == "tailgate":  # its schedule has an end
+                load.wait(_PATIENCE_S)
+            else:
+                load.check()
+                time.sleep(0.3)
+                load.terminate()
+                load.wait(_PATIENCE_S)
+        report = server.ask(f"report {folder / 'server.npz'}")
+    if not out.exists():
+        raise ContestError(f"{contestant} left nothing: {load.tail()}")
+    account = folder / "generator-0.json"
+    seconds = (after[0] - before[0]) / 1e9
+    return Outcome(
+        seen=Observed.of_records(out) if contestant == "tailgate" else Observed.of_notes(out),
+        sent=Emitted.read(folder / "server.npz"),
+        start_ns=ANCHOR_NS + before[0],
+        end_ns=ANCHOR_NS + after[0],
+        load_core=(after[1] - before[1]) / seconds,
+        server_core=(after[2] - before[2]) / seconds,
+        server=report,
+        generator=json.loads(account.read_text()) if account.exists() else {},
+    )
+
+
+def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
+    """All streams are on, or the first request has come; a load process that never gets there has what it has."""
+    deadline = time.monotonic() + _PATIENCE_S
+    most, since = 0, time.monotonic()
+    while time.monotonic() < deadline:
+        status = server.ask("status")
+        if status["streaming"] >= plan.streams if plan.mode == "streams" else status["requests"]:
+            return
+        if status["streaming"] > most:
+            most, since = status["streaming"], time.monotonic()
+        if most and time.monotonic() - since > 5.0:
+            return
+        load.check()
+        time.sleep(0.05)
+    raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.tail()}")
+
+
+@contextmanager
+def start(contestant: str, plan: Plan, work: Work, *, folder: Path, cores: Cores) -> Iterator[Process]:
+    """The contestant's process."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps(dataclasses.asdict(plan)))
+    variables = {"BENCHMARK_PLAN": str(path)}
+    if contestant == "tailgate":
+        command = _tailgate(plan, work, folder)
+    elif contestant == "stock":
+        users = {"streams": plan.streams, "closed": plan.users, "open": 1}[plan.mode]
+        rate = max(1.0, users / plan.ramp_s)
+        command = [sys.executable, "-P", "-m", "locust", "-f", str(_PEERS / "stock.py"), "--headless", "--only-summary"]
+        command += ["-u", str(users), "-r", str(rate)]
+    else:
+        module = {"asyncio": "asynchronous", "bare": "bare"}[contestant]
+        command = [sys.executable, "-m", f"benchmarks.peers.{module}", str(path)]
+    with Process(contestant, command, folder=folder, cores=cores, core=cores.load, variables=variables) as process:
+        yield process
+
+
+def _tailgate(plan: Plan, work: Work, folder: Path) -> list[str]:
+    """A real Locust process with loadtests/chat.py that replays a schedule and records."""
+    write_schedule(plan, work, folder / "schedule.arrow")
+    config: dict[str, Any] = {"targets": {"*": plan.address}, "timeout_s": 600.0, "drain_s": 60.0}
+    if work.cap:
+        config["max_concurrency"] = work.cap
+    if plan.mode == "closed":
+        config |= {"concurrency": plan.users, "duration_s": work.settle_s + work.window_s + 0.5}
+    (folder / "generator.json").write_text(json.dumps(config))
+    return locust_command(
+        schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
+    )
+
+
+def write_schedule(plan: Plan, work: Work, path: Path) -> None:
+    """The plan as a schedule: streams start evenly over the ramp, open-loop requests by a Poisson process."""
+    rng = np.random.default_rng(plan.seed)
+    # tailgate encodes requests seconds ahead: they must not run out before the window ends, or it would have less to do
+    seconds = plan.seconds or work.settle_s + work.window_s + AHEAD_S
+    if plan.mode == "streams":
+        offsets = np.linspace(0, plan.ramp_s, plan.streams, endpoint=False)
+    elif plan.mode == "closed":
+        offsets = np.linspace(0, seconds, 4096, endpoint=False)  # they come round and round
+    else:
+        offsets = np.cumsum(rng.exponential(1 / plan.rate, int(plan.rate * seconds * 1.2) + 100))
+        offsets = offsets[offsets < seconds]
+    count = len(offsets)
+    columns = {
+        "index": np.arange(count),
+        "offset_ns": (offsets * 1e9).astype(np.int64),
+        "session_id": [f"1-{number}" for number in range(count)],
+        "turn": np.zeros(count, np.int32),
+        "prompt_tokens": np.full(count, 16, np.int32),
+        "max_tokens": np.full(count, plan.tokens, np.int32),
+        "prompt_seed": rng.integers(0, 2**62, count),
+        "arm": [None] * count,
+        "phase": ["measure"] * count,
+        "prefix_seed": rng.integers(0, 2**62, count),
+    }
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in SCHEDULE
+    ]
+    table = pa.table(arrays, schema=SCHEDULE)
+    Schedule(
+        table=table, design="split", arms=(), trial=1, seed=plan.seed, duration_s=seconds, block_s=30.0, dropped={}
+    ).write(path)

@@ -1,0 +1,480 @@
+"""A Generate server that is never the bottleneck: no model, no library, frames made ahead and written in batches.
+
+    python -m benchmarks.null_server --tokens-per-s 20          # every stream gets 20 tokens/s
+    python -m benchmarks.null_server --service-ms 50            # every answer comes whole, 50 ms after its request
+
+It prints {"port": …} and then takes commands on stdin, one a line, each with a JSON line for an answer: `stall AFTER
+FOR` (seconds: after the first request, nothing is answered for that long; requests are read all the while), `status`
+(how many requests came and how many streams are on) and `report FILE.npz` (what was sent when, and how late this server
+was itself). It ends with its stdin. Times are servers.clock's, so a parent that passes its anchor on reads one clock.
+
+A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
+stamps later than that is the wire's and the client's own lag. Whatever the client cannot take (its window, its
+socket's buffer) waits here with its old stamp. Requests are told apart by their message alone and their headers
+are never decoded, so this server speaks Generate and the health check that a proxy sends, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import select
+import socket
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+if not __package__:  # as a script: the repository is importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import frames
+from benchmarks.frames import FIXED64, HEAD, TOKEN_WINDOW, UINT32
+from servers.clock import now_ns
+from servers.rpc.inference_pb2 import GenerateRequest
+
+TICK_NS: Final = 1_000_000
+_READ_BYTES: Final = 262_144
+_TOGETHER = 16  # answers that share one stamp and one write: about 0.1 ms of work
+_LOT_BYTES = 16_384  # a lot waits as a whole for the window
+_HEALTH_CHECK: Final = b"\x0a\x15tailgate.v1.Inference"  # HealthCheckRequest{service}
+_REFILL: Final = 1 << 29
+
+
+class Pace:
+    """The instants of tokens: each stream has one of `phases` phases, `tick_ns` apart, and a token every round."""
+
+    def __init__(self, tokens_per_s: float, *, base_ns: int) -> None:
+        self.phases = max(1, round(1e9 / tokens_per_s / TICK_NS))
+        self.tick_ns = 1e9 / tokens_per_s / self.phases
+        self.base_ns = base_ns
+
+    def due_ns(self, tick: int) -> int:
+        """When tick number `tick` is due."""
+        return self.base_ns + round(tick * self.tick_ns)
+
+    def after(self, at_ns: int) -> int:
+        """The first tick that is due later than `at_ns`."""
+        tick = int((at_ns - self.base_ns) / self.tick_ns)
+        while self.due_ns(tick) <= at_ns:
+            tick += 1
+        return tick
+
+
+class _Peer:
+    """One connection: its unread bytes, what could not be sent yet, and the window that it gives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.left = b""
+        self.out: deque[memoryview] = deque()  # beyond what the socket's buffer takes
+        self.window = frames.DEFAULT_WINDOW
+        self.stream_window = frames.DEFAULT_WINDOW
+        self.held: deque[tuple[int, bytes]] = deque()  # beyond the window
+        self.bodies: dict[int, bytes] = {}  # messages of requests that have not ended
+        self.live: dict[int, _Group] = {}  # the group that each paced stream is in
+        self.unacknowledged = 0
+        self.closed = False
+
+    def send(self, data: bytes, window: int = 0) -> None:
+        """`data` is on its way in order; `window` bytes of it count against the peer's window."""
+        if self.held or window > self.window:
+            self.held.append((window, data))
+            return
+        self.window -= window
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        if self.out:
+            self.out.append(memoryview(data))
+            return
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.closed = True
+            return
+        if sent < len(data):
+            self.out.append(memoryview(data)[sent:])
+
+    def drain(self) -> None:
+        """As much as the socket takes now has left."""
+        try:
+            while self.out:
+                sent = self.sock.send(self.out[0])
+                if sent < len(self.out[0]):
+                    self.out[0] = self.out[0][sent:]
+                    return
+                self.out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def widen(self, increment: int) -> None:
+        """The peer's window is larger, and what it held back goes out."""
+        self.window += increment
+        while self.held and self.held[0][0] <= self.window:
+            window, data = self.held.popleft()
+            self.window -= window
+            self._put(data)
+
+
+class _Group:
+    """The streams of one connection in one phase: their frames are one join, with the time between the pieces."""
+
+    def __init__(self) -> None:
+        self.heads: dict[int, bytes] = {}  # by stream
+        self.ends: dict[int, list[tuple[int, int, int]]] = {}  # by last tick: (stream, tokens, recv_ns)
+        self._pieces: list[bytes] | None = None
+
+    def add(self, stream_id: int, *, tokens: int, recv_ns: int, last_tick: int) -> None:
+        """The stream gets a token each round, the last at `last_tick`."""
+        self.heads[stream_id] = frames.token_head(stream_id, stream_id // 2 % 128)
+        self.ends.setdefault(last_tick, []).append((stream_id, tokens, recv_ns))
+        self._pieces = None
+
+    def drop(self, stream_id: int) -> None:
+        """The stream gets no more."""
+        self.heads.pop(stream_id, None)
+        self._pieces = None
+
+    def tokens(self, at_ns: int) -> bytes:
+        """One token of every stream, stamped `at_ns`."""
+        if self._pieces is None:
+            self._pieces = [*self.heads.values(), b""]
+        return FIXED64.pack(at_ns).join(self._pieces)
+
+
+class NullServer:
+    """Serves on `port` until `run` returns. `tokens_per_s` 0: answers come whole, `service_s` after the request."""
+
+    def __init__(
+        self, *, port: int = 0, tokens_per_s: float = 0.0, service_s: float = 0.0, huffman: bool = False
+    ) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._answers = frames.Answers(huffman=huffman)
+        self._pace = Pace(tokens_per_s, base_ns=now_ns()) if tokens_per_s else None
+        self._service_ns = round(service_s * 1e9)
+        self._peers: dict[int, _Peer] = {}
+        self._phases: list[dict[_Peer, _Group]] = [{} for _ in range(self._pace.phases)] if self._pace else []
+        self._tick = 0
+        self._streaming = 0
+        self._waiting: deque[tuple[int, _Peer, int, int, int]] = deque()  # (due, peer, stream, tokens, recv)
+        self._stall_after: tuple[int, int] | None = None
+        self._stall: tuple[int, int] | None = None
+        # the account
+        self._ticks, self._emits = array("q"), array("q")
+        self._late, self._bursts = array("q"), array("q")
+        self._names: list[str] = []
+        self._first_ticks, self._lengths = array("q"), array("q")
+        self._requests = self._answered = self._refused = 0
+        self._cpu_s, self._started_ns = time.process_time(), now_ns()
+        self._commands = b""
+
+    def run(self) -> None:
+        """Serve until stdin ends."""
+        stdin = sys.stdin.fileno()
+        os.set_blocking(stdin, False)
+        while True:
+            wanted = [self._listener.fileno(), stdin, *self._peers]
+            full = [number for number, peer in self._peers.items() if peer.out]
+            readable, writable, _ = select.select(wanted, full, [], self._patience())
+            began_ns = now_ns()
+            for number in writable:
+                self._peers[number].drain()
+            # The pace first: a burst of requests must not make a token late.
+            self._emit()
+            for number in readable:
+                if number == stdin:
+                    if not self._command(stdin):
+                        return
+                elif number == self._listener.fileno():
+                    self._accept()
+                else:
+                    self._read(self._peers[number])
+                    self._emit()
+            self._answer()
+            for number in [number for number, peer in self._peers.items() if peer.closed]:
+                self._forget(number)
+            self._bursts.append(now_ns() - began_ns)
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due by itself."""
+        due: list[int] = []
+        if self._pace is not None and self._streaming:
+            due.append(self._pace.due_ns(self._tick))
+        if self._waiting:
+            due.append(self._waiting[0][0])
+        if not due:
+            return None
+        soonest = max(min(due), self._stalled_until(now_ns()))
+        return max(0, soonest - now_ns()) / 1e9
+
+    def _stalled_until(self, at_ns: int) -> int:
+        """The end of the stall that `at_ns` lies in, or 0."""
+        stall = self._stall
+        return stall[1] if stall is not None and stall[0] <= at_ns < stall[1] else 0
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer = _Peer(sock)
+                self._peers[sock.fileno()] = peer
+                ample = frames.LARGEST_WINDOW
+                hello = frames.settings(
+                    ((frames.MAX_CONCURRENT_STREAMS, ample), (frames.INITIAL_WINDOW_SIZE, ample))
+                ) + frames.frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(ample - frames.DEFAULT_WINDOW))
+                peer.send(hello)
+
+    def _forget(self, number: int) -> None:
+        peer = self._peers.pop(number)
+        for phase in self._phases:
+            phase.pop(peer, None)
+        self._streaming -= len(peer.live)
+        self._waiting = deque(item for item in self._waiting if item[1] is not peer)
+        peer.sock.close()
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            data = peer.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            peer.closed = True
+            return
+        recv_ns = now_ns()
+        data = peer.left + data if peer.left else data
+        position, size = 0, len(data)
+        if data.startswith(b"PRI"):
+            if size < len(frames.PREFACE):
+                peer.left = data
+                return
+            position = len(frames.PREFACE)
+        unpack, bodies = HEAD.unpack_from, peer.bodies
+        while size - position >= 9:
+            high, low, kind, flags, stream_id = unpack(data, position)
+            end = position + 9 + (high << 16 | low)
+            if end > size:
+                break
+            if kind == frames.DATA:
+                payload = data[position + 9 : end]
+                if flags & frames.PADDED:
+                    payload = frames.without_padding(flags, payload)
+                peer.unacknowledged += end - position - 9
+                known = bodies.get(stream_id)
+                if known is not None:
+                    if flags & frames.END_STREAM:
+                        del bodies[stream_id]
+                        self._take(peer, stream_id, known + payload if known else payload, recv_ns)
+                    else:
+                        bodies[stream_id] = known + payload
+            elif kind == frames.HEADERS:
+                bodies[stream_id] = b""  # trailers of a request do not occur: gRPC clients send none
+            else:
+                self._control(peer, kind, flags, stream_id, data[position + 9 : end])
+            position = end
+        peer.left = data[position:]
+        if peer.unacknowledged > _REFILL:
+            peer.send(frames.frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(peer.unacknowledged)))
+            peer.unacknowledged = 0
+
+    def _control(self, peer: _Peer, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == frames.WINDOW_UPDATE:
+            if stream_id == 0:
+                peer.widen(UINT32.unpack(payload)[0])
+        elif kind == frames.PING:
+            if not flags & frames.ACK:
+                peer.send(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif kind == frames.SETTINGS:
+            if not flags & frames.ACK:
+                for key, value in frames.SETTING.iter_unpack(payload):
+                    if key == frames.INITIAL_WINDOW_SIZE:
+                        peer.stream_window = value
+                peer.send(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        elif kind == frames.RST_STREAM:
+            peer.bodies.pop(stream_id, None)
+            group = peer.live.pop(stream_id, None)
+            if group is not None:
+                self._streaming -= 1
+                group.drop(stream_id)
+
+    def _take(self, peer: _Peer, stream_id: int, body: bytes, recv_ns: int) -> None:
+        message = body[5:]
+        if message == _HEALTH_CHECK:
+            peer.send(self._answers.healthy(stream_id))
+            return
+        if not self._requests and self._stall_after is not None:
+            after, length = self._stall_after
+            self._stall = (recv_ns + after, recv_ns + after + length)
+        self._requests += 1
+        request = GenerateRequest.FromString(message)
+        tokens = request.max_tokens or 1
+        if tokens * TOKEN_WINDOW > peer.stream_window:
+            # Windows of single streams are not followed.
+            self._refused += 1
+            peer.send(self._answers.refused(stream_id, f"{tokens} tokens are more than the stream's window"))
+        elif self._pace is None:
+            self._waiting.append((recv_ns + self._service_ns, peer, stream_id, tokens, recv_ns))
+            if not self._service_ns and len(self._waiting) >= _TOGETHER:
+                self._answer()
+        else:
+            peer.send(self._answers.opening(stream_id))
+            self._join(peer, stream_id, request.request_id, tokens, recv_ns)
+
+    def _join(self, peer: _Peer, stream_id: int, name: str, tokens: int, recv_ns: int) -> None:
+        """The stream's tokens go out at its phase's ticks, from the next tick on."""
+        assert self._pace is not None
+        if not self._streaming:
+            self._tick = max(self._tick, self._pace.after(now_ns()))
+        self._streaming += 1
+        first = self._tick
+        phase = self._phases[first % self._pace.phases]
+        group = phase.get(peer)
+        if group is None:
+            group = phase[peer] = _Group()
+        group.add(stream_id, tokens=tokens, recv_ns=recv_ns, last_tick=first + (tokens - 1) * self._pace.phases)
+        peer.live[stream_id] = group
+        self._names.append(name)
+        self._first_ticks.append(first)
+        self._lengths.append(tokens)
+
+    def _emit(self) -> None:
+        """Every tick that is due has been sent."""
+        pace = self._pace
+        while pace is not None and self._streaming:
+            tick, at_ns = self._tick, now_ns()
+            due_ns = pace.due_ns(tick)
+            if at_ns < due_ns or self._stalled_until(at_ns):
+                return
+            self._tick = tick + 1
+            self._ticks.append(tick)
+            self._emits.append(at_ns)
+            self._late.append(at_ns - due_ns)
+            for peer, group in self._phases[tick % pace.phases].items():
+                if group.heads:
+                    peer.send(group.tokens(at_ns), len(group.heads) * TOKEN_WINDOW)
+                for stream_id, tokens, recv_ns in group.ends.pop(tick, ()):
+                    if peer.live.pop(stream_id, None) is None:
+                        continue
+                    self._streaming -= 1
+                    group.drop(stream_id)
+                    self._answered += 1
+                    peer.send(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
+
+    def _answer(self) -> None:
+        """Every whole answer that is due has been sent, some at a time, each lot with a stamp of its own."""
+        waiting = self._waiting
+        while waiting:
+            at_ns = now_ns()
+            if waiting[0][0] > at_ns or self._stalled_until(at_ns):
+                return
+            lots: dict[_Peer, list[bytes]] = {}
+            used: dict[_Peer, int] = {}
+            stamp = FIXED64.pack(at_ns)
+            for _ in range(_TOGETHER):
+                if not waiting or waiting[0][0] > at_ns or max(used.values(), default=0) > _LOT_BYTES:
+                    break
+                _, peer, stream_id, tokens, recv_ns = waiting.popleft()
+                lot = lots.setdefault(peer, [])
+                used[peer] = used.get(peer, 0) + tokens * TOKEN_WINDOW
+                lot.append(self._answers.opening(stream_id))
+                lot.extend([frames.token_head(stream_id, 1) + stamp] * tokens)
+                lot.append(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
+                self._answered += 1
+            for peer, lot in lots.items():
+                peer.send(b"".join(lot), used[peer])
+
+    def _command(self, stdin: int) -> bool:
+        """Whether to go on: commands that came are carried out."""
+        got = os.read(stdin, 65_536)
+        if not got:
+            return False
+        *lines, self._commands = (self._commands + got).split(b"\n")
+        for line in lines:
+            name, *values = line.decode().split()
+            answer: dict[str, object] = {}
+            if name == "stall":
+                after_s, for_s = map(float, values)
+                self._stall_after = (round(after_s * 1e9), round(for_s * 1e9))
+            elif name == "status":
+                answer = {"requests": self._requests, "streaming": self._streaming}
+            elif name == "report":
+                answer = self.report(Path(values[0]))
+            print(json.dumps(answer), flush=True)
+        return True
+
+    def report(self, path: Path) -> dict[str, object]:
+        """`path` holds what was sent when; the answer says how late this server was, in ms, and what it used."""
+        np.savez(
+            path,
+            ticks=np.array(self._ticks, dtype=np.int64),
+            emits=np.array(self._emits, dtype=np.int64),
+            names=np.array(self._names, dtype=np.str_),
+            first_ticks=np.array(self._first_ticks, dtype=np.int64),
+            tokens=np.array(self._lengths, dtype=np.int64),
+            phases=np.array(self._pace.phases if self._pace else 0),
+        )
+        wall_s = (now_ns() - self._started_ns) / 1e9
+        cpu_s = time.process_time() - self._cpu_s
+        return {
+            "requests": self._requests,
+            "answered": self._answered,
+            "refused": self._refused,
+            "tick_lag_ms": _quantiles(self._late),
+            "burst_ms": _quantiles(self._bursts),
+            "cpu_s": round(cpu_s, 3),
+            "wall_s": round(wall_s, 3),
+            "stall_ns": self._stall,
+        }
+
+
+def _quantiles(values: array[int]) -> dict[str, float] | None:
+    if not values:
+        return None
+    p50, p99, top = np.quantile(np.array(values, dtype=np.int64), (0.5, 0.99, 1.0)) / 1e6
+    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "max": round(float(top), 4)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.null_server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument("--tokens-per-s", type=float, default=0.0, help="of each stream; 0: answers come whole")
+    parser.add_argument("--service-ms", type=float, default=0.0, help="from a request to its whole answer")
+    parser.add_argument("--huffman", action="store_true", help="write headers as Envoy does, not as gRPC does")
+    options = parser.parse_args(arguments)
+    server = NullServer(
+        port=options.port,
+        tokens_per_s=options.tokens_per_s,
+        service_s=options.service_ms / 1e3,
+        huffman=options.huffman,
+    )
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    print(json.dumps({"port": server.port}), flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""What does the splitter cost, beside a bare proxy: one command, one JSON line.
+
+    python benchmarks/splitter.py --repeats 30
+
+Every repeat measures all ways in turn, in a new order: direct, envoy (the least of a configuration), tailgate (Envoy as
+servers/splitter.py configures it), asyncio (a proxy in Python), nginx and HAProxy where they are installed. unary: the
+p50 of calls one after the other. token: the p50 of how late tokens of paced streams are. busy: many calls at once, for
+the processor time of a call. What a way adds is its p50 less that of direct in the same repeat; ratios are medians over
+repeats. Progress and tables go to stderr, the last line on stdout is one JSON object. Exit code: 0 all measured and the
+goal reached, 1 something failed or missed it, 2 bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import json
+import shlex
+import signal
+import sys
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import gevent
+import numpy as np
+from gevent.event import Event
+
+if not __package__:  # as a script: the repository is importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.contest import ContestError, Cores, NullProcess
+from benchmarks.ledger import Ledger, table
+from benchmarks.measure import PairedRatio, Spread
+from benchmarks.observed import Emitted, Ints
+from benchmarks.proxies import PATHS, Way, missing, opened, version_of
+from loadtests.client import Call, InferenceClient
+from servers.clock import now_ns
+from servers.config import ConfigError
+from servers.rpc.inference_pb2 import GenerateRequest
+
+SECTIONS: Final = ("unary", "token", "busy")
+GOAL: Final = 1.1  # what tailgate adds ÷ what bare Envoy adds
+CALLS: Final = 200  # one after the other, in each turn of a way
+STREAMS, TOKENS_PER_S, STREAM_S = 100, 20.0, 1.5
+BUSY, BUSY_S = 32, 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One way's turn in one repeat: p50 (ms) of calls or tokens; or the cost of many calls."""
+
+    p50_ms: float = 0.0
+    per_s: float = 0.0
+    cpu_us: float = 0.0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/splitter.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("--ways", default=",".join(PATHS), help="which ones (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20, help="turns of each way (default %(default)s)")
+    parser.add_argument("--nice", type=int, default=0, help="of all processes; below 0 where neighbours are noisy")
+    parser.add_argument("--out", default="", help="append each result to this JSON Lines file as soon as it is there")
+    parser.add_argument("--seed", type=int, default=0, help="for the order of turns (default 0)")
+    return parser.parse_args(arguments)
+
+
+def ways_of(options: argparse.Namespace, note: Callable[[str], None]) -> tuple[str, ...]:
+    """The ways to measure: those asked for that are here, direct always among them."""
+    asked = [name.strip() for name in options.ways.split(",") if name.strip()]
+    for name in asked:
+        if name not in PATHS:
+            raise ConfigError(f'--ways "{name}" is unknown: use {", ".join(PATHS)}')
+    for section in options.sections:
+        if section not in SECTIONS:
+            raise ConfigError(f'section "{section}" is unknown: use {", ".join(SECTIONS)}')
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats is {options.repeats}: give 1 or more")
+    found = ["direct"]
+    for name in asked:
+        reason = missing(name)
+        if reason:
+            note(f"left out: {reason}")
+        elif name not in found:
+            found.append(name)
+    return tuple(found)
+
+
+@contextmanager
+def served(
+    ways: Sequence[str], options: Sequence[str], *, folder: Path, cores: Cores
+) -> Iterator[tuple[NullProcess, dict[str, Any]]]:
+    """A null server and a connected client on every way to it, with the way itself."""
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(NullProcess(options, folder=folder, cores=cores))
+        clients: dict[str, tuple[Way, InferenceClient]] = {}
+        for name in ways:
+            place = folder / name
+            place.mkdir()
+            way = stack.enter_context(opened(name, server.address, folder=place, cores=cores))
+            client = InferenceClient(way.address, max_connections=1)
+            stack.callback(client.close)
+            reason = client.connect(10.0)
+            if reason:
+                raise ContestError(f"no connection by {name}: {reason}")
+            clients[name] = way, client
+        cores.settle(0, cores.load)  # after the children, which would inherit it
+        yield server, clients
+
+
+def body_of(name: str, tokens: int) -> bytes:
+    """A serialised request."""
+    return GenerateRequest(request_id=name, max_tokens=tokens).SerializeToString()
+
+
+def ask(client: InferenceClient, count: int) -> Ints:
+    """The times (ns) of `count` calls, one after the other."""
+    body, took, ended = body_of("unary", 1), array("q"), Event()
+
+    def done(_: Call) -> None:
+        ended.set()
+
+    for _ in range(count):
+        ended.clear()
+        call = client.start(body, timeout_s=10.0, on_done=done)
+        ended.wait()
+        if call.status != "OK":
+            raise ContestError(f"a call ended with {call.status}: {call.error}")
+        took.append(call.end_ns - call.start_ns)
+    return np.array(took, dtype=np.int64)
+
+
+def stream(client: InferenceClient, prefix: str) -> dict[str, Call]:
+    """The ended calls of one turn of paced streams, by name."""
+    calls: dict[str, Call] = {}
+    for number in range(STREAMS):
+        name = f"{prefix}-{number}"
+        calls[name] = client.start(body_of(name, int(TOKENS_PER_S * STREAM_S)), timeout_s=30.0)
+        gevent.sleep(1 / TOKENS_PER_S / STREAMS)
+    while not all(call.status for call in calls.values()):
+        gevent.sleep(0.02)
+    bad = next((call for call in calls.values() if call.status != "OK"), None)
+    if bad is not None:
+        raise ContestError(f"a stream ended with {bad.status}: {bad.error}")
+    return calls
+
+
+def hammer(client: InferenceClient) -> tuple[int, float]:
+    """(calls, seconds) of a closed loop of many."""
+    body, until_ns, ended, left, count = body_of("busy", 1), now_ns() + int(BUSY_S * 1e9), Event(), BUSY, 0
+    run_callback: Any = gevent.get_hub().loop.run_callback
+
+    def start() -> None:
+        client.start(body, timeout_s=30.0, on_done=done)
+
+    def done(call: Call) -> None:
+        nonlocal left, count
+        count += call.status == "OK"
+        if now_ns() < until_ns:
+            run_callback(start)
+            return
+        left -= 1
+        if not left:
+            ended.set()
+
+    began_ns = now_ns()
+    for _ in range(BUSY):
+        start()
+    ended.wait()
+    return count, (now_ns() - began_ns) / 1e9
+
+
+class Bench:
+    """All ways, measured in turn; `turns` has one list a way, equal in length."""
+
+    def __init__(
+        self, ways: Sequence[str], *, repeats: int, seed: int, folder: Path, cores: Cores, ledger: Ledger
+    ) -> None:
+        self.ways = list(ways)
+        self.repeats = repeats
+        self.ledger = ledger
+        self.missed: list[str] = []
+        self._folder = folder
+        self._cores = cores
+        self._rng = np.random.default_rng(seed)
+
+    def unary(self) -> None:
+        """Calls one after the other."""
+        with served(self.ways, (), folder=self._folder / "unary", cores=self._cores) as (_, clients):
+            for _, client in clients.values():
+                ask(client, CALLS)
+            turns = self._in_turn(lambda name: Turn(p50_ms=float(np.quantile(ask(clients[name][1], CALLS), 0.5)) / 1e6))
+        self._added("unary", turns)
+
+    def token(self) -> None:
+        """Paced streams: the server's send time against the client's stamp."""
+        options = ("--tokens-per-s", str(TOKENS_PER_S))
+        with served(self.ways, options, folder=self._folder / "token", cores=self._cores) as (server, clients):
+            seen: dict[str, list[dict[str, Call]]] = {name: [] for name in self.ways}
+            used: dict[str, list[float]] = {name: [] for name in self.ways}
+
+            def one(name: str) -> Turn:
+                way, client = clients[name]
+                before = way.cpu_s()
+                seen[name].append(stream(client, f"{name}-{len(seen[name])}"))
+                used[name].append(way.cpu_s() - before)
+                return Turn()
+
+            self._in_turn(one)
+            log = self._folder / "token" / "server.npz"
+            report = server.ask(f"report {log}")
+            sent = Emitted.read(log)
+        first = dict(zip(sent.names, sent.first_ticks, strict=True))
+        turns = {
+            name: [
+                Turn(
+                    p50_ms=float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6,
+                    cpu_us=cpu_s / (STREAMS * int(TOKENS_PER_S * STREAM_S)) * 1e6,
+                )
+                for calls, cpu_s in zip(seen[name], used[name], strict=True)
+            ]
+            for name in self.ways
+        }
+        self.ledger.note(f"the server itself was late by {report['tick_lag_ms']}")
+        self._added("token", turns)
+
+    def busy(self) -> None:
+        """Many calls at once, for the processor time of a call in the proxy."""
+        with served(self.ways, (), folder=self._folder / "busy", cores=self._cores) as (_, clients):
+
+            def one(name: str) -> Turn:
+                way, client = clients[name]
+                before = way.cpu_s()
+                count, seconds = hammer(client)
+                return Turn(per_s=count / seconds, cpu_us=(way.cpu_s() - before) / max(1, count) * 1e6)
+
+            turns = self._in_turn(one)
+        for name, mine in turns.items():
+            row = {"calls_s": _spread([turn.per_s for turn in mine])}
+            if name != "direct":
+                row["cpu_us_a_call"] = _spread([turn.cpu_us for turn in mine])
+            self.ledger.add("busy", way=name, **row)
+
+    def _in_turn(self, one: Callable[[str], Turn]) -> dict[str, list[Turn]]:
+        turns: dict[str, list[Turn]] = {name: [] for name in self.ways}
+        for repeat in range(self.repeats):
+            for name in self._rng.permutation(self.ways):
+                turns[str(name)].append(one(str(name)))
+            if repeat % 5 == 0:
+                self.ledger.note(f"repeat {repeat + 1} of {self.repeats}")
+        return turns
+
+    def _added(self, section: str, turns: dict[str, list[Turn]]) -> None:
+        direct = [turn.p50_ms for turn in turns["direct"]]
+        added = {
+            name: [turn.p50_ms - base for turn, base in zip(mine, direct, strict=True)] for name, mine in turns.items()
+        }
+        for name, mine in turns.items():
+            row: dict[str, Any] = {"p50_ms": _spread([turn.p50_ms for turn in mine])}
+            if name != "direct":
+                row["added_ms"] = _spread(added[name])
+                if any(turn.cpu_us for turn in mine):
+                    row["cpu_us_a_token"] = _spread([turn.cpu_us for turn in mine])
+            if name not in ("direct", "envoy") and "envoy" in added:
+                # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
+                pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
+                if pairs:
+                    row["over_bare"] = PairedRatio.of([a for a, _ in pairs], [b for _, b in pairs]).to_dict()
+                    if name == "tailgate" and row["over_bare"]["median"] > GOAL:
+                        self.missed.append(f"{section}: tailgate adds {row['over_bare']['median']:.3f} × bare Envoy")
+            self.ledger.add(section, way=name, **row)
+
+
+def lags(calls: dict[str, Call], first: dict[str, int], sent: Emitted) -> Ints:
+    """Stamp − send (ns) of every token but a stream's first, whose stream is still being set up."""
+    out = []
+    for name, call in calls.items():
+        ticks = first[name] + np.arange(len(call.token_ns)) * sent.phases
+        out.append((np.array(call.token_ns, np.int64) - sent.at(ticks))[1:])
+    return np.concatenate(out)
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return Spread.of(values).to_dict()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The process's exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parse(given)
+    ledger = Ledger("null", out=Path(options.out) if options.out else None)
+    try:
+        ways = ways_of(options, ledger.note)
+    except ConfigError as error:
+        print(f"benchmarks/splitter.py: {error}", file=sys.stderr)
+        return 2
+    from loadtests.environment import describe_environment
+
+    command = shlex.join(["python", "benchmarks/splitter.py", *given])
+    where = {**describe_environment(), "proxies": {name: version_of(name) for name in ways if version_of(name)}}
+    ledger.head(command=command, machine=where, ways=ways)
+    complete = True
+    gc.collect()
+    gc.freeze()
+    with tempfile.TemporaryDirectory(prefix="tailgate-bench-") as scratch:
+        bench = Bench(
+            ways,
+            repeats=options.repeats,
+            seed=options.seed,
+            folder=Path(scratch),
+            cores=Cores.of_this_machine(nice=options.nice),
+            ledger=ledger,
+        )
+        work: dict[str, Callable[[], None]] = {name: getattr(bench, name) for name in SECTIONS}
+        try:
+            for section in SECTIONS:
+                if section in (options.sections or SECTIONS):
+                    ledger.note(f"=== {section}")
+                    with ledger.attempt(section):
+                        work[section]()
+        except (KeyboardInterrupt, SystemExit):
+            complete = False
+            ledger.note("interrupted: what was measured so far follows")
+    print("\n" + table(ledger.rows) + "\n", file=sys.stderr)
+    for line in (*ledger.failures, *bench.missed):
+        print(f"NOT HELD  {line}", file=sys.stderr)
+    result = {
+        "benchmark": "splitter",
+        "ok": complete and not ledger.failures and not bench.missed,
+        "complete": complete,
+        "failures": ledger.failures,
+        "missed": bench.missed,
+        "command": command,
+        "machine": where,
+        "seed": options.seed,
+        "repeats": options.repeats,
+        "results": ledger.rows,
+    }
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
+
+
+def _stop(*_: object) -> None:
+    """SIGTERM ends the run as Ctrl-C does: the processes are gone and what was measured is shown."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(main())
