@@ -33,7 +33,8 @@ from servers.front import Front
 from servers.messages import Progress, Shutdown
 from servers.metrics import FrontMetrics
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from servers.service import InferenceService, TelemetryService
+from servers.security import ServerTls, server_tls, token_from_variable
+from servers.service import InferenceService, TelemetryService, TokenCheck
 from servers.tokenizer import load_tokenizer
 
 log = logging.getLogger("tailgate.serve")
@@ -53,7 +54,17 @@ SERVER_OPTIONS = (
 )
 
 
-async def serve(arm: ArmConfig, *, host: str, port: int, replica: str, cache_dir: str, metrics_port: int) -> int:
+async def serve(
+    arm: ArmConfig,
+    *,
+    host: str,
+    port: int,
+    replica: str,
+    cache_dir: str,
+    metrics_port: int,
+    tls: ServerTls | None = None,
+    token: str = "",
+) -> int:
     """Run the replica until it is told to stop; returns the exit code: 0 drained, 1 the engine failed."""
     loop = asyncio.get_running_loop()
     spawn = multiprocessing.get_context("spawn")
@@ -74,7 +85,7 @@ async def serve(arm: ArmConfig, *, host: str, port: int, replica: str, cache_dir
             await health_service.set(service, status)
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(TokenCheck(token),) if token else ())
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -86,7 +97,8 @@ async def serve(arm: ArmConfig, *, host: str, port: int, replica: str, cache_dir
     )
     reflection.enable_server_reflection(names, server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        address = f"{host}:{port}"
+        bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, _credentials(tls))
     except RuntimeError:
         bound = 0
     if bound == 0:
@@ -141,6 +153,12 @@ async def serve(arm: ArmConfig, *, host: str, port: int, replica: str, cache_dir
     return 1 if failed else 0
 
 
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
 def _read(connection: Connection, loop: asyncio.AbstractEventLoop, take: object, gone: asyncio.Event) -> None:
     with contextlib.suppress(EOFError, OSError, RuntimeError):
         while True:
@@ -159,6 +177,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replica", default="", help="name in records; defaults to the arm's name and -0")
     parser.add_argument("--cache-dir", default="", help="keep compile artifacts here; default: a fresh one each start")
     parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics here; 0 is off")
+    parser.add_argument("--tls-certificate", default="", help="serve TLS with this certificate chain (PEM)")
+    parser.add_argument("--tls-key", default="", help="the certificate's key (PEM)")
+    parser.add_argument("--tls-client-ca", default="", help="let in only clients with a certificate of this authority")
+    parser.add_argument("--token-env", default="", help="environment variable with the bearer token that calls need")
     return parser.parse_args(arguments)
 
 
@@ -174,6 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             raise ConfigError(f"--config {options.config} cannot be read: {error}") from None
         arm = ArmConfig.from_dict(table)
+        tls = server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca)
+        token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
         return asyncio.run(
             serve(
                 arm,
@@ -182,6 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
                 replica=options.replica or f"{arm.name}-0",
                 cache_dir=options.cache_dir or temporary,
                 metrics_port=options.metrics_port,
+                tls=tls,
+                token=token,
             )
         )
     except ConfigError as error:

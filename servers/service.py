@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from servers.config import ArmConfig
 from servers.front import NO_TIMING, Answer, Front, RefusedError, Told
 from servers.messages import CompileEvent, CompilerFacts, Progress, StepRecord, Submit
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.security import is_bearer
 from servers.tokenizer import StopStrings, TextStream, Tokenizer
 
 
@@ -149,6 +150,38 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context.set_trailing_metadata(
             tuple((f"tailgate-{key.replace('_', '-')}", str(value)) for key, value in fields.items())
         )
+
+
+# Open to all: a splitter's or a cluster's health checks carry no token.
+OPEN_TO_ALL = "/grpc.health.v1.Health/"
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Calls without the bearer token end with UNAUTHENTICATED before they reach a service, except health checks."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        # As a stream, it refuses any kind of method, and before the first message.
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse_stranger)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """The method's own handler for those who may, a refusal for others."""
+        details: Any = handler_call_details
+        if not details.method.startswith(OPEN_TO_ALL):
+            given = next((value for key, value in details.invocation_metadata or () if key == "authorization"), None)
+            if not is_bearer(given, self._token):
+                return self._refusal
+        return await continuation(handler_call_details)
+
+
+async def _refuse_stranger(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    given = any(key == "authorization" for key, _ in context.invocation_metadata() or ())
+    what = "the bearer token is wrong" if given else "a bearer token is missing"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
 
 
 _REASONS = {

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from servers.config import ConfigError
+from servers.security import ServerTls, check_authority, check_pair
 
 ARM_HEADER = "x-tailgate-arm"
 SESSION_HEADER = "x-tailgate-session"
@@ -83,8 +84,42 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamTls:
+    """How the splitter reaches the arms by TLS: whom it trusts (PEM), and who it is where they ask.
+
+    Each certificate must carry `name`, or the host of an address of its arm when that is empty.
+    """
+
+    ca: str
+    name: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.ca:
+            raise ConfigError("upstream TLS has no authority: name a PEM file with --upstream-ca")
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("--upstream-certificate and --upstream-key belong together: give both or neither")
+
+
+def upstream_tls(ca: str, name: str = "", certificate: str = "", key: str = "") -> UpstreamTls | None:
+    """The checked files, or None when nothing is asked for. Raises ConfigError for one that is missing or of no use."""
+    if not (ca or name or certificate or key):
+        return None
+    tls = UpstreamTls(ca=ca, name=name, certificate=certificate, key=key)
+    check_authority(tls.ca)
+    if tls.certificate:
+        check_pair(tls.certificate, tls.key)
+    return tls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitterConfig:
-    """What the splitter does. Port 0 takes a free port; `stickiness` says what one session keeps meeting."""
+    """What the splitter does. Port 0 takes a free port; `stickiness` says what one session keeps meeting.
+
+    `tls` is what clients meet, `upstream_tls` how all arms are reached; None is plaintext. Both hold names of files,
+    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is.
+    """
 
     arms: tuple[ArmTarget, ...]
     host: str = "127.0.0.1"
@@ -97,6 +132,8 @@ class SplitterConfig:
     access_log: str = ""
     health_interval_s: float = 1.0
     health_timeout_s: float = 20.0
+    tls: ServerTls | None = None
+    upstream_tls: UpstreamTls | None = None
 
     def __post_init__(self) -> None:
         if not self.arms:
@@ -170,6 +207,10 @@ def _check_weight(name: str, weight: int) -> None:
 
 
 def _split_address(address: str) -> tuple[str, int]:
+    if "/" in address:
+        raise ConfigError(
+            f'address "{address}" is not host:port: leave out the scheme; --upstream-ca reaches all arms by TLS'
+        )
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
@@ -290,9 +331,67 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
         "connection_balance_config": {"exact_balance": {}},
         "per_connection_buffer_limit_bytes": 64 * 2**20,
         "filter_chains": [
-            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+            {
+                "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
+                **({"transport_socket": _listener_tls(config.tls)} if config.tls is not None else {}),
+            }
         ],
     }
+
+
+def _listener_tls(tls: ServerTls) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        # Without ALPN a gRPC client closes the connection.
+        "alpn_protocols": ["h2"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "tls_certificates": [_key_pair(tls.certificate, tls.key)],
+    }
+    if tls.client_ca:
+        common["validation_context"] = {"trusted_ca": _file(tls.client_ca)}
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": _typed(
+            "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            common_tls_context=common,
+            require_client_certificate=bool(tls.client_ca),
+        ),
+    }
+
+
+def _cluster_tls(tls: UpstreamTls, hosts: Collection[str]) -> dict[str, Any]:
+    names = [tls.name] if tls.name else sorted(set(hosts))
+    common: dict[str, Any] = {
+        "alpn_protocols": ["h2"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "validation_context": {
+            "trusted_ca": _file(tls.ca),
+            # A trusted signature alone would let any server of the same authority stand in for an arm.
+            "match_typed_subject_alt_names": [
+                {"san_type": "IP_ADDRESS" if _is_ip(name) else "DNS", "matcher": {"exact": name}} for name in names
+            ],
+        },
+    }
+    if tls.certificate:
+        common["tls_certificates"] = [_key_pair(tls.certificate, tls.key)]
+    # The name in the hello picks the certificate where a server has several; an address is never sent as one.
+    hello = next((name for name in names if not _is_ip(name)), "")
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": _typed(
+            "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+            common_tls_context=common,
+            **({"sni": hello} if hello else {}),
+        ),
+    }
+
+
+def _key_pair(certificate: str, key: str) -> dict[str, Any]:
+    return {"certificate_chain": _file(certificate), "private_key": _file(key)}
+
+
+def _file(path: str) -> dict[str, str]:
+    # Absolute: whoever runs a printed configuration may stand elsewhere.
+    return {"filename": str(Path(path).resolve())}
 
 
 def _reply_text(flag: str, text: str) -> dict[str, Any]:
@@ -420,6 +519,11 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
                 }
             ]
         },
+        **(
+            {"transport_socket": _cluster_tls(config.upstream_tls, [host for host, _ in addresses])}
+            if config.upstream_tls is not None
+            else {}
+        ),
         # Statistics of every replica, not of the arm alone.
         "track_cluster_stats": {"per_endpoint_stats": True},
     }
@@ -631,9 +735,10 @@ class Envoy:
 
     @property
     def target(self) -> str:
-        """The address that clients dial, "host:port"."""
+        """The address that clients dial, "host:port", behind https:// when they meet TLS."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.host, self.config.host)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return address if self.config.tls is None else f"https://{address}"
 
     @property
     def pid(self) -> int:

@@ -7,13 +7,14 @@ grpcio or protobuf older than its generator, so the pin is what sets the floors 
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 PROTO_ROOT = PACKAGE.parent.parent / "proto"
-PROTOS = ("inference", "telemetry")
+PROTOS = ("tailgate/v1/inference", "tailgate/v1/telemetry", "inference/oip")
 
 
 def generate(out_dir: Path) -> list[Path]:
@@ -23,13 +24,13 @@ def generate(out_dir: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["protoc", f"-I{PROTO_ROOT}"]
         arguments += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
-        arguments += [str(PROTO_ROOT / "tailgate" / "v1" / f"{name}.proto") for name in PROTOS]
+        arguments += [str(PROTO_ROOT / f"{name}.proto") for name in PROTOS]
         if protoc.main(arguments) != 0:
             raise SystemExit("protoc failed")
         written = []
-        for source in sorted((Path(scratch) / "tailgate" / "v1").iterdir()):
+        for source in sorted(path for path in Path(scratch).rglob("*_pb2*") if path.is_file()):
             # protoc imports by proto package; our stubs live in servers.rpc
-            text = source.read_text().replace("from tailgate.v1 import", "from servers.rpc import")
+            text = re.sub(r"from (?:tailgate\.v1|inference) import", "from servers.rpc import", source.read_text())
             target = out_dir / source.name
             target.write_text(text)
             written.append(target)

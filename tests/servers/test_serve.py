@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from servers.clock import now_ns
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from tests.fakes.certificates import make_certificates
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)
@@ -340,3 +341,79 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+# --- TLS and the bearer token -----------------------------------------------------------------------------------------
+
+SECRET = "s3cret-T0ken"
+
+
+def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem = make_certificates(tmp_path)
+    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
+    flags = ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--token-env", "TAILGATE_TEST_TOKEN"]
+    replica = start(tmp_path, ArmConfig(name="secured", engine=ENGINE), *flags)
+    plain = replica.channel
+    roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
+    replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", roots)
+    mine = (("authorization", f"Bearer {SECRET}"),)
+    try:
+        assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING  # open to all, and not warm yet
+        for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60, metadata=mine):
+            if event.progress.stage in ("serving", "failed"):
+                break
+        assert replica.health() == health_pb2.HealthCheckResponse.SERVING
+        chunks = list(replica.inference.Generate(ask(), timeout=20, metadata=mine))
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 4
+        for metadata, text in (
+            ((), "a bearer token is missing"),
+            ((("authorization", "Bearer other"),), "the bearer token is wrong"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(replica.inference.Generate(ask(), timeout=20, metadata=metadata))
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert text in caught.value.details()
+            with pytest.raises(grpc.RpcError) as caught:
+                replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=metadata)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=20))
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as caught:
+            list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=20, metadata=mine))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        command_line = Path(f"/proc/{replica.process.pid}/cmdline")
+        assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
+        assert SECRET not in (tmp_path / "secured.log").read_text()
+        snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine)
+        assert SECRET not in str(snapshot)
+    finally:
+        replica.process.kill()
+        replica.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--token-env", "TAILGATE_TEST_TOKEN"], "TAILGATE_TEST_TOKEN, which is not set"),
+        (["--token-env", SECRET], "--token-env is not the name of an environment variable"),
+        (["--tls-certificate", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem"], '"/nowhere/c.pem" cannot be read'),
+        (["--tls-key", "/nowhere/k.pem"], "a TLS certificate is missing beside the key"),
+    ],
+)
+@pytest.mark.parametrize("module", ["servers.serve", "loadtests.cli"])
+def test_bad_security_settings_end_with_code_2_and_one_line(
+    tmp_path: Path, flags: list[str], text: str, module: str
+) -> None:
+    config = tmp_path / "arm.json"
+    config.write_text(json.dumps(ArmConfig(name="eager", engine=ENGINE).to_dict()))
+    command = [sys.executable, "-m", module]
+    command += ["--config", str(config)] if module == "servers.serve" else ["serve", "--preset", "eager", "--port", "0"]
+    done = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert SECRET not in done.stderr

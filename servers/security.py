@@ -1,0 +1,138 @@
+"""Certificates and bearer tokens as both sides need them. A secret is named here, never held in a configuration.
+
+Configurations carry names of files and of environment variables alone, so that they can be written to a run
+directory, printed and passed on a command line.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from servers.config import ConfigError
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What RFC 6750, 2.1 calls b64token, the only thing that may stand behind "Bearer".
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """What a listener shows: its certificate chain and key (PEM files), and whose clients it lets in ("": all)."""
+
+    certificate: str
+    key: str
+    client_ca: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.certificate or not self.key:
+            missing, given = ("key", "certificate") if self.certificate else ("certificate", "key")
+            raise ConfigError(f"a TLS {missing} is missing beside the {given}: give both as PEM files")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file that is named."""
+        return tuple(path for path in (self.certificate, self.key, self.client_ca) if path)
+
+
+def server_tls(certificate: str, key: str, client_ca: str = "") -> ServerTls | None:
+    """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
+    if not (certificate or key or client_ca):
+        return None
+    tls = ServerTls(certificate=certificate, key=key, client_ca=client_ca)
+    check_pair(tls.certificate, tls.key)
+    if tls.client_ca:
+        check_authority(tls.client_ca)
+    return tls
+
+
+def check_pair(certificate: str, key: str) -> None:
+    """Both files can be read, are PEM and belong together. Otherwise ConfigError, with the file's name."""
+    for what, path in (("certificate", certificate), ("key", key)):
+        _check_readable(f"TLS {what}", path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_pair(context, certificate, key)
+
+
+def load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """`context` shows this certificate. Otherwise ConfigError."""
+    try:
+        # Without a password function, OpenSSL would ask on the terminal for the one of an encrypted key.
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f'TLS key "{key}" does not belong to certificate "{certificate}": give its own') from None
+        raise ConfigError(
+            f'TLS certificate "{certificate}" with key "{key}" cannot be used ({error.reason or "not PEM"}): '
+            "give PEM files, the key without a password"
+        ) from None
+
+
+def _no_password() -> str:
+    return ""
+
+
+def check_authority(path: str) -> None:
+    """The file holds at least one PEM certificate. Otherwise ConfigError."""
+    _check_readable("TLS authority", path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f'TLS authority "{path}" holds no certificate ({error.reason or "not PEM"}): give a PEM file'
+        ) from None
+
+
+def _check_readable(what: str, path: str) -> None:
+    try:
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f'{what} "{path}" cannot be read ({error.strerror}): give a PEM file') from None
+
+
+# --- Tokens -----------------------------------------------------------------------------------------------------------
+
+
+def check_variable(name: str, *, key: str) -> None:
+    """`name` is the name of an environment variable. The error does not repeat it: it may be the secret itself."""
+    if not _VARIABLE.fullmatch(name):
+        raise ConfigError(f"{key} is not the name of an environment variable: give the name, never the token itself")
+
+
+def token_from_variable(name: str, *, key: str, environment: Mapping[str, str] | None = None) -> str:
+    """The token in the environment variable `name`. ConfigError names the variable and never the value."""
+    check_variable(name, key=key)
+    value = (os.environ if environment is None else environment).get(name, "")
+    if not value:
+        raise ConfigError(f"{key} names the environment variable {name}, which is not set: export {name}=...")
+    return _checked(value, f"the environment variable {name}")
+
+
+def token_from_file(path: str, *, key: str) -> str:
+    """The token in the file `path`, without white space around it. ConfigError names the file and never the value."""
+    try:
+        value = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(f'{key} "{path}" cannot be read ({reason}): give a file that holds the token') from None
+    return _checked(value, f'the file "{path}"')
+
+
+def _checked(value: str, where: str) -> str:
+    token = value.strip()
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError(f"{where} holds no bearer token: give letters, digits and -._~+/ with = at the end only")
+    return token
+
+
+def is_bearer(header: str | bytes | None, token: str) -> bool:
+    """Whether an `authorization` header carries `token`, compared in a time that tells nothing of it."""
+    given = header.encode() if isinstance(header, str) else header or b""
+    scheme, _, rest = given.partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(rest.strip(), token.encode())
