@@ -58,45 +58,59 @@ class Padding:
     too_long: int  # requests longer than the last step, which are not in the factor
 
 
-def padding(lengths: npt.NDArray[np.integer[Any]], ladder: Sequence[int]) -> Padding:
-    """The cost of rounding `lengths` (n,) up to the steps of `ladder`."""
+def padding(
+    lengths: npt.NDArray[np.integer[Any]],
+    ladder: Sequence[int],
+    *,
+    weights: npt.NDArray[np.integer[Any]] | None = None,
+) -> Padding:
+    """The cost of rounding `lengths` (n,) up to the steps of `ladder`. `weights` (n,): rows that run at each length."""
     steps = np.asarray(sorted(set(ladder)), dtype=np.int64)
     if not len(steps) or steps[0] < 1:
         raise ExposureError(f"the ladder is {list(ladder)}: give steps of 1 token or more")
     values = np.asarray(lengths, dtype=np.int64)
-    fits = values[values <= steps[-1]]
-    too_long = len(values) - len(fits)
-    if not len(fits):
+    rows = np.ones_like(values) if weights is None else np.asarray(weights, dtype=np.int64)
+    kept = values <= steps[-1]
+    values, rows = values[kept], rows[kept]
+    if not len(values):
         raise ExposureError(f"no request fits the ladder, whose last step is {steps[-1]}: add a longer step")
-    padded = steps[np.searchsorted(steps, fits)]
-    return Padding(ladder=tuple(steps.tolist()), factor=float(padded.sum() / fits.sum()), too_long=too_long)
+    padded = steps[np.searchsorted(steps, values)]
+    factor = float((rows * padded).sum() / (rows * values).sum())
+    return Padding(ladder=tuple(steps.tolist()), factor=factor, too_long=int((~kept).sum()))
 
 
 def best_ladder(
-    lengths: npt.NDArray[np.integer[Any]], steps: int, *, multiple: int = 1, last: int | None = None
+    lengths: npt.NDArray[np.integer[Any]],
+    steps: int,
+    *,
+    multiple: int = 1,
+    last: int | None = None,
+    weights: npt.NDArray[np.integer[Any]] | None = None,
 ) -> Padding:
     """The ladder of at most `steps` steps that pads `lengths` (n,) least, by dynamic programming.
 
     Steps are multiples of `multiple`. `last` is the longest step, the longest length by default; longer requests are
-    left out. Time O(steps · d · log d) for d distinct lengths.
+    left out. `weights` as in `padding`. Time O(steps · d · log d) for d distinct lengths.
     """
     if steps < 1 or multiple < 1:
         raise ExposureError(f"steps is {steps} and multiple is {multiple}: give 1 or more of each")
     values = np.asarray(lengths, dtype=np.int64)
+    rows = np.ones_like(values) if weights is None else np.asarray(weights, dtype=np.int64)
     if last is not None:
-        values = values[values <= last]
+        values, rows = values[values <= last], rows[values <= last]
     if not len(values):
         raise ExposureError(f"no request has at most {last} tokens: give a longer last step")
-    edges, counts = np.unique(-(-values // multiple) * multiple, return_counts=True)
+    edges, place = np.unique(-(-values // multiple) * multiple, return_inverse=True)
+    counts = np.bincount(place, weights=rows).astype(np.int64)
     if last is not None and edges[-1] != last:
         # whatever the trace held, the server takes requests up to here
         edges, counts = (
             np.append(edges[edges < last], last),
             np.append(counts[edges < last], counts[edges >= last].sum()),
         )
-    before = np.concatenate([[0], np.cumsum(counts)])  # requests below each edge
+    before = np.concatenate([[0], np.cumsum(counts)])  # rows below each edge
     cuts = _cuts(edges, before, min(steps, len(edges)))
-    return padding(values, edges[cuts].tolist())
+    return padding(values, edges[cuts].tolist(), weights=rows)
 
 
 def _cuts(edges: IntArray, before: IntArray, steps: int) -> list[int]:
@@ -107,8 +121,7 @@ def _cuts(edges: IntArray, before: IntArray, steps: int) -> list[int]:
     chosen: list[IntArray] = []
     for _ in range(steps - 1):
         best = cost.copy()
-        came_from = np.zeros(size + 1, dtype=np.int64)  # the cut below; 0 where one step fewer is as good
-        came_from[:] = -1
+        came_from = np.full(size + 1, -1)  # the cut below; -1 where one step fewer is as good
         pending = [(1, size, 0, size - 1)]
         while pending:
             low, high, first, final = pending.pop()
