@@ -43,7 +43,9 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "output_tokens": tokens,
         "request_rate": run.rate(int(usable.sum())),
         "output_token_rate": tokens / run.seconds if run.seconds > 0 else None,
-        "goodput_rps": run.rate(int((meets_all(requests, run.targets) & usable).sum())) if run.targets else None,
+        "goodput_rps": run.rate(int((meets_all(requests, run.goodput_targets) & usable).sum()))
+        if run.goodput_targets
+        else None,
         "metrics": _metrics(run, usable),
         "steady": _metrics(run, steady),
         "cold": _metrics(run, usable & run.cold),
@@ -57,6 +59,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
             }
             for target, gate in zip(run.targets, judgement.slo[arm], strict=True)
         ],
+        "external": _external_row(run, arm),
         "compile": _compile_row(run, arm, judgement.facts[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
@@ -91,10 +94,51 @@ def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
     }
 
 
+def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
+    """Where an external arm is, and what cannot be known of it, in sentences; None for tailgate's own arms."""
+    found = run.external(arm)
+    if not found:
+        return None
+    times, tokens = run.times_per_answer(arm)
+    counts = run.counts_tokens(arm)
+    notes = [
+        "Tailgate did not start it: there are no sections on its start-up and compiles, and nothing resets it between "
+        "trials.",
+        "Its weights, precision, limits, batching and answers were not checked.",
+    ]
+    if not counts:
+        notes.append("It does not count its tokens: TPOT, ITL and token rates are per piece of text.")
+    elif tokens and abs(times - tokens) > 0.01 * tokens:
+        notes.append(
+            f"{tokens} tokens came in {times} chunks with text: ITL is per chunk, tokens are the server's own count."
+        )
+    if any(probe.get("streams") is False for probe in run.probes(arm)):
+        notes.append("It does not stream: the first token comes with the last.")
+    return {
+        "kind": found["kind"],
+        "address": found.get("address"),
+        "model_name": found.get("model_name"),
+        "counts_tokens": counts,
+        "chunks": times,
+        "notes": notes,
+    }
+
+
+_COMPILE_COLUMNS = (
+    *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits"),
+    *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
+    *("requests_hit", "requests_hit_pct", "graph_breaks", "cudagraph_skips"),
+    *(f"p99_{metric}_ms_without" for metric in ("ttft", "e2e")),
+    *(f"p99_{metric}_explained_pct" for metric in ("ttft", "e2e")),
+)
+
+
 def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
     events = [event for event in run.events if event.arm == arm]
     warmup = [event for event in events if not event.serving]
     serving = run.serving_events(arm)
+    if run.external(arm):
+        return dict.fromkeys(_COMPILE_COLUMNS)
     known = run.records.events is not None
     usable = run.of_arm(arm) & run.usable
     warmup_s = 0.0
@@ -139,7 +183,7 @@ def _eager_fallback_pct(run: Run, arm: str) -> float | None:
 
 
 def _padding(run: Run, arm: str) -> dict[str, Any]:
-    steps = run.steps(arm)
+    steps = None if run.external(arm) else run.steps(arm)
     if steps is None:
         return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
     tokens, padded, waste = _waste(steps)

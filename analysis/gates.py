@@ -22,7 +22,7 @@ class Gate:
 
     arm: str
     gate: str
-    kind: str  # noninferiority | slo | recompile | error
+    kind: str  # noninferiority | slo | goodput | recompile | error
     value: float | None
     limit: float | None
     unit: str  # ratio | ms | count | s | pct
@@ -30,6 +30,7 @@ class Gate:
     reason: str
     needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
     blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
+    unseen: bool = False  # no run can tell: the arm shows nothing of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class CompileFacts:
     requests_hit: int
     requests: int
     trials: int
+    seen: bool = True  # whether the arm has telemetry at all; an external one has none
 
 
 def noninferiority_gate(comparison: Comparison, needed_s: float | None) -> Gate:
@@ -175,7 +177,7 @@ def recompile_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[G
     ]
     gates = []
     for name, value, limit, unit, reason in rows:
-        unknown = not facts.known
+        unknown = not facts.known or not facts.seen
         undecided = unknown or (facts.requests == 0 and value <= limit)
         gates.append(
             Gate(
@@ -186,7 +188,15 @@ def recompile_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[G
                 limit=limit,
                 unit=unit,
                 verdict=INCONCLUSIVE if undecided else FAIL if value > limit else PASS,
-                reason="No compile events were recorded for this arm, so nothing is known." if unknown else reason,
+                reason=(
+                    f"No telemetry: {arm} is external and shows none of its compiles. Black-box detection applies, "
+                    "and latencies and errors are judged as ever."
+                    if not facts.seen
+                    else "No compile events were recorded for this arm, so nothing is known."
+                    if unknown
+                    else reason
+                ),
+                unseen=not facts.seen,
             )
         )
     return gates

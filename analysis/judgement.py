@@ -23,9 +23,11 @@ from analysis.gates import (
     recompile_gates,
     slo_gate,
 )
+from analysis.generators import check_generators
 from analysis.planner import comparison_needed_s, share_needed_s
 from analysis.records import METRICS
 from analysis.run import SECOND, Run
+from analysis.saturation import brackets, goodput_gate, is_search
 from analysis.slo import ShareResult, SloTarget, judge_share, misses, observed
 from analysis.spikes import RECOMPILE_KINDS, normal_e2e_ms, windows_of
 from analysis.validity import (
@@ -43,6 +45,7 @@ from analysis.validity import (
     check_cross,
     check_cut,
     check_deaths,
+    check_equal_work,
     check_generator_lag,
     check_interference,
     check_length,
@@ -77,12 +80,16 @@ class Judgement:
 
 def judge(run: Run) -> Judgement:
     """The judgement on the run. The same records and seed give an equal one."""
-    steady = _comparisons(run, "steady")
+    # A search drives the arms past what they hold, so their latency over all of it says nothing.
+    search = is_search(run)
+    steady = () if search else _comparisons(run, "steady")
     checks = _checks(run, steady)
     facts = {arm: _compile_facts(run, arm) for arm in run.arms}
     slo = {arm: tuple(_slo_gate(run, arm, target) for target in run.targets) for arm in run.arms}
     raw: list[Gate] = []
-    for arm in run.treatments:
+    for arm in run.treatments if search else ():
+        raw += _search_gates(run, arm, facts[arm])
+    for arm in run.treatments if not search else ():
         raw += [noninferiority_gate(item, _needed_s(run, item)) for item in steady if item.arm == arm]
         raw += slo[arm]
         raw += recompile_gates(arm, facts[arm], run.limits)
@@ -91,7 +98,7 @@ def judge(run: Run) -> Judgement:
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
         steady=steady,
-        everything=_comparisons(run, "all"),
+        everything=() if search else _comparisons(run, "all"),
         facts=facts,
         slo=slo,
         gates=tuple(gates),
@@ -163,12 +170,21 @@ def _slo_gate(run: Run, arm: str, target: SloTarget) -> Gate:
     return slo_gate(arm, target, result, observed(run.requests, mask, target), needed)
 
 
+def _search_gates(run: Run, arm: str, facts: CompileFacts) -> list[Gate]:
+    """What a saturation search judges: the load held, and what must not happen under any load."""
+    found = {item.arm: item for item in brackets(run)}
+    gates = [goodput_gate(found[arm], found[run.control], margin=run.limits.margin)]
+    gates += recompile_gates(arm, facts, run.limits)
+    # Nobody watches the process of an external arm: its death shows in errors.
+    return gates if run.external(arm) else [*gates, death_gate(arm, len(run.deaths(arm)))]
+
+
 def _error_gates(run: Run, arm: str) -> list[Gate]:
     requests = run.requests
     counts = run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed)
     result, needed = _share(run, requests.failed, counts, run.limits.max_error_pct / 100.0)
     gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]
-    if run.records.trials:
+    if run.records.trials and not run.external(arm):
         gates.append(death_gate(arm, len(run.deaths(arm))))
     return gates
 
@@ -196,6 +212,7 @@ def _compile_facts(run: Run, arm: str) -> CompileFacts:
     silent = run.compiles(arm) and not any(event.arm == arm for event in run.events)
     return CompileFacts(
         known=run.records.events is not None and not silent,
+        seen=not run.external(arm),
         recompiles=len(recompiles),
         most_in_a_trial=max(
             (sum(event.trial == trial.number for event in recompiles) for trial in run.trials), default=0
@@ -234,18 +251,22 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated)
     yield check_complete(infos)
-    yield check_counts(counts, run.planned, mirrored=run.design == "mirrored")
+    closed = run.told_open_loop is False and not run.planned
+    yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
     if run.design == "split":
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
         if ratio is not None:
             yield ratio
-    answered = run.of_arm(run.control) & (requests.ok | requests.failed)
-    failed = int(requests.failed[answered].sum())
-    yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
+    search = is_search(run)
+    if not search:
+        answered = run.of_arm(run.control) & (requests.ok | requests.failed)
+        failed = int(requests.failed[answered].sum())
+        yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
     yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
+    yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
     scheduled = bool(requests.scheduled.all()) if len(requests) else False
-    yield check_open_loop(run.told_open_loop, scheduled)
-    if run.targets:
+    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency)
+    if run.targets and not search:
         yield check_length(run.blocks, limits, run.block_s)
     yield check_interference(*_interference(run))
     answers = run.answers(run.control)
@@ -253,23 +274,29 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if len({row.get("replica") for row in answers}) > 1 or any(row.get("error") for row in answers):
         yield check_answers(run.control, answers, control=True)
     if infos:
-        for arm in run.arms:
+        for arm in (name for name in run.arms if not run.external(name)):
             yield check_deaths(arm, run.deaths(arm), control=arm == run.control)
 
 
 def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Check]:
     limits = run.limits
     own = [item for item in steady if item.arm == arm]
-    yield check_blocks(arm, min((item.blocks for item in own), default=0), limits, run.block_s)
-    yield check_tail(arm, min((item.requests for item in own), default=0), limits.quantile)
-    yield check_autocorrelation(arm, own)
-    yield check_cross(arm, own)
+    if not is_search(run):
+        yield check_blocks(arm, min((item.blocks for item in own), default=0), limits, run.block_s)
+        yield check_tail(arm, min((item.requests for item in own), default=0), limits.quantile)
+        yield check_autocorrelation(arm, own)
+        yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
-    yield check_comparable(arm, run.differences(arm), intended=intended)
+    outside = {name: str(found["kind"]) for name in (arm, run.control) if (found := run.external(name))}
+    yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
+    if outside:
+        yield check_equal_work(arm, run.control, run.work(arm))
     if run.parity(arm):
         yield check_parity(arm, run.parity(arm))
     if run.answers(arm):
         yield check_answers(arm, run.answers(arm), control=False)
+    if is_search(run):
+        return
     # The arm of the two that lost more, though the check is on the treatment's gates.
     worst = max((arm, run.control), key=lambda name: _cut_share(run, name))
     mine = run.of_arm(worst) & run.usable

@@ -82,3 +82,32 @@ _RANGES = {
     "draws": (99, 1_000_000),
     "block_s": (0.1, 86_400.0),
 }
+
+# What each request must meet to count as good, in ms: the names that vLLM's serving benchmark has, and our own.
+GOODPUT_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e", "e2e": "e2e", "max_itl": "max_itl"}
+ATTAINMENT_PCT = 99.0
+
+
+def check_goodput(table: Mapping[str, Any]) -> tuple[dict[str, float], float | None]:
+    """The limit of each metric, and the share of requests that must meet them all; None for an empty table.
+
+    Other keys and values raise RecordError.
+    """
+    limits: dict[str, float] = {}
+    share = ATTAINMENT_PCT
+    for key, limit in table.items():
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
+            raise RecordError(f"goodput.{key} is {limit!r}: give a number above 0")
+        if key == "attainment_pct":
+            if limit > 100:
+                raise RecordError(f"goodput.attainment_pct is {limit:g}: give at most 100")
+            share = float(limit)
+            continue
+        if key not in GOODPUT_METRICS:
+            raise RecordError(f"goodput.{key} is unknown: use {', '.join(GOODPUT_METRICS)} in ms, and attainment_pct")
+        if GOODPUT_METRICS[key] in limits:
+            raise RecordError("goodput has e2e and e2el, which are the same: keep one")
+        limits[GOODPUT_METRICS[key]] = float(limit)
+    if table and not limits:
+        raise RecordError("goodput.attainment_pct stands alone: give limits such as ttft = 200")
+    return limits, share / 100.0 if limits else None

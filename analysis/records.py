@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -243,14 +243,18 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
         raise RecordError(f"{path.name} cannot be read ({_one_line(error)}): give the file again") from error
     if table is None:
         return schema.empty_table(), torn
-    return _conform(table, schema, required, path.name), torn
+    return conform(table, schema, required, path.name), torn
 
 
 def _one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source: str) -> pa.Table:
+def conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source: str) -> pa.Table:
+    """The rows of `table` in `schema`, with null for columns that it lacks. RecordError names `source`.
+
+    A missing `required` column or a column of another kind raises it.
+    """
     columns: list[Any] = []
     for field in schema:
         found = table.schema.get_all_field_indices(field.name)
@@ -327,10 +331,11 @@ def read_run(directory: Path) -> RunRecords:
         number = _trial_number(info, folder, position)
         if info is not None:
             trials.append({**info, "trial": number})
+        own: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
             generator = _read_json(path, problems)
             if generator is not None:
-                generators.append(generator)
+                own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
         for stem, schema, required in (
             ("requests", REQUESTS, REQUIRED_REQUEST_COLUMNS),
             ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
@@ -340,7 +345,11 @@ def read_run(directory: Path) -> RunRecords:
                 table, torn = read_table(path, schema, required=required)
                 if torn:
                     problems.append(f"{_label(directory, path)} is cut off at its end")
+                if stem == "requests":
+                    table = _of_generator(table, path, own)
                 tables[stem].append(_with_trial(table, number))
+        generators += own.values()
+    problems += _exported_problems(directory, problems)
     parity = _read_json(directory / "parity.json", problems)
     if not tables["requests"]:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
@@ -356,6 +365,42 @@ def read_run(directory: Path) -> RunRecords:
         problems=tuple(problems),
         parity=parity,
     )
+
+
+def _of_generator(table: pa.Table, path: Path, generators: dict[str, dict[str, Any]]) -> pa.Table:
+    """The requests of one load process in the run's time; its account then says how many rows there are.
+
+    A file that was copied from a load process's own disk is still in that host's time, as the account beside it says.
+    """
+    generator = generators.get(path.name.removeprefix("requests-").partition(".")[0])
+    if generator is None:
+        return table
+    generator["rows"] = table.num_rows
+    clock = generator.get("clock")
+    if not isinstance(clock, Mapping) or clock.get("applied") is not False or not clock.get("offset_ns"):
+        return table
+    return pa.Table.from_batches([shifted(batch, int(clock["offset_ns"])) for batch in table.to_batches()], REQUESTS)
+
+
+# The times of a request that its load process took; the others are the server's.
+_CLIENT_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+
+
+def shifted(batch: pa.RecordBatch, offset_ns: int) -> pa.RecordBatch:
+    """The requests with `offset_ns` added to every time that the load process took, so that no latency changes."""
+    if not offset_ns:
+        return batch
+    columns = [
+        pc.add(column, offset_ns) if name in _CLIENT_TIMES else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _exported_problems(directory: Path, problems: list[str]) -> list[str]:
+    """What was wrong with the records before they were exported to `directory`: the files do not show it any more."""
+    told = (_read_json(directory / "export.json", problems) or {}).get("problems")
+    return [str(problem) for problem in told] if isinstance(told, list) else []
 
 
 def _label(directory: Path, path: Path) -> str:
@@ -467,11 +512,17 @@ _CUT_SLACK_NS = 1_000_000_000
 
 
 def requests_of(
-    table: pa.Table, *, deadline_ms: float | None = None, ends_ns: Mapping[int, int] | None = None
+    table: pa.Table,
+    *,
+    deadline_ms: float | None = None,
+    ends_ns: Mapping[int, int] | None = None,
+    cut_short: Collection[int] = (),
 ) -> Requests:
     """The columns of `table` (schema REQUESTS) with derived latencies.
 
-    `ends_ns` is the planned end of each trial. Without `deadline_ms`, a failure counts as the longest time seen.
+    `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
+    their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
+    counts as the longest time seen.
     """
     table, repeated = _without_repeats(table)
     rows = table.num_rows
@@ -494,6 +545,9 @@ def requests_of(
     broken |= unended & (status == "OK")
     cancelled = status == "CANCELLED"
     cut = ~broken & ((cancelled & (end >= last - _CUT_SLACK_NS)) | (unended & (status != "OK")))
+    if cut_short:
+        with_the_run = np.isin(trial, list(cut_short)) & (end >= last - _CUT_SLACK_NS)
+        cut |= ~broken & with_the_run & (status == "UNAVAILABLE")
     ok = ~broken & ~cut & (status == "OK")
     failed = ~broken & ~cut & ~ok
     output = _integers(table.column("output_tokens"), 0)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from analysis.limits import GateLimits
 from analysis.quantiles import quantile
 from analysis.records import RecordError, Requests, RunRecords, requests_of
-from analysis.slo import SloTarget, parse_slo
+from analysis.slo import SloTarget, parse_goodput, parse_slo
 from analysis.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows, windows_of
 
 Ints = npt.NDArray[np.int64]
@@ -48,6 +48,8 @@ class Run:
     seed: int
     limits: GateLimits
     targets: tuple[SloTarget, ...]
+    goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
+    attainment: float | None  # the share of requests that must be good; None where none is asked for
     design: str
     block_s: float
     control: str
@@ -77,6 +79,7 @@ class Run:
             records.requests,
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=_planned_ends(infos),
+            cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
         )
         events = compile_events(records.events, requests)
         control, arms = _arms(records, requests)
@@ -91,6 +94,8 @@ class Run:
             index = np.clip(since // int(width_s * SECOND), 0, trial.blocks - 1)
             block[own] = trial.first_block + index
             cold[own] = requests.start_ns[own] < trial.first_ns + int(limits.cold_s * SECOND)
+        targets = parse_slo(_table(experiment, "slo"))
+        goodput, attainment = parse_goodput(_table(experiment, "goodput"))
         if seed is None:
             given = experiment.get("seed")
             seed = given if isinstance(given, int) else 0
@@ -98,7 +103,9 @@ class Run:
             records=records,
             seed=abs(seed),
             limits=limits,
-            targets=parse_slo(_table(experiment, "slo")),
+            targets=targets,
+            goodput_targets=goodput or targets,
+            attainment=attainment,
             design=design,
             block_s=width_s,
             control=control,
@@ -153,6 +160,12 @@ class Run:
         """Whether the load did not wait for the servers, as the first trial that knows says."""
         told = _first_of(self.infos, "open_loop")
         return told if isinstance(told, bool) else None
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests that a closed loop or a limit kept under way to each arm; None where there was no such number."""
+        told = number(_first_of(self.infos, "concurrency")) or number(_first_of(self.infos, "max_concurrency"))
+        return int(told) if told else None
 
     @property
     def planned(self) -> dict[str, int]:
@@ -230,6 +243,53 @@ class Run:
                 return mapping(row["config"])
         return next((row for row in _rows(self.records.experiment.get("arms")) if row.get("name") == arm), {})
 
+    def external(self, arm: str) -> Mapping[str, Any]:
+        """What is known of an arm that tailgate did not start: kind, address, model_name; empty for its own arms."""
+        rows = [*self._told_of(arm), *_rows(self.records.experiment.get("arms"))]
+        row = next((row for row in rows if row.get("name") == arm and row.get("kind")), {})
+        kind = row.get("kind")
+        return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
+
+    def work(self, arm: str) -> list[tuple[str, float, float]]:
+        """What the arm's and the control's completed requests asked of them, by each server's count: (what, the arm's
+        mean, the control's). Of copies of the same requests where there are any, else against what was planned."""
+        requests = self.requests
+        mine, theirs = (np.flatnonzero(self.of_arm(name) & self.usable & requests.ok) for name in (arm, self.control))
+        columns = [
+            np.asarray(pc.fill_null(self.records.requests.column(name), 0).to_numpy(), dtype=np.float64)
+            for name in ("prompt_tokens", "output_tokens", "max_tokens")
+        ]
+        prompts, answers, wanted = columns
+        if self.design == "mirrored":
+            shared = np.intersect1d(requests.pair[mine], requests.pair[theirs])
+            mine, theirs = (rows[np.isin(requests.pair[rows], shared)] for rows in (mine, theirs))
+        if not mine.size or not theirs.size:
+            return []
+        counted = self.counts_tokens(arm) and self.counts_tokens(self.control)
+        if self.design == "mirrored":
+            means = [("prompt tokens", float(prompts[mine].mean()), float(prompts[theirs].mean()))]
+            if counted:
+                means.append(("answer tokens", float(answers[mine].mean()), float(answers[theirs].mean())))
+            return means
+        if not counted:
+            return []
+        shares = [100.0 * answers[rows].sum() / max(1.0, wanted[rows].sum()) for rows in (mine, theirs)]
+        return [("percent of the planned answer tokens", float(shares[0]), float(shares[1]))]
+
+    def times_per_answer(self, arm: str) -> tuple[int, int]:
+        """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
+        own = np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(self.records.requests.column("token_ns")), 0).to_numpy())
+        return int(lengths[own].sum()), int(self.requests.output_tokens[own].sum())
+
+    def counts_tokens(self, arm: str) -> bool:
+        """Whether the arm's server tells how many tokens it answered, so that `output_tokens` is no count of pieces."""
+        return all(probe.get("tokens") is not None for probe in self.probes(arm))
+
+    def probes(self, arm: str) -> list[Mapping[str, Any]]:
+        """What each replica of an external arm showed in its first short answer, trial by trial."""
+        return [probe for row in self._told_of(arm) for probe in _rows(row.get("probe"))]
+
     def compiles(self, arm: str) -> bool:
         """Whether the arm asks for compiling."""
         return bool(mapping(self.config(arm).get("compile")).get("enabled"))
@@ -258,7 +318,7 @@ class Run:
             mine, theirs = mapping(own.get(part)), mapping(base.get(part))
             if mine and theirs:
                 keys = sorted({*mine, *theirs})
-                different += [f"{part}.{key}" for key in keys if mine.get(key) != theirs.get(key)]
+                different += [f"{part}.{key}" for key in keys if not _alike(key, mine.get(key), theirs.get(key))]
         return different
 
     def parity(self, arm: str) -> Mapping[str, Any]:
@@ -358,6 +418,9 @@ def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: flo
             seconds = max(seen, 1e-9)
         else:
             seconds = duration if info.get("complete") else max(min(duration, seen), 1e-9)
+            if own.any() and (info.get("loop") == "closed" or number(info.get("num_prompts"))):
+                # It ends with its last answer, however long it was given.
+                seconds = max(min(seconds, (int(requests.end_ns[own].max()) - start) / 1e9), 1e-9)
         # A last block shorter than half a block joins the one before it.
         blocks = max(1, math.floor(seconds / block_s + 0.5))
         trials.append(
@@ -373,6 +436,13 @@ def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: flo
         )
         first_block += blocks
     return tuple(trials)
+
+
+def _alike(key: str, one: Any, other: Any) -> bool:
+    """Whether a setting is the same for two arms: cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not."""
+    if key == "device" and isinstance(one, str) and isinstance(other, str):
+        return one.partition(":")[0] == other.partition(":")[0]
+    return bool(one == other)
 
 
 # --- Values that others wrote -----------------------------------------------------------------------------------------

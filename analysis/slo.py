@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from analysis.limits import check_goodput
 from analysis.quantiles import quantile
 from analysis.records import METRICS, RecordError, Requests
 
@@ -59,6 +60,17 @@ def parse_slo(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
             raise RecordError(f"slo.{key} asks for quantile 0: use p1 to p99_99")
         targets.append(SloTarget(key=key, metric=match["metric"], quantile=q, limit=float(limit)))
     return tuple(targets)
+
+
+def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:
+    """The limits of a [goodput] table as targets, and the share of requests that must meet them all.
+
+    An empty table gives none and None. What `check_goodput` refuses raises RecordError.
+    """
+    limits, share = check_goodput(table)
+    # A limit for each request has no quantile; `meets_all` asks for none.
+    targets = [SloTarget(key=key, metric=key, quantile=0.5, limit=limit) for key, limit in limits.items()]
+    return tuple(targets), share
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:

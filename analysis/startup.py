@@ -73,7 +73,7 @@ def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
     """What the compiler did in one start."""
-    if run.records.events is None:
+    if run.records.events is None or run.external(arm):
         return dict.fromkeys(("compiles", "compile_s", "backend_s", "autotune_s", "recording_s", "cache"))
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]

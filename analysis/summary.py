@@ -22,8 +22,10 @@ from analysis.judgement import Judgement, judge
 from analysis.quantiles import quantile_interval, quantiles
 from analysis.records import read_run
 from analysis.run import SECOND, Run
+from analysis.saturation import summary_rows
 from analysis.slo import design_effect
 from analysis.spikes import Spike, find_spikes
+from analysis.traffic import traffic_facts
 from analysis.validity import Check
 
 SCHEMA = 1
@@ -79,6 +81,8 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": _series(run),
         "distribution": _distribution(run),
         "design": _design(run),
+        **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
+        **({"saturation": search} if (search := summary_rows(run)) else {}),
         "advice": {"needed_s": judgement.advice.needed_s, "text": judgement.advice.text},
         "environment": run.records.environment,
     }

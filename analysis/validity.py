@@ -36,6 +36,7 @@ _MISSING_SHARE = 0.001
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
 _CROSS_ALPHA = 0.25
 _SLOWDOWN_LIMIT = 1.10
+_WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
 _SLOWDOWN_DRAWS = 499
 _FEWEST_DURING = 5
 
@@ -60,7 +61,9 @@ def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
 
 
 def _concerns(check: Check, gate: Gate) -> bool:
-    return gate.kind in check.affects and check.arm in (None, gate.arm)
+    # What the load an arm holds rests on is what its objectives rest on.
+    kind = "slo" if gate.kind == "goodput" else gate.kind
+    return kind in check.affects and check.arm in (None, gate.arm)
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
@@ -155,6 +158,17 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     """The splitter sent each arm its share of the sessions (chi-square, p >= 0.001). None where weights do not say."""
     names = [name for name in counts if weights.get(name, 0) > 0]
     total = sum(counts[name] for name in names)
+    strays = [name for name in counts if name in weights and weights[name] == 0 and counts[name] > 0]
+    if strays and names:
+        return Check(
+            check="sample ratio",
+            ok=False,
+            value=0.0,
+            limit=_RATIO_ALPHA,
+            reason=f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions.",
+            affects=("noninferiority", "slo", "error"),
+            remedy="Check the splitter's weights, and that no client pins an arm.",
+        )
     if len(names) < 2 or total == 0:
         return None
     scale = total / sum(weights[name] for name in names)
@@ -302,12 +316,13 @@ def check_generator_lag(lag_ms: float | None, limit_ms: float) -> Check:
     )
 
 
-def check_open_loop(open_loop: bool | None, scheduled: bool) -> Check:
+def check_open_loop(open_loop: bool | None, scheduled: bool, concurrency: int | None = None) -> Check:
     """Latency counts from a schedule that does not wait for the server."""
     ok = scheduled and open_loop is not False
     reason = "Requests started on schedule, whatever the server did."
     if open_loop is False:
-        reason = "The load waited for the server (closed loop), which hides the tail."
+        most = "" if concurrency is None else f", at most {concurrency} requests under way to each arm"
+        reason = f"The load waited for the server (closed loop{most}), which hides the tail."
     elif not scheduled:
         reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."
     return Check(
@@ -352,10 +367,21 @@ def check_control_errors(control: str, failed: int, requests: int, limit_pct: fl
     )
 
 
-def check_comparable(arm: str, differences: Sequence[str], *, intended: bool) -> Check:
-    """The arm differs from the control in shapes and compile policy alone, or the experiment says that it may."""
-    ok = not differences or intended
-    if not differences:
+def check_comparable(
+    arm: str, differences: Sequence[str], *, intended: bool, outside: Mapping[str, str] | None = None
+) -> Check:
+    """The arm differs from the control in shapes and compile policy alone, or the experiment says that it may.
+
+    `outside` maps those of the two that are external to their kind: of them nothing can be compared.
+    """
+    ok = (not differences and not outside) or intended
+    if outside:
+        named = " and ".join(f"{name} ({kind})" for name, kind in outside.items())
+        reason = (
+            f"{named} {'is' if len(outside) == 1 else 'are'} external: weights, precision, limits, batching and "
+            "hardware were not compared, nor the answers" + (", as the experiment intends." if intended else ".")
+        )
+    elif not differences:
         reason = f"{arm} differs from the control in its policy alone."
     else:
         reason = f"{arm} also differs from the control in {', '.join(differences)}" + (
@@ -371,6 +397,38 @@ def check_comparable(arm: str, differences: Sequence[str], *, intended: bool) ->
         affects=("noninferiority",),
         remedy="" if ok else "Make these settings equal, or set compare_models = true if that is the question.",
     )
+
+
+def check_equal_work(arm: str, control: str, work: Sequence[tuple[str, float, float]]) -> Check:
+    """An external arm and the control had prompts and answers of about one length, by each server's own count.
+
+    `work` lists (what, the arm's mean, the control's). Servers count with their own tokenizer and template, and end
+    answers when they like: then latencies compare other work.
+    """
+    apart = max((_apart(mine, theirs) for _, mine, theirs in work), default=0.0)
+    means = " and ".join(f"{mine:.4g} to {theirs:.4g} {what}" for what, mine, theirs in work)
+    reason = f"{arm} and {control} had on average {means}, by their own count"
+    if not work:
+        reason = f"Nothing tells how the lengths of what {arm} and {control} had to do compare"
+    ok = apart <= _WORK_APART
+    return Check(
+        check="equal work",
+        ok=ok,
+        value=100.0 * apart if math.isfinite(apart) else None,
+        limit=100.0 * _WORK_APART,
+        arm=arm,
+        reason=f"{reason}." if ok else f"{reason}: that is other work.",
+        affects=("noninferiority",),
+        remedy=""
+        if ok
+        else "Send token ids or give the arm's tokenizer, so that prompts have one length, and length_fields, so that "
+        "answers do.",
+    )
+
+
+def _apart(one: float, other: float) -> float:
+    low, high = sorted((one, other))
+    return 0.0 if low == high else high / low - 1.0 if low > 0 else math.inf
 
 
 def check_parity(arm: str, measured: Mapping[str, Any]) -> Check:

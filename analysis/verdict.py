@@ -20,7 +20,7 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-_KIND_ORDER = {"recompile": 0, "error": 1, "noninferiority": 2, "slo": 3}
+_KIND_ORDER = {"recompile": 0, "error": 1, "noninferiority": 2, "goodput": 2, "slo": 3}
 
 
 def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
@@ -107,8 +107,12 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
                 f"From {_blocks(fewest):.0f} blocks that is a guess: {fewest.limit:.0f} of them will tell it better."
             )
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
-    if any(gate.kind == "recompile" for gate in stuck):
+    if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")
+    if unseen := sorted({gate.arm for gate in stuck if gate.unseen}):
+        sentences.append(
+            f"No run counts the compiles of {', '.join(unseen)}: an external arm shows none. Look at its own logs."
+        )
     names = sorted({f"{gate.gate} of {gate.arm}" for gate in stuck if gate.kind != "recompile"})
     if names:
         sentences.append(f"No run of up to a week would decide {', '.join(names)}.")

@@ -8,6 +8,10 @@ Each User is one Poisson source of --request-rate requests/s: it sleeps to its o
 without waiting for it, and draws the next gap. So user counts, LoadTestShape, --processes and the web page work as
 ever, and a slow server cannot slow the traffic down. Latencies count from the scheduled instant.
 
+The names of serving benchmarks mean here what they mean there, for one User: --request-rate (inf with
+--max-concurrency keeps that many under way: a closed loop), --burstiness, --max-concurrency, --num-prompts, --seed,
+and --goodput ttft:200 tpot:50, which is counted from the records and told at the end.
+
 Locust's statistics get two rows for each arm: "Generate e2e [arm]" for every request (failures are counted here) and
 "Generate ttft [arm]" for every first token. The row "Aggregated" mixes both, so read the rows. Percentiles there
 are rounded; exact ones come from the records (--records DIR). A request still running when the test stops is recorded
@@ -24,6 +28,7 @@ import itertools
 import logging
 import signal
 import sys
+from math import isinf
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,26 +37,40 @@ import numpy as np
 from locust import User, events, task
 from locust.env import Environment
 from locust.exception import StopUser
-from locust.runners import STATE_MISSING, LocalRunner, MasterRunner, WorkerRunner
+from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 
+from loadtests.alarm import sleep_until
 from loadtests.client import parse_target
-from loadtests.generator import Generator, Prepared, TrialConfig, sleep_until
+from loadtests.conductor import Conductor
+from loadtests.external import KINDS, ExternalConfig, external_from_flags
+from loadtests.field_names import parse_goodput_flag
+from loadtests.follower import Follower
+from loadtests.generator import Generator, Prepared, TrialConfig
+from loadtests.goodput import Goodput
+from loadtests.hosts import end_with_parent
+from loadtests.locust_counts import LocustCounts
 from loadtests.recorder import LoadLog, RequestRecord, RequestRecorder
 from loadtests.schedule import PlannedRequest, Schedule
+from loadtests.spool import OnWritten
+from loadtests.tls import SecurityConfig
 from loadtests.workload import FITS, FitName, fitted_lengths
 from servers.clock import now_ns
 from servers.config import ConfigError
 
 logger = logging.getLogger("tailgate")
 
-# Messages between the process that conducts a scheduled trial and those that drive load. In a run without workers one
-# process is both, and Locust's local runner delivers the messages to itself.
-ASSIGN, START = "tailgate_assign", "tailgate_start"
-READY, DONE = "tailgate_ready", "tailgate_done"
-
-START_DELAY_NS = 2_000_000_000
 _GAPS_AT_ONCE = 256
 _KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads this file more than once: state hangs on its Environment
+
+
+_SECURITY_FLAGS = (
+    ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),
+    ("--tls-server-name", "tls_server_name", "Name that the host's certificate carries (default: the host)"),
+    ("--client-certificate", "client_certificate", "Certificate (PEM) for servers that ask who the client is"),
+    ("--client-key", "client_key", "Key of --client-certificate (PEM)"),
+    ("--token-env", "token_env", "Environment variable that holds the bearer token; never the token itself"),
+    ("--token-file", "token_file", "File that holds the bearer token"),
+)
 
 
 class RequestError(Exception):
@@ -61,6 +80,13 @@ class RequestError(Exception):
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
@@ -75,7 +101,11 @@ def _count(text: str) -> int:
 def add_arguments(parser: Any) -> None:
     """Locust's command line and web page know tailgate's settings."""
     add = parser.add_argument
-    add("--request-rate", type=_positive, default=1.0, help="Requests per second of each User (default 1)")
+    add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
+    add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")
+    add("--num-prompts", type=int, default=0, help="Each load process ends after so many (default 0: no limit)")
+    # A list, which the web page would hand back as one text.
+    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help="Good is within these: ttft:200 tpot:50")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
     add("--workload", choices=sorted(FITS), default="conversation", help="Which lengths (default conversation)")
     add("--length-scale", type=_positive, default=0.1, help="Factor on all lengths (default 0.1: fits small models)")
@@ -86,8 +116,27 @@ def add_arguments(parser: Any) -> None:
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
     add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
+    add("--client", choices=("frames", "grpcio"), default="frames", help="grpcio: a check, up to 100 calls at once")
+    add("--keepalive", type=float, default=0.0, help="Ping a silent server after so many seconds (default 0: never)")
+    add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
+    add("--model-name", default="", help="The model's name at a host of another kind")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        include_in_web_ui=False,
+        help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
+    )
+    # Not in the web page: whoever reaches it must not choose files of this machine. Locust's own page has --tls-key.
+    for flag, dest, text in _SECURITY_FLAGS:
+        add(flag, dest=dest, default="", include_in_web_ui=False, help=text)
     add("--schedule", default="", include_in_web_ui=False, help="schedule.arrow to replay; needs --trial-config")
     add("--trial-config", default="", include_in_web_ui=False, help="generator.json of the trial to replay")
+    add("--keep", default="", include_in_web_ui=False, help="On a worker that shares no disk: where its records stay")
+    add(
+        "--remote-workers", type=int, default=0, include_in_web_ui=False, help="Workers to wait for besides --processes"
+    )
 
 
 class _LoadProcess:
@@ -100,8 +149,18 @@ class _LoadProcess:
         self.recorder: RequestRecorder | None = None
         self.tests = 0
         self.stopping = False
+        self.over_http: set[str] = set()  # arms
+        self.goodput: Goodput | None = None
+        self.launched = self.booked = 0
         self.users = itertools.count()
         self.requests = itertools.count()
+        self.counts = LocustCounts(environment)
+        gevent.spawn(self._show_counts)
+
+    def _show_counts(self) -> None:
+        while True:
+            gevent.sleep(1.0)
+            self.counts.flush()
 
     @property
     def options(self) -> Any:
@@ -111,17 +170,27 @@ class _LoadProcess:
     def worker(self) -> int:
         return max(0, getattr(self.environment.runner, "worker_index", 0))
 
-    def begin(self, config: TrialConfig, *, worker: int, workers: int, planned: int | None, records: str) -> Generator:
+    def begin(
+        self,
+        config: TrialConfig,
+        *,
+        worker: int,
+        workers: int,
+        planned: int | None,
+        records: str,
+        on_written: OnWritten | None = None,
+    ) -> Generator:
         """A fresh generator for one test, recording into `records` unless that is empty."""
         self.end()
         self.stopping = False
+        self.launched = self.booked = 0
+        self.goodput = Goodput(parse_goodput_flag(self.options.goodput)) if self.options.goodput else None
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
-            self.recorder = RequestRecorder(directory / f"requests-{worker}.arrow")
-        self.log = LoadLog(directory, worker=worker, planned=planned, arms=config.arms)
-        self.generator = Generator(
-            config, log=self.log, recorder=self.recorder, on_record=self.tell_locust, workers=workers
-        )
+            self.recorder = RequestRecorder(directory / f"requests-{worker}.arrow", on_written=on_written)
+        self.over_http = {arm for arm, external in config.external.items() if external.kind == "openai"}
+        self.log = LoadLog(directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder)
+        self.generator = Generator(config, log=self.log, recorder=self.recorder, on_record=self.take, workers=workers)
         return self.generator
 
     def end(self) -> None:
@@ -129,6 +198,7 @@ class _LoadProcess:
         generator, self.generator = self.generator, None
         if generator is not None:
             generator.stop()
+            self.counts.flush()
 
     def close(self) -> None:
         """As `end`, and the record file has its end mark."""
@@ -137,8 +207,25 @@ class _LoadProcess:
         if recorder is not None:
             try:
                 recorder.close()
+                if self.log is not None:
+                    self.log.write()  # with what the disk took at last
             except OSError as error:
                 logger.error("records cannot be written (%s): free the disk and run again", error)
+
+    def take(self, record: RequestRecord) -> None:
+        """Locust and the goodput have this request; after the last of --num-prompts the test ends."""
+        self.tell_locust(record)
+        if self.goodput is not None and record.status != "CANCELLED":
+            self.goodput.add(record)
+        self.booked += 1
+        wanted = 0 if self.options.schedule else self.options.num_prompts
+        runner = self.environment.runner
+        if wanted and self.booked == wanted and isinstance(runner, LocalRunner):
+            gevent.spawn(runner.quit if self.options.headless else runner.stop)
+
+    def sent_all(self) -> bool:
+        """Whether --num-prompts allows no more."""
+        return bool(0 < self.options.num_prompts <= self.launched)
 
     def tell_locust(self, record: RequestRecord) -> None:
         """Locust's statistics have this request, unless the end of the test cut it off."""
@@ -146,11 +233,17 @@ class _LoadProcess:
             return
         fire: Any = self.environment.events.request.fire
         suffix = f" [{record.arm}]" if record.arm else ""
+        protocol = "HTTP" if (record.arm or "*") in self.over_http else "gRPC"
         context = {"arm": record.arm, "replica": record.replica, "request_id": record.request_id, "phase": record.phase}
+        if record.ok and self.counts.alone:
+            self.counts.add(protocol, f"Generate e2e{suffix}", record.e2e_ms, record.output_tokens)
+            if (first_ms := record.ttft_ms) is not None:
+                self.counts.add(protocol, f"Generate ttft{suffix}", first_ms, 0)
+            return
         start_time = record.scheduled_ns / 1e9
         failure = None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}")
         fire(
-            request_type="gRPC",
+            request_type=protocol,
             name=f"Generate e2e{suffix}",
             response_time=record.e2e_ms,
             response_length=record.output_tokens,
@@ -161,7 +254,7 @@ class _LoadProcess:
         ttft_ms = record.ttft_ms
         if failure is None and ttft_ms is not None:
             fire(
-                request_type="gRPC",
+                request_type=protocol,
                 name=f"Generate ttft{suffix}",
                 response_time=ttft_ms,
                 response_length=0,
@@ -213,7 +306,15 @@ class ChatUser(User):
         generator = self._load.generator
         if generator is None:
             raise StopUser
-        sleep_until(self._next_ns)
+        if isinf(self._load.options.request_rate):
+            generator.wait_room()
+            self._next_ns = now_ns()
+        else:
+            sleep_until(self._next_ns)
+        if self._load.sent_all():
+            self._idle = True
+            return
+        self._load.launched += 1
         generator.launch(self._prepared, self._next_ns)
         self._plan_next(generator)
 
@@ -252,146 +353,56 @@ def _hand_config(environment: Environment, test: int) -> TrialConfig:
     assert options is not None
     if not environment.host:
         raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
-    parse_target(environment.host)
+    external = _external(options, environment.host)
+    parse_goodput_flag(options.goodput)
+    if isinf(options.request_rate) and not (options.max_concurrency or options.num_prompts):
+        raise ConfigError(
+            "--request-rate inf sends everything at once: say how much with --num-prompts, or how much may be under "
+            "way with --max-concurrency"
+        )
     return TrialConfig(
         trial=test,
         arms=(options.arm,) if options.arm else (),
-        targets={"*": environment.host},
+        targets={} if external else {"*": environment.host},
+        external=external,
         timeout_s=options.request_timeout,
         vocab_size=options.vocab_size,
+        max_concurrency=options.max_concurrency,
+        client=options.client,
+        keepalive_s=options.keepalive,
+        security=_security(options),
     )
 
 
-class _Worker:
-    """The load-driving side of a scheduled trial: prepares its share, waits for the start, reports the end."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self.load = _process_of(environment)
-        assert environment.runner is not None
-        self.runner = environment.runner
-        self.runner.register_message(ASSIGN, self.on_assign)
-        self.runner.register_message(START, self.on_start)
-
-    def on_assign(self, environment: Environment, msg: Any, **_: Any) -> None:
-        gevent.spawn(self._prepare, **msg.data)
-
-    def on_start(self, environment: Environment, msg: Any, **_: Any) -> None:
-        gevent.spawn(self._drive, int(msg.data["start_ns"]))
-
-    def _prepare(self, *, worker: int, workers: int, schedule: str, trial_config: str, records: str) -> None:
-        try:
-            config = TrialConfig.read(Path(trial_config))
-            share = Schedule.read(schedule).share(worker, workers)
-            copies = [len(config.arms) if arm == "*" else 1 for arm in share.table["arm"].to_pylist()]
-            generator = self.load.begin(
-                config,
-                worker=worker,
-                workers=workers,
-                planned=sum(copies),
-                records=records or str(Path(schedule).parent),
-            )
-            generator.load(share)
-            generator.connect()
-            if generator.failure is not None:
-                raise ConfigError(generator.failure)
-        except ConfigError as error:
-            self.runner.send_message(DONE, {"error": str(error)})
-        else:
-            self.runner.send_message(READY, {})
-
-    def _drive(self, start_ns: int) -> None:
-        generator, log = self.load.generator, self.load.log
-        if generator is None or log is None:
-            return
-        ended = generator.run(start_ns)
-        if self.load.generator is not generator:
-            return  # stopped from outside, which also recorded what was in flight
-        if generator.failure is None:
-            log.complete = True
-        if not ended:
-            logger.warning("%d requests had not ended when the drain time was over", generator.inflight)
-        self.load.close()
-        self.runner.send_message(DONE, {"error": generator.failure})
+def _external(options: Any, host: str) -> dict[str, ExternalConfig]:
+    """The host as an arm of another kind; empty when it is one of tailgate's own."""
+    if options.kind != "tailgate":
+        external = external_from_flags(
+            options.kind,
+            host,
+            model_name=options.model_name,
+            settings=options.option,
+            security=_security(options),
+            vocab_size=options.vocab_size,
+        )
+        return {options.arm or "*": external}
+    if options.model_name or options.option:
+        raise ConfigError("--model-name and --option are for hosts of another kind: add --kind openai or oip")
+    parse_target(host)
+    return {}
 
 
-class _Conductor:
-    """The side that assigns shares, starts all load processes at one instant and quits after the last answer."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        assert environment.runner is not None
-        self.runner = environment.runner
-        self.waiting: set[str] = set()
-        self.running: set[str] = set()
-        self.error: str | None = None
-        self.runner.register_message(READY, self.on_ready)
-        self.runner.register_message(DONE, self.on_done)
-
-    def assign(self) -> None:
-        """Every load process connected now has its share."""
-        options = self.environment.parsed_options
-        assert options is not None
-        ids = [""]
-        if isinstance(self.runner, MasterRunner):
-            clients = self.runner.clients
-            ids = sorted(
-                (client.id for client in clients.ready + clients.running + clients.spawning),
-                key=self.runner.get_worker_index,
-            )
-        self.waiting, self.running = set(ids), set(ids)
-        for number, client_id in enumerate(ids):
-            share = {
-                "worker": number,
-                "workers": len(ids),
-                "schedule": str(Path(options.schedule).resolve()),
-                "trial_config": str(Path(options.trial_config).resolve()),
-                "records": str(Path(options.records).resolve()) if options.records else "",
-            }
-            self.runner.send_message(ASSIGN, share, client_id or None)
-        gevent.spawn(self._watch)
-
-    def on_ready(self, environment: Environment, msg: Any, **_: Any) -> None:
-        self.waiting.discard(self._sender(msg))
-        self._start_when_ready()
-
-    def on_done(self, environment: Environment, msg: Any, **_: Any) -> None:
-        if msg.data.get("error"):
-            self.error = self.error or msg.data["error"]
-            logger.error("%s", msg.data["error"])
-        self._gone(self._sender(msg))
-
-    def _sender(self, msg: Any) -> str:
-        return str(msg.node_id) if isinstance(self.runner, MasterRunner) else ""
-
-    def _start_when_ready(self) -> None:
-        if self.waiting or self.error is not None or not self.running:
-            return
-        options = self.environment.parsed_options
-        assert options is not None
-        start_ns = TrialConfig.read(Path(options.trial_config)).start_ns or now_ns() + START_DELAY_NS
-        self.waiting = {"started"}  # one start a trial
-        self.runner.send_message(START, {"start_ns": start_ns})
-
-    def _gone(self, client_id: str) -> None:
-        self.running.discard(client_id)
-        self.waiting.discard(client_id)
-        if self.running and self.error is None:
-            self._start_when_ready()
-            return
-        # A failed request is a record, not a failure of the load process: the exit code says whether that one worked.
-        self.environment.process_exit_code = 0 if self.error is None else 1
-        gevent.spawn(self.runner.quit)
-
-    def _watch(self) -> None:
-        """A worker that died counts as done: what it flushed is on disk, and the others go on."""
-        while self.running and isinstance(self.runner, MasterRunner):
-            gevent.sleep(1.0)
-            for client_id in list(self.running):
-                node = self.runner.clients.get(client_id)
-                if node is None or node.state == STATE_MISSING:
-                    logger.error("load process %s is lost; its records end at its last flush", client_id)
-                    self._gone(client_id)
+def _security(options: Any) -> SecurityConfig:
+    security = SecurityConfig(
+        tls_ca=options.tls_ca,
+        tls_server_name=options.tls_server_name,
+        tls_certificate=options.client_certificate,
+        tls_key=options.client_key,
+        token_env=options.token_env,
+        token_file=options.token_file,
+    )
+    security.check()
+    return security
 
 
 def on_init(environment: Environment, runner: Any, **_: Any) -> None:
@@ -416,11 +427,17 @@ def on_init(environment: Environment, runner: Any, **_: Any) -> None:
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(2)
-    conductor = _Conductor(environment) if scheduled and isinstance(runner, (LocalRunner, MasterRunner)) else None
+    conductor = Conductor(environment) if scheduled and isinstance(runner, (LocalRunner, MasterRunner)) else None
     if isinstance(runner, WorkerRunner) or (scheduled and conductor is not None and isinstance(runner, LocalRunner)):
-        _Worker(environment)
+        # Now: once the test starts, the master's options replace this process's.
+        keep = Path(options.keep).resolve() if options.keep and isinstance(runner, WorkerRunner) else None
+        Follower(environment, load, keep=keep)
+    if isinstance(runner, WorkerRunner) and options.processes:
+        end_with_parent()
 
     def on_test_start(**_: Any) -> None:
+        if isinstance(runner, MasterRunner) and options.goodput:
+            load.goodput = Goodput(parse_goodput_flag(options.goodput))
         if conductor is not None:
             conductor.assign()
         elif not isinstance(runner, MasterRunner) and not options.schedule:
@@ -445,17 +462,39 @@ def on_init(environment: Environment, runner: Any, **_: Any) -> None:
 
     def on_test_stopping(**_: Any) -> None:
         load.stopping = True
+        if conductor is not None:
+            conductor.stop()
 
     def on_test_stop(**_: Any) -> None:
         if load.log is not None and not options.schedule:
             load.log.complete = True
         load.end()
+        if not isinstance(runner, WorkerRunner) and not (isinstance(runner, MasterRunner) and options.headless):
+            tell_goodput()
+
+    def tell_goodput(**_: Any) -> None:
+        if load.goodput is not None:
+            sys.stdout.write("\n".join(load.goodput.lines()) + "\n")
+
+    def on_report(data: dict[str, Any], **_: Any) -> None:
+        if load.goodput is not None:
+            data["tailgate_goodput"] = load.goodput.take()
+
+    def on_worker_report(data: dict[str, Any], **_: Any) -> None:
+        if load.goodput is not None and "tailgate_goodput" in data:
+            load.goodput.merge(data["tailgate_goodput"])
 
     hooks: Any = environment.events
+    hooks.report_to_master.add_listener(on_report)
+    hooks.worker_report.add_listener(on_worker_report)
+    if isinstance(runner, MasterRunner) and options.headless:
+        hooks.quit.add_listener(tell_goodput)  # the workers' last reports come after the stop
     hooks.test_start.add_listener(on_test_start)
     hooks.test_stopping.add_listener(on_test_stopping)
     hooks.test_stop.add_listener(on_test_stop)
     hooks.quitting.add_listener(lambda **_: load.close())
+    if conductor is not None:
+        hooks.quitting.add_listener(lambda **_: conductor.close())
 
 
 _hooks: Any = events

@@ -1,4 +1,4 @@
-"""The console script `tailgate`: run | parity | inspect | serve | split | analyze.
+"""The console script `tailgate`: run | parity | inspect | serve | split | worker | analyze | export.
 
 Exit codes of run, parity and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself
 broke or was interrupted. Their last line on stdout is one JSON object. Every other word about progress goes to stderr.
@@ -20,7 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from analysis.exposure import ExposureError
 from loadtests.experiment import builtin_names, check_parity, load, parse_setting, set_path
+from loadtests.field_names import FieldFlags
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
 
 EXIT_BROKE = 1
@@ -46,6 +48,9 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
             "inspect": _inspect,
             "serve": _serve,
             "split": _split,
+            "worker": _worker,
+            "export": _export,
+            "forecast": _forecast,
             "analyze": _analyze,
         }
         return commands[options.command](options)
@@ -79,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  tailgate parity demo                    do the arms compute the same?\n"
         "  tailgate inspect --arm compiled-naive   what will recompile, before any load\n"
         "  tailgate analyze runs/20260101T120000Z-canary\n"
+        "  tailgate forecast conv.csv              how many compiles, how much padding, before any GPU time\n"
         "\n"
         "`tailgate COMMAND --help` says more.",
     )
@@ -88,7 +94,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_serve(commands)
     _add_split(commands)
+    _add_worker(commands)
     _add_analyze(commands)
+    _add_export(commands)
+    _add_forecast(commands)
     return parser
 
 
@@ -117,7 +126,8 @@ def _add_run(commands: Any) -> None:
         "  tailgate run demo --set traffic.duration_s=1200 --set trials.count=3\n"
         "  tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2\n"
         "  tailgate run canary.toml --set arms[1].compile.mode=max-autotune\n"
-        "  tailgate run canary.toml --set arms.compiled.replicas=2",
+        "  tailgate run canary.toml --set arms.compiled.replicas=2\n"
+        "  tailgate run canary.toml --request-rate 8 --num-prompts 500 --goodput ttft:200 tpot:50",
     )
     _add_experiment(parser)
     _add_set(parser, "traffic.rate=4")
@@ -125,10 +135,48 @@ def _add_run(commands: Any) -> None:
         "--trace",
         default="",
         metavar="FILE",
-        help="replay the times and lengths of this trace (Azure CSV or Mooncake JSON Lines)",
+        help="replay the times and lengths of this trace (Azure CSV, Mooncake JSON Lines, or a CSV of your own)",
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=_seed, default=None, metavar="N", help="replaces the experiment's seed")
+    _add_field_names(parser)
+
+
+def _add_field_names(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("names that other serving benchmarks use", "With the meaning they have there.")
+    for flag, kind, metavar, text in (
+        ("--request-rate", _rate, "R", "requests/s to each arm; inf: all at once, or as --max-concurrency lets them"),
+        ("--burstiness", _factor, "B", "gamma shape of the gaps between requests; 1 is Poisson"),
+        ("--max-concurrency", _count, "N", "most requests under way to each arm"),
+        ("--num-prompts", _count, "N", "requests that are sent to each arm"),
+    ):
+        group.add_argument(flag, type=kind, default=None, metavar=metavar, help=text)
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
+    )
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate: give requests/s above 0, or inf")
+    return value
+
+
+def _factor(text: str) -> float:
+    value = _rate(text)
+    if value == float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: give a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: give a whole number from 1")
+    return int(text)
 
 
 def _add_parity(commands: Any) -> None:
@@ -197,6 +245,24 @@ def _add_serve(commands: Any) -> None:
     parser.add_argument("--replica", default="", help="name of this process in records (default: NAME-0)")
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
     parser.add_argument("--metrics-port", type=_port, default=0, help="serve Prometheus metrics here (default: off)")
+    _add_listener_tls(parser)
+    parser.add_argument(
+        "--token-env",
+        default="",
+        metavar="NAME",
+        help="environment variable with the bearer token that every call but health checks must carry",
+    )
+
+
+def _add_listener_tls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tls-certificate", default="", metavar="FILE", help="serve TLS with this chain (PEM)")
+    parser.add_argument("--tls-key", default="", metavar="FILE", help="the key of --tls-certificate (PEM)")
+    parser.add_argument(
+        "--tls-client-ca",
+        default="",
+        metavar="FILE",
+        help="let in only clients with a certificate of this authority (PEM)",
+    )
 
 
 # The flags that describe the arm of a preset: name, table and key that it sets, help.
@@ -285,6 +351,18 @@ def _add_split(commands: Any) -> None:
     parser.add_argument(
         "--stickiness", default="arm", help="what a session keeps: arm, replica or off (default %(default)s)"
     )
+    _add_listener_tls(parser)
+    parser.add_argument(
+        "--upstream-ca",
+        default="",
+        metavar="FILE",
+        help="reach the arms by TLS and trust this authority (PEM); their names are checked",
+    )
+    parser.add_argument(
+        "--upstream-name", default="", help="name that the arms' certificates carry (default: the addresses' own)"
+    )
+    parser.add_argument("--upstream-certificate", default="", metavar="FILE", help="shown to the arms (PEM)")
+    parser.add_argument("--upstream-key", default="", metavar="FILE", help="the key of --upstream-certificate (PEM)")
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",
@@ -314,6 +392,107 @@ def _add_analyze(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print summary.json on one line instead of the table")
 
 
+def _add_worker(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "worker",
+        "drive load from this host for a run on another one",
+        "Waits for `tailgate run` with traffic.remote_workers at --master, drives its share of each trial, and sends\n"
+        "the records back; a copy stays in --keep. Then it waits for the next trial, until Ctrl-C or --trials.\n"
+        "Locust's channel has neither password nor encryption: use it in a network that you trust. Tokens for arms\n"
+        "are read here, from this host's environment or files; they never travel.",
+        "  tailgate worker --master 10.0.0.5:5557\n"
+        "  tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3",
+    )
+    parser.add_argument("--master", required=True, metavar="HOST:PORT", help="traffic.master_bind of the run")
+    parser.add_argument(
+        "--keep",
+        default="tailgate-worker",
+        metavar="DIR",
+        help="records stay here, by run and trial (default %(default)s)",
+    )
+    parser.add_argument("--trials", type=_number, default=0, metavar="N", help="end after N trials (default: never)")
+
+
+def _add_export(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "export",
+        "write the records of a run as Parquet, JSON Lines or CSV",
+        "Makes a directory that `tailgate analyze` judges as it does the run (not from CSV): each table under its own\n"
+        "name, and the small files beside it. Rows go through in batches: memory does not grow with the run.\n"
+        "In CSV a list of numbers such as token_ns is one cell with spaces between, a list of texts one cell of JSON.",
+        "  tailgate export runs/20260101T120000Z-canary --format parquet\n"
+        "  tailgate export runs/20260101T120000Z-canary --format csv --table requests --out canary-csv",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
+    parser.add_argument("--format", required=True, choices=("parquet", "jsonl", "csv"), help="what to write")
+    parser.add_argument("--out", default="", metavar="DIR", help="a new directory (default: RUN_DIR-FORMAT)")
+    parser.add_argument(
+        "--table",
+        default="requests,steps,compile_events",
+        metavar="LIST",
+        help="which tables, between commas (default %(default)s)",
+    )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: give a whole one from 0")
+    return int(text)
+
+
+def _add_forecast(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "forecast",
+        "say from a trace alone what each compile policy will pay",
+        "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
+        "what it pads, and the ladder of buckets that pads least. Nothing is run.\n"
+        "The last line on stdout is one JSON object.",
+        "  tailgate forecast AzureLLMInferenceTrace_conv.csv --max-prompt-tokens 8192\n"
+        "  tailgate forecast conv.csv --graphs 6 --multiple 64 --compile-seconds 20\n"
+        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096",
+    )
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
+    add("--max-prompt-tokens", type=int, default=0, metavar="N", help="leave longer prompts out (default: none)")
+    add("--graphs", type=int, default=8, metavar="N", help="steps of the best ladder (default %(default)s)")
+    add("--multiple", type=int, default=1, metavar="N", help="its steps are multiples of this (default %(default)s)")
+    add("--ladder", default="", metavar="LIST", help="a ladder of your own to compare, such as 256,1024,4096")
+    add("--batch", type=int, default=1, metavar="N", help="most prompts in one prefill (default %(default)s)")
+    add("--window-ms", type=float, default=0.0, metavar="MS", help="they come within this time (default 0)")
+    add("--recompile-limit", type=int, default=8, metavar="N", help="the compiler's (default %(default)s)")
+    add("--compile-seconds", type=float, default=0.0, metavar="S", help="what one compile takes, for the stalls")
+
+
+def _forecast(options: argparse.Namespace) -> int:
+    from loadtests.forecast import Forecast, forecast, forecast_text
+    from loadtests.traces import read_trace
+
+    try:
+        ladder = tuple(int(step) for step in options.ladder.split(",")) if options.ladder else ()
+    except ValueError:
+        raise ConfigError(f'--ladder "{options.ladder}" is no list of tokens: give for example 256,1024,4096') from None
+    asked = Forecast(
+        max_prompt_tokens=options.max_prompt_tokens,
+        batch=options.batch,
+        window_s=options.window_ms / 1e3,
+        graphs=options.graphs,
+        multiple=options.multiple,
+        ladder=ladder,
+        recompile_limit=options.recompile_limit,
+        compile_s=options.compile_seconds,
+    )
+    try:
+        found = forecast(read_trace(options.trace), asked)
+    except ExposureError as error:
+        raise ConfigError(str(error)) from None
+    print(forecast_text(found))
+    _last_line(found)
+    return 0
+
+
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to 65535")
@@ -330,7 +509,16 @@ def _seed(text: str) -> int:
 
 
 def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
-    experiment = load(options.experiment, settings=options.settings, trace=options.trace, seed=options.seed)
+    flags = FieldFlags(
+        request_rate=options.request_rate,
+        burstiness=options.burstiness,
+        max_concurrency=options.max_concurrency,
+        num_prompts=options.num_prompts,
+        goodput=tuple(options.goodput),
+    )
+    experiment = load(
+        options.experiment, settings=options.settings, trace=options.trace, seed=options.seed, flags=flags
+    )
     # After the experiment is known to be sound: these take a while to import.
     from loadtests.orchestrator import ARM_COMMAND, Orchestrator, RunOutcome
     from loadtests.progress import Display, Status
@@ -461,6 +649,25 @@ def _analyze(options: argparse.Namespace) -> int:
     return _judge(run_dir, {}, as_json=options.json)
 
 
+def _export(options: argparse.Namespace) -> int:
+    from analysis.export import export
+    from analysis.records import RecordError
+
+    run_dir = Path(options.run_dir)
+    out = Path(options.out) if options.out else run_dir.with_name(f"{run_dir.resolve().name}-{options.format}")
+    tables = [name.strip() for name in options.table.split(",") if name.strip()]
+    try:
+        written = export(run_dir, out, form=options.format, tables=tables)
+    except RecordError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except OSError as error:
+        return _complain(f"{error}: {out} is not whole", EXIT_BROKE)
+    for problem in written.problems:
+        print(f"tailgate: {problem}", file=sys.stderr)
+    _last_line({"out": str(out), "format": options.format, "rows": written.rows, "problems": list(written.problems)})
+    return 0
+
+
 def _judge(run_dir: Path, ended: dict[str, Any], *, as_json: bool = False, broke: bool = False) -> int:
     """The run directory holds a summary and reports, and the verdict is on stdout. Returns the exit code."""
     from analysis.records import RecordError
@@ -517,6 +724,7 @@ def _last_line(line: dict[str, Any]) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from loadtests.preflight import check_arm, check_port
+    from servers.security import server_tls, token_from_variable
 
     arm = serve_config(options)
     check_arm(arm)
@@ -525,6 +733,12 @@ def _serve(options: argparse.Namespace) -> int:
     extra = ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
     if options.metrics_port:
         extra += ["--metrics-port", str(options.metrics_port)]
+    server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    if options.token_env:
+        token_from_variable(options.token_env, key="--token-env")
+    for flag in ("tls_certificate", "tls_key", "tls_client_ca", "token_env"):
+        if getattr(options, flag):
+            extra += [f"--{flag.replace('_', '-')}", getattr(options, flag)]
     _become("servers.serve", arm, options.cache_dir, extra)
 
 
@@ -566,11 +780,13 @@ def inspect_config(options: argparse.Namespace) -> ArmConfig:
             f'{flag} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with `tailgate run`'
         )
     experiment = load(options.experiment, settings=options.settings, needs_traffic=False)
-    found = next((arm.config for arm in experiment.arms if arm.name == options.arm), None)
+    found = next((arm for arm in experiment.arms if arm.name == options.arm), None)
     if found is None:
         names = ", ".join(arm.name for arm in experiment.arms)
         raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
-    return found
+    if found.own is None:
+        raise ConfigError(f'--arm "{options.arm}" is external (kind = "{found.kind}"): nobody sees into it from here')
+    return found.own
 
 
 # --- serve: its arm ---------------------------------------------------------------------------------------------------
@@ -594,6 +810,15 @@ def serve_config(options: argparse.Namespace) -> ArmConfig:
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
         arm = replace(arm, **{table: override(getattr(arm, table), values, where=table)})
     return arm
+
+
+# --- worker -----------------------------------------------------------------------------------------------------------
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from loadtests.remote import parse_master, work
+
+    return work(parse_master(options.master), keep=Path(options.keep), trials=options.trials)
 
 
 # --- split ------------------------------------------------------------------------------------------------------------
@@ -661,7 +886,8 @@ def _shares(weights: dict[str, int], separator: str = " ") -> str:
 
 def split_config(options: argparse.Namespace) -> Any:
     """The SplitterConfig that the flags of `tailgate split` describe."""
-    from servers.splitter import ArmTarget, SplitterConfig
+    from servers.security import server_tls
+    from servers.splitter import ArmTarget, SplitterConfig, upstream_tls
 
     if not options.arm:
         raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once")
@@ -684,6 +910,10 @@ def split_config(options: argparse.Namespace) -> Any:
         port=options.port,
         admin_port=options.admin_port,
         stickiness=options.stickiness,
+        tls=server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca),
+        upstream_tls=upstream_tls(
+            options.upstream_ca, options.upstream_name, options.upstream_certificate, options.upstream_key
+        ),
     )
 
 

@@ -14,15 +14,16 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import gevent
 import gevent.socket
 from gevent.event import Event
 from google.protobuf.message import DecodeError
-from hpack import Decoder, HPACKError
 
+from loadtests.headers import HeaderDecoder, HeaderError
+from loadtests.tls import OPEN, SecurityConfig, TlsError, TlsStream, bearer_token, client_context, server_name
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
@@ -55,14 +56,17 @@ _DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWA
     range(10)
 )
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
-_NO_ERROR, _PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _REFUSED_STREAM, _CANCEL = 0x0, 0x1, 0x3, 0x7, 0x8
+_NO_ERROR, _PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _FRAME_SIZE_ERROR, _REFUSED_STREAM = 0x0, 0x1, 0x3, 0x6, 0x7
+_CANCEL, _COMPRESSION_ERROR = 0x8, 0x9
 _ENHANCE_YOUR_CALM, _INADEQUATE_SECURITY = 0xB, 0xC
 _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 0x2, 0x3, 0x4, 0x5
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DEFAULT_WINDOW: Final = 65_535
+_LARGEST_WINDOW: Final = 2**31 - 1
 _DEFAULT_FRAME: Final = 16_384
 _LARGEST_STREAM_ID: Final = 2**31 - 1
 _READ_BYTES: Final = 262_144
+_MOST_PENDING: Final = 32  # writes that share one call to the kernel: about a quarter of a millisecond of requests
 _LARGEST_MESSAGE: Final = 4 * 1024 * 1024
 _LARGEST_HEADER_BLOCK: Final = 256 * 1024
 
@@ -90,19 +94,29 @@ _HTTP_STATUS: Final = {
 }
 
 
+_LOST: Final = "the connection was lost"
+_CLOSED: Final = "the server closed the connection"
+_WITHOUT_A_WORD: Final = (_LOST, _CLOSED)
+
+
 class ProtocolError(Exception):
-    """The peer broke HTTP/2; the connection cannot be used any more."""
+    """The peer broke HTTP/2; the connection cannot be used any more. `code` is what the peer is told."""
+
+    def __init__(self, message: str, code: int = _PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def parse_target(text: str) -> tuple[str, int]:
-    """(host, port) of `host:port`, `http://host:port`, `grpc://host:port` or `[v6]:port`; ConfigError otherwise."""
+    """(host, port) of `host:port`, `[v6]:port`, or either behind http://, grpc://, https:// or grpcs://.
+
+    Raises ConfigError for anything else.
+    """
     rest = text.strip()
     scheme, separator, after = rest.partition("://")
     if separator:
-        if scheme.lower() in ("https", "grpcs"):
-            raise ConfigError(f'target "{text}" asks for TLS: give a plaintext host:port, such as the splitter\'s')
-        if scheme.lower() not in ("http", "grpc"):
-            raise ConfigError(f'target "{text}" has the scheme "{scheme}": use host:port, http:// or grpc://')
+        if scheme.lower() not in ("http", "grpc", "https", "grpcs"):
+            raise ConfigError(f'target "{text}" has the scheme "{scheme}": use host:port, http:// or https://')
         rest = after
     rest = rest.rstrip("/")
     host, separator, port = rest.rpartition(":")
@@ -113,14 +127,20 @@ def parse_target(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def wants_tls(target: str) -> bool:
+    """Whether `target` says https:// or grpcs://."""
+    return target.strip().lower().startswith(("https://", "grpcs://"))
+
+
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
+def _literal(name: bytes, value: bytes, *, secret: bool = False) -> bytes:
     # A literal without indexing (RFC 7541, 6.2.2): header blocks then need no table, and equal headers equal bytes.
-    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+    # One that is never indexed (6.2.3) tells proxies, too, to keep it out of their tables.
+    return (b"\x10" if secret else b"\x00") + _length(len(name)) + name + _length(len(value)) + value
 
 
 def _length(value: int) -> bytes:
@@ -135,6 +155,9 @@ def _length(value: int) -> bytes:
     return bytes(out)
 
 
+_GRPC_TIMEOUT: Final = b"\x00" + _length(len(b"grpc-timeout")) + b"grpc-timeout"
+
+
 def encode_metadata(metadata: Metadata) -> bytes:
     """The header block fragment for `metadata`; ValueError for a key or value that HTTP/2 cannot carry."""
     out = []
@@ -145,6 +168,13 @@ def encode_metadata(metadata: Metadata) -> bytes:
             raise ValueError(f'metadata "{key}" has the value {value!r}: printable ASCII only')
         out.append(_literal(key.encode("ascii"), value.encode("ascii")))
     return b"".join(out)
+
+
+class Carrier(Protocol):
+    """Whatever a call is on its way on."""
+
+    def abandon(self, stream_id: int, code: int) -> None:
+        """The stream is gone on this side and the peer was told."""
 
 
 class Call:
@@ -173,6 +203,7 @@ class Call:
         "_stream_id",
         "_timer",
         "_unacknowledged",
+        "_wanted",
         "deadline_ns",
         "end_ns",
         "error",
@@ -211,19 +242,22 @@ class Call:
         self._body = b"\x00" + _UINT32.pack(len(body)) + body
         self._on_done = on_done
         self._keep = keep
-        self._chunks: deque[GenerateChunk] = deque()
+        if keep:
+            self._chunks: deque[GenerateChunk] = deque()
         self._arrived = Event() if keep else None
-        self._connection: _Connection | None = None
+        self._connection: Carrier | None = None
         self._stream_id = 0
         self._send_window = 0
         self._unacknowledged = 0
-        self._partial = b""
+        self._partial: bytearray | None = None  # the beginning of a message
         self._position = 0  # bytes of the body already sent
         self._got_headers = False
         self._http_status = "200"
         self._last_chunk_ns = 0
         self._retried = False
         self._timer: Any = None
+
+    _wanted: int  # bytes of `_partial` that make its message whole; set along with it
 
     @property
     def done(self) -> bool:
@@ -268,24 +302,41 @@ class Call:
             self._arrived.wait()
 
     def _on_data(self, payload: bytes, at_ns: int) -> None:
-        if self._partial:
-            payload = self._partial + payload
+        if self._partial is not None:
+            self._partial += payload
+            if len(self._partial) < self._wanted:
+                return
+            payload, self._partial = bytes(self._partial), None
         position, size = 0, len(payload)
         while size - position >= 5:
             length = _UINT32.unpack_from(payload, position + 1)[0]
-            if payload[position]:
-                return self._broken("a message is compressed although no compression was offered", at_ns)
-            if length > _LARGEST_MESSAGE:
-                return self._broken(f"a message has {length} bytes; the limit is {_LARGEST_MESSAGE}", at_ns)
+            if payload[position] or length > _LARGEST_MESSAGE:
+                return self._refuse(payload[position], length, at_ns)
             end = position + 5 + length
             if end > size:
                 break
             self._on_message(payload[position + 5 : end], at_ns)
             if self.status:
-                return None
+                return
             position = end
-        self._partial = payload[position:]
-        return None
+        if position < size:
+            # Joined only once the message is whole: it may come in hundreds of frames.
+            self._partial = bytearray(payload[position:])
+            self._wanted = 5 + _UINT32.unpack_from(payload, position + 1)[0] if size - position >= 5 else 5
+
+    def _refuse(self, flag: int, length: int, at_ns: int) -> None:
+        """The bytes cannot be a message of this call: a proxy's page, a compressed message or one that is too large."""
+        if self._http_status != "200":
+            self._wanted = 1 << 62  # the body of an error page says nothing: the status decides at the end
+            self._partial = bytearray(1)
+            return
+        kind = self.initial_metadata.get("content-type", "application/grpc")
+        if not kind.startswith("application/grpc"):
+            self._broken(f'the answer is "{kind}" and not gRPC: is the target a gRPC server?', at_ns)
+        elif flag:
+            self._broken("a message is compressed although no compression was offered", at_ns)
+        else:
+            self._broken(f"a message has {length} bytes; the limit is {_LARGEST_MESSAGE}", at_ns)
 
     def _on_message(self, message: bytes, at_ns: int) -> None:
         try:
@@ -326,29 +377,32 @@ class Call:
         if connection is not None:
             connection.abandon(stream_id, _CANCEL)
 
-    def _on_headers(self, fields: list[tuple[str, str]], ended: bool, at_ns: int) -> None:
-        table: dict[str, str] = {}
-        for key, value in fields:
-            table[key] = f"{table[key]},{value}" if key in table else value
-        http_status = table.pop(":status", "")
+    def _on_headers(self, fields: dict[str, str], ended: bool, at_ns: int) -> None:
+        http_status = fields.pop(":status", "")
         if not self._got_headers:
             if http_status.startswith("1"):
-                return
+                return  # an informational response; the real one follows
             self._got_headers = True
             if self._position == len(self._body):
                 self._body, self._position = b"", 0  # kept until here for a server that goes away unread
             self._http_status = http_status
-            self.initial_metadata = table
+            self.initial_metadata = fields
+        elif not ended:
+            return self._broken("a second header block came before the end of the stream", at_ns)
         if ended:
-            self.trailing_metadata = table
+            self.trailing_metadata = fields
             self._end(at_ns)
+        return None
 
     def _end(self, at_ns: int) -> None:
         """The server closed the stream: the status is in the trailers, or must be guessed from HTTP."""
         code = self.trailing_metadata.get("grpc-status")
         if code is not None:
             status = STATUS_NAMES[int(code)] if code.isdigit() and int(code) < len(STATUS_NAMES) else "UNKNOWN"
-            error = unquote(self.trailing_metadata.get("grpc-message", ""), errors="replace")
+            error = self.trailing_metadata.get("grpc-message", "")
+            if error:
+                # Percent-encoded ASCII by the protocol; servers that send UTF-8 as it is are understood too.
+                error = unquote(error.encode("latin-1").decode("utf-8", "replace"), errors="replace")
             if status == "OK" and self._partial:
                 status, error = "INTERNAL", f"the stream ended inside a message ({len(self._partial)} bytes left over)"
             self._finish(status, error, at_ns)
@@ -366,7 +420,8 @@ class Call:
             self._timer.close()
             self._timer = None
         self._connection = None
-        self._body = self._headers = self._partial = b""
+        self._body = self._headers = b""
+        self._partial = None
         on_done, self._on_done = self._on_done, None
         if self._arrived is not None:
             self._arrived.set()
@@ -380,15 +435,18 @@ class Call:
 class _Connection:
     """One HTTP/2 connection: a reader greenlet, the streams on it, and flow control both ways."""
 
-    def __init__(self, client: InferenceClient, sock: gevent.socket.socket) -> None:
+    def __init__(self, client: InferenceClient, sock: gevent.socket.socket, tls: TlsStream | None = None) -> None:
         self._client = client
         self._sock = sock
-        self._decoder = Decoder(max_header_list_size=_LARGEST_HEADER_BLOCK)
+        self._tls = tls
+        self._decoder = HeaderDecoder(largest_list=_LARGEST_HEADER_BLOCK)
         self._calls: dict[int, Call] = {}
         self._blocked: deque[Call] = deque()  # requests whose body waits for the peer's window
         self._next_id = 1
-        self._out = b""
-        self._writing = False
+        self._left = b""  # the beginning of a frame
+        self._pending: list[bytes] = []  # written since the last flush
+        self._flush_is_due = False
+        self._writing = False  # a greenlet waits for the kernel to take what it did not take at once
         self._send_window = _DEFAULT_WINDOW
         self._peer_stream_window = _DEFAULT_WINDOW
         self._peer_frame = _DEFAULT_FRAME
@@ -396,9 +454,13 @@ class _Connection:
         self._unacknowledged = 0
         self._block: tuple[int, bool, bytearray] | None = None  # an unfinished header block
         self.settings_received = Event()
+        self.greeted = False  # the server's SETTINGS have come
         self.draining = False
         self.closed = False
         self.reason = ""
+        self._last_read_ns = now_ns()
+        self._asked_ns = 0  # when the server was last asked whether it is there; 0: it has answered
+        self._keepalive: Any = None
         stream_window, connection_window = client.stream_window, max(client.connection_window, _DEFAULT_WINDOW)
         settings = _SETTING.pack(_ENABLE_PUSH, 0) + _SETTING.pack(_INITIAL_WINDOW_SIZE, stream_window)
         opening = _PREFACE + _frame(_SETTINGS, 0, 0, settings)
@@ -408,6 +470,8 @@ class _Connection:
         self._connection_refill = connection_window // 2
         self._write(opening)
         self._reader = gevent.spawn(self._read)
+        if client.keepalive_s:
+            self._watch_in(client.keepalive_s)
 
     @property
     def usable(self) -> bool:
@@ -434,7 +498,7 @@ class _Connection:
         if call.deadline_ns:
             left_ms = max(1, (call.deadline_ns - at_ns) // 1_000_000)
             text = b"%dm" % left_ms if left_ms < 10**8 else b"%dS" % min(left_ms // 1000, 10**8 - 1)
-            block += _literal(b"grpc-timeout", text)
+            block += b"%b%c%b" % (_GRPC_TIMEOUT, len(text), text)
         size, body = self._peer_frame, call._body
         if len(block) <= size:
             out = _frame(_HEADERS, _END_HEADERS, stream_id, block)
@@ -469,7 +533,9 @@ class _Connection:
         """The socket is closed and every call still on it has ended with `status`."""
         if self.closed:
             return
+        self.flush()
         self.closed, self.draining, self.reason = True, True, reason
+        self._stop_watching()
         # This wakes the reader, which owns the descriptor; closing it here would leave the reader waiting for ever.
         with contextlib.suppress(OSError):
             self._sock.shutdown(gevent.socket.SHUT_RDWR)
@@ -488,41 +554,57 @@ class _Connection:
             self._client._stream_ended()
 
     def _write(self, data: bytes) -> None:
+        """The bytes go out when the greenlet that runs now lets go, together with all that others add until then.
+
+        A call to the kernel costs twice as much as starting a request does; under load this shares it among many. A
+        greenlet that writes much without letting go, a dispatcher that is late, shares it among a few only.
+        """
         if self.closed:
             return
-        if self._out:
-            self._out += data
+        self._pending.append(data)
+        if len(self._pending) >= _MOST_PENDING:
+            self.flush()
+        elif not self._flush_is_due:
+            self._flush_is_due = True
+            self._client.loop.run_callback(self.flush)
+
+    def flush(self) -> None:
+        """What was written is with the kernel, as far as it takes it; the rest follows by itself."""
+        self._flush_is_due = False
+        if self.closed or self._writing or not self._pending:
             return
+        data = b"".join(self._pending)
+        self._pending.clear()
         try:
+            if self._tls is not None:
+                data = self._tls.sealed(data)
             sent = self._sock.send(data)
         except BlockingIOError:
             sent = 0
         except OSError as problem:
-            # The reader sees the same loss and ends the calls; from here it would run inside open().
-            self.reason = self.reason or f"the connection was lost: {problem}"
+            # The reader sees the same loss and ends the calls.
+            self.reason = self.reason or f"{_LOST}: {problem}"
             self.draining = True
             with contextlib.suppress(OSError):
                 self._sock.shutdown(gevent.socket.SHUT_RDWR)
             return
         if sent < len(data):
-            self._out = data[sent:]
-            if not self._writing:
-                self._writing = True
-                gevent.spawn(self._write_rest)
+            self._writing = True
+            gevent.spawn(self._write_rest, data[sent:])
 
-    def _write_rest(self) -> None:
+    def _write_rest(self, data: bytes) -> None:
         try:
-            while self._out and not self.closed:
+            while data and not self.closed:
                 gevent.socket.wait_write(self._sock.fileno())
                 if self.closed:
                     break
                 with contextlib.suppress(BlockingIOError):
-                    sent = self._sock.send(self._out)
-                    self._out = self._out[sent:]
+                    data = data[self._sock.send(data) :]
         except OSError as problem:
-            self.close("UNAVAILABLE", f"the connection was lost: {problem}")
+            self.close("UNAVAILABLE", f"{_LOST}: {problem}")
         finally:
             self._writing = False
+        self.flush()
 
     def _send_bodies(self) -> None:
         """Bodies of waiting requests are sent as far as connection and stream windows allow, in order."""
@@ -543,11 +625,61 @@ class _Connection:
                 short.append(call)
         self._blocked.extendleft(reversed(short))
 
-    def _read(self) -> None:
-        sock, fd = self._sock, self._sock.fileno()
-        watcher = gevent.get_hub().loop.io(fd, 1)
-        left = b""
+    def _watch_in(self, seconds: float) -> None:
+        self._stop_watching()
+        self._keepalive = gevent.get_hub().loop.timer(max(0.001, seconds))
+        self._keepalive.start(self._check_alive)
+
+    def _stop_watching(self) -> None:
+        if self._keepalive is not None:
+            self._keepalive.stop()
+            self._keepalive.close()
+            self._keepalive = None
+
+    def _check_alive(self) -> None:
+        """A server from which nothing came for a while is asked with a PING; without a sign of life it is dead.
+
+        Only while calls are open, since servers count idle pings as abuse. Any byte counts as an answer.
+        """
+        client = self._client
+        keepalive_s, timeout_s = client.keepalive_s, client.keepalive_timeout_s
+        at_ns = now_ns()
+        if self._asked_ns and self._last_read_ns < self._asked_ns:
+            waited_s = (at_ns - self._asked_ns) / 1e9
+            if waited_s >= timeout_s and not self._something_to_read():
+                silent_s = (at_ns - self._last_read_ns) / 1e9
+                self.close("UNAVAILABLE", f"the server was silent for {silent_s:.1f} s and answered no ping")
+            else:
+                self._watch_in(min(keepalive_s, max(0.0, timeout_s - waited_s)))
+            return
+        self._asked_ns = 0
+        quiet_s = (at_ns - self._last_read_ns) / 1e9
+        if quiet_s < keepalive_s:
+            self._watch_in(keepalive_s - quiet_s)
+        elif self._calls:
+            self._asked_ns = at_ns
+            self._write(_frame(_PING, 0, 0, b"tailgate"))
+            self._watch_in(min(keepalive_s, timeout_s))
+        else:
+            self._watch_in(keepalive_s)
+
+    def _something_to_read(self) -> bool:
+        """Whether the answer is here and this process was too slow to look: a timer may run before the reader does."""
         try:
+            self._sock.recv(1, gevent.socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the reader will see it too
+        return True
+
+    def _read(self) -> None:
+        sock, fd, tls = self._sock, self._sock.fileno(), self._tls
+        watcher = gevent.get_hub().loop.io(fd, 1)
+        try:
+            if tls is not None:
+                # The server's first frames may have come with the end of the handshake: nothing more need follow.
+                self.feed(tls.opened(b""), now_ns())
             while not self.closed:
                 # Through the hub before every read, even when bytes wait: a busy connection must not starve timers.
                 gevent.socket.wait(watcher)
@@ -557,19 +689,31 @@ class _Connection:
                     data = sock.recv(_READ_BYTES)
                 except BlockingIOError:
                     continue
-                at_ns = now_ns()
-                if not data:
-                    self.close("UNAVAILABLE", self.reason or "the server closed the connection")
-                    return
-                left = self._frames(left + data if left else data, at_ns)
+                self._last_read_ns = at_ns = now_ns()
+                ended = not data
+                if tls is not None:
+                    data = tls.opened(data)
+                    ended = ended or tls.ended
+                    if tls.has_to_say:
+                        self._write(b"")
+                if data:
+                    self.feed(data, at_ns)
+                if ended:
+                    self.close("UNAVAILABLE", self.reason or _CLOSED)
         except ProtocolError as problem:
-            self._write(_frame(_GOAWAY, 0, 0, struct.pack(">II", 0, _PROTOCOL_ERROR)))
+            self._write(_frame(_GOAWAY, 0, 0, struct.pack(">II", 0, problem.code)))
+            self.close("UNAVAILABLE", str(problem))
+        except TlsError as problem:
             self.close("UNAVAILABLE", str(problem))
         except OSError as problem:
-            self.close("UNAVAILABLE", f"the connection was lost: {problem}")
+            self.close("UNAVAILABLE", f"{_LOST}: {problem}")
         finally:
             watcher.close()
             sock.close()
+
+    def feed(self, data: bytes, at_ns: int) -> None:
+        """Bytes that were read at `at_ns` are handled, as far as they make whole frames; the rest waits for more."""
+        self._left = self._frames(self._left + data if self._left else data, at_ns)
 
     def _frames(self, data: bytes, at_ns: int) -> bytes:
         """Every whole frame in `data` is handled; returns the bytes left over."""
@@ -580,13 +724,14 @@ class _Connection:
             length = high << 16 | low
             stream_id &= 0x7FFFFFFF
             if length > _DEFAULT_FRAME:
-                raise ProtocolError(self._not_http2(data, f"a frame has {length} bytes; the limit is {_DEFAULT_FRAME}"))
+                raise ProtocolError(
+                    self._not_http2(data, f"a frame has {length} bytes; the limit is {_DEFAULT_FRAME}"),
+                    _FRAME_SIZE_ERROR,
+                )
             end = position + 9 + length
             if end > size:
                 break
             if kind == _DATA and self._block is None:
-                if not self.settings_received.is_set():
-                    raise ProtocolError(self._not_http2(data, "the first frame is not SETTINGS"))
                 payload = data[position + 9 : end]
                 if flags & _PADDED:
                     payload = _without_padding(payload)
@@ -600,9 +745,9 @@ class _Connection:
                     else:
                         call._unacknowledged += length
                         if call._unacknowledged >= self._stream_refill and not call.status:
-                            update = _UINT32.pack(call._unacknowledged)
-                            call._unacknowledged = 0
-                            self._write(_frame(_WINDOW_UPDATE, 0, stream_id, update))
+                            self._refill(call)
+                else:
+                    self._check_stream(stream_id, data)
                 self._unacknowledged += length
                 if self._unacknowledged >= self._connection_refill:
                     self._write(_frame(_WINDOW_UPDATE, 0, 0, _UINT32.pack(self._unacknowledged)))
@@ -614,10 +759,33 @@ class _Connection:
             position = end
         return data[position:]
 
+    def _refill(self, call: Call) -> None:
+        if call._unacknowledged > self._client.stream_window:
+            self._fail_stream(call, "the server sent more than the stream's window", _FLOW_CONTROL_ERROR)
+            return
+        self._write(_frame(_WINDOW_UPDATE, 0, call._stream_id, _UINT32.pack(call._unacknowledged)))
+        call._unacknowledged = 0
+
+    def _fail_stream(self, call: Call, reason: str, code: int) -> None:
+        """The peer broke the rules of one stream: it is reset and its call has failed."""
+        stream_id = call._stream_id
+        call._finish("INTERNAL", reason, now_ns())
+        self.abandon(stream_id, code)
+
+    def _check_stream(self, stream_id: int, data: bytes) -> None:
+        """Frames may still come for streams that are gone, but not for those that never were (RFC 9113, 5.1)."""
+        if not self.settings_received.is_set():
+            raise ProtocolError(self._not_http2(data, "the first frame is not SETTINGS"))
+        if not stream_id & 1 or stream_id >= self._next_id:
+            raise ProtocolError(f"a frame names stream {stream_id}, which was never opened")
+
     def _not_http2(self, data: bytes, otherwise: str) -> str:
         if self.settings_received.is_set():
             return otherwise
-        return f"the server does not speak plaintext HTTP/2 (it answered {bytes(data[:16])!r})"
+        if self._tls is None and data[:2] == b"\x15\x03":  # a TLS alert
+            return "the server speaks TLS: use https://"
+        kind = "HTTP/2" if self._tls is not None else "plaintext HTTP/2"
+        return f"the server does not speak {kind} (it answered {bytes(data[:16])!r})"
 
     def _control(self, kind: int, flags: int, stream_id: int, payload: bytes, at_ns: int, data: bytes) -> None:
         if not self.settings_received.is_set() and kind != _SETTINGS:
@@ -630,7 +798,7 @@ class _Connection:
                     payload = _without_padding(payload)
                 if flags & _PRIORITY_FLAG:
                     payload = payload[5:]
-                self._header_block(stream_id, bool(flags & _END_STREAM), bytearray(payload), flags, at_ns)
+                self._header_block(stream_id, bool(flags & _END_STREAM), payload, flags, at_ns)
             elif kind == _CONTINUATION:
                 if self._block is None:
                     raise ProtocolError("CONTINUATION without a header block")
@@ -640,40 +808,46 @@ class _Connection:
                     raise ProtocolError(f"a header block has more than {_LARGEST_HEADER_BLOCK} bytes")
                 self._header_block(stream_id, ended, block, flags, at_ns)
             elif kind == _RST_STREAM:
+                self._check_stream(stream_id, data)
                 self._reset(stream_id, _UINT32.unpack(payload)[0], at_ns)
             elif kind == _SETTINGS:
+                if stream_id:
+                    raise ProtocolError(f"SETTINGS came on stream {stream_id}")
                 if not flags & _ACK:
                     self._settings(payload)
             elif kind == _PING:
+                if len(payload) != 8:
+                    raise ProtocolError(f"a PING has {len(payload)} bytes and not 8", _FRAME_SIZE_ERROR)
                 if not flags & _ACK:
                     self._write(_frame(_PING, _ACK, 0, payload))
             elif kind == _GOAWAY:
                 last_id, code = struct.unpack_from(">II", payload)
                 self._goaway(last_id & 0x7FFFFFFF, code, payload[8:])
             elif kind == _WINDOW_UPDATE:
-                self._window_update(stream_id, _UINT32.unpack(payload)[0] & 0x7FFFFFFF)
+                self._window_update(stream_id, _UINT32.unpack(payload)[0] & 0x7FFFFFFF, data)
             elif kind == _PUSH_PROMISE:
                 raise ProtocolError("the server pushed although push is off")
             # Other kinds, PRIORITY among them, carry nothing for this client; RFC 9113 says to ignore unknown ones.
         except struct.error:
-            raise ProtocolError(f"a frame of type {kind} has the wrong size ({len(payload)} bytes)") from None
+            wrong = f"a frame of type {kind} has the wrong size ({len(payload)} bytes)"
+            raise ProtocolError(wrong, _FRAME_SIZE_ERROR) from None
 
-    def _header_block(self, stream_id: int, ended: bool, block: bytearray, flags: int, at_ns: int) -> None:
+    def _header_block(self, stream_id: int, ended: bool, block: bytes | bytearray, flags: int, at_ns: int) -> None:
         if not flags & _END_HEADERS:
-            self._block = (stream_id, ended, block)
+            self._block = (stream_id, ended, block if isinstance(block, bytearray) else bytearray(block))
             return
         self._block = None
         try:
             # Decoded even for a stream that is gone: the compression state is the connection's.
-            raw = self._decoder.decode(bytes(block), raw=True)
-        except HPACKError as problem:
-            raise ProtocolError(f"a header block cannot be decoded: {problem}") from None
+            fields = self._decoder.decode(bytes(block))
+        except HeaderError as problem:
+            raise ProtocolError(f"a header block cannot be decoded: {problem}", _COMPRESSION_ERROR) from None
         call = self._calls.get(stream_id)
         if call is None:
+            self._check_stream(stream_id, b"")
             return
         if ended:
             self._forget(stream_id, call)
-        fields = [(key.decode("ascii", "replace"), value.decode("utf-8", "replace")) for key, value in raw]
         call._on_headers(fields, ended, at_ns)
         if ended:
             call._finish("UNKNOWN", "the stream ended with an informational response", at_ns)
@@ -690,7 +864,12 @@ class _Connection:
         call = self._calls.pop(stream_id, None)
         if call is None:
             return
-        call._finish(_RESET_STATUS.get(code, "INTERNAL"), f"the server reset the stream (HTTP/2 error {code})", at_ns)
+        reason = f"the server reset the stream (HTTP/2 error {code})"
+        if code == _REFUSED_STREAM:
+            # RFC 9113, 8.7: refused means that nothing was done with it, so starting it again repeats nothing.
+            self._client._restart(call, reason)
+        else:
+            call._finish(_RESET_STATUS.get(code, "INTERNAL"), reason, at_ns)
         self._stream_ended()
 
     def _settings(self, payload: bytes) -> None:
@@ -698,12 +877,16 @@ class _Connection:
             if key == _MAX_CONCURRENT_STREAMS:
                 self._peer_streams = value
             elif key == _INITIAL_WINDOW_SIZE:
-                if value > 2**31 - 1:
-                    raise ProtocolError(f"the initial window is {value}; the limit is {2**31 - 1}")
+                if value > _LARGEST_WINDOW:
+                    raise ProtocolError(
+                        f"the initial window is {value}; the limit is {_LARGEST_WINDOW}", _FLOW_CONTROL_ERROR
+                    )
                 change = value - self._peer_stream_window
                 self._peer_stream_window = value
                 for call in self._calls.values():
                     call._send_window += change
+                    if call._send_window > _LARGEST_WINDOW:
+                        raise ProtocolError("a stream's window overflowed by SETTINGS", _FLOW_CONTROL_ERROR)
             elif key == _MAX_FRAME_SIZE:
                 if not _DEFAULT_FRAME <= value < 2**24:
                     raise ProtocolError(
@@ -711,6 +894,7 @@ class _Connection:
                     )
                 self._peer_frame = value
         self._write(_frame(_SETTINGS, _ACK, 0))
+        self.greeted = True
         self.settings_received.set()
         self._send_bodies()
         self._client._stream_ended()  # a higher stream limit may let waiting calls start
@@ -718,6 +902,8 @@ class _Connection:
     def _goaway(self, last_id: int, code: int, debug: bytes) -> None:
         self.draining = True
         text = debug.decode("utf-8", "replace") or f"HTTP/2 error {code}"
+        if code == _ENHANCE_YOUR_CALM and debug == b"too_many_pings":
+            self._client.slow_keepalive()
         self.reason = f"the server is going away ({text})" if code else "the server is going away"
         for stream_id in [stream_id for stream_id in self._calls if stream_id > last_id]:
             # The server says it never saw these: starting them elsewhere repeats nothing.
@@ -725,13 +911,22 @@ class _Connection:
         if not self._calls:
             self.close("UNAVAILABLE", self.reason)
 
-    def _window_update(self, stream_id: int, increment: int) -> None:
+    def _window_update(self, stream_id: int, increment: int, data: bytes) -> None:
+        call = self._calls.get(stream_id)
         if stream_id == 0:
+            if not increment:
+                raise ProtocolError("the connection's window grows by 0")
             self._send_window += increment
-            if self._send_window > 2**31 - 1:
-                raise ProtocolError("the connection window overflowed")
-        elif stream_id in self._calls:
-            self._calls[stream_id]._send_window += increment
+            if self._send_window > _LARGEST_WINDOW:
+                raise ProtocolError("the connection window overflowed", _FLOW_CONTROL_ERROR)
+        elif call is None:
+            self._check_stream(stream_id, data)
+        elif not increment:
+            self._fail_stream(call, "the server let the stream's window grow by 0", _PROTOCOL_ERROR)
+        else:
+            call._send_window += increment
+            if call._send_window > _LARGEST_WINDOW:
+                self._fail_stream(call, "the server let the stream's window overflow", _FLOW_CONTROL_ERROR)
         if self._blocked:
             self._send_bodies()
 
@@ -748,6 +943,14 @@ class InferenceClient:
     A connection is opened when a call needs one. When the peer's MAX_CONCURRENT_STREAMS is reached, another opens, up
     to `max_connections`; then calls wait in order (their clock runs). After a failed connect, calls fail at once with
     UNAVAILABLE until `retry_s` has passed, so that a dead server costs no storm of connects.
+
+    A target with https:// or grpcs:// is reached by TLS as `security` says, and HTTP/2 must be agreed on by ALPN. Its
+    token goes with every call, whatever the scheme.
+
+    `keepalive_s` above 0: a connection with open calls from which nothing came for so long is asked with a PING, and
+    dead when nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping
+    within five minutes in which it sent nothing (a long compile) for abuse and closes the connection. When one says
+    so, the interval doubles.
     """
 
     def __init__(
@@ -760,19 +963,32 @@ class InferenceClient:
         retry_s: float = 0.1,
         stream_window: int = 16 * 1024 * 1024,
         connection_window: int = 1024 * 1024 * 1024,
+        security: SecurityConfig = OPEN,
+        keepalive_s: float = 0.0,
+        keepalive_timeout_s: float = 20.0,
+        call: Callable[..., Call] = Call,  # for a protocol whose messages are others
     ) -> None:
         self._host, self._port = parse_target(target)
+        self._call = call
+        self._tls_context = client_context(security) if wants_tls(target) else None
+        self._tls_name = server_name(security, self._host)
+        token = bearer_token(security)
+        self.keepalive_s = keepalive_s
+        self.keepalive_timeout_s = keepalive_timeout_s
         self.target = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         self.stream_window = stream_window
         self.connection_window = connection_window
         self.header_prefix = (
-            b"\x83\x86"  # static table: ":method: POST", ":scheme: http"
+            # From the static table: ":method: POST", then ":scheme: http" or "https".
+            (b"\x83\x86" if self._tls_context is None else b"\x83\x87")
             + _literal(b":path", path.encode("ascii"))
             + _literal(b":authority", self.target.encode("ascii"))
             + _literal(b"te", b"trailers")
             + _literal(b"content-type", b"application/grpc")
             + _literal(b"user-agent", b"tailgate")
+            + (_literal(b"authorization", b"Bearer " + token.encode("ascii"), secret=True) if token else b"")
         )
+        self.loop = gevent.get_hub().loop
         self._max_connections = max_connections
         self._connect_timeout_s = connect_timeout_s
         self._retry_ns = int(retry_s * 1e9)
@@ -833,9 +1049,9 @@ class InferenceClient:
         tag: Any,
     ) -> Call:
         deadline_ns = 0 if timeout_s is None else now_ns() + int(timeout_s * 1e9)
-        call = Call(headers=headers, body=body, deadline_ns=deadline_ns, on_done=on_done, keep=keep, tag=tag)
+        call = self._call(headers=headers, body=body, deadline_ns=deadline_ns, on_done=on_done, keep=keep, tag=tag)
         if timeout_s is not None:
-            call._timer = gevent.get_hub().loop.timer(max(0.0, timeout_s))
+            call._timer = self.loop.timer(max(0.0, timeout_s))
             call._timer.start(call._on_deadline)
         self._assign(call)
         return call
@@ -872,21 +1088,28 @@ class InferenceClient:
 
     def _connect(self) -> None:
         refusal = ""
+        sock: gevent.socket.socket | None = None
+        connection: _Connection | None = None
         try:
             sock = gevent.socket.create_connection((self._host, self._port), timeout=self._connect_timeout_s)
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            tls = self._secure(sock) if self._tls_context is not None else None
             sock.setblocking(False)
-            connection = _Connection(self, sock)
+            connection = _Connection(self, sock, tls)
             if not connection.settings_received.wait(self._connect_timeout_s):
                 connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
             if connection.closed:
                 refusal = f"cannot connect to {self.target}: {connection.reason}"
+                if tls is None and not connection.greeted and connection.reason.startswith(_WITHOUT_A_WORD):
+                    refusal += " before it said anything: if its port speaks TLS: use https://"
             else:
                 self._connections.append(connection)
-        except OSError as problem:
+        except (OSError, TlsError) as problem:
             refusal = f"cannot connect to {self.target}: {problem}"
         finally:
             self._connecting = None
+            if sock is not None and connection is None:
+                sock.close()
         if refusal:
             self._refusal, self._refused_until_ns = refusal, now_ns() + self._retry_ns
             if not any(not connection.draining for connection in self._connections):
@@ -894,6 +1117,23 @@ class InferenceClient:
         else:
             self._refusal = ""
             self._stream_ended()
+
+    def _secure(self, sock: gevent.socket.socket) -> TlsStream:
+        """The TLS of a connection whose handshake is over. Raises TlsError with the remedy, or OSError."""
+        assert self._tls_context is not None
+        tls = TlsStream(self._tls_context, self._tls_name)
+        with gevent.Timeout(self._connect_timeout_s, TlsError(f"no TLS handshake in {self._connect_timeout_s} s")):
+            sock.sendall(tls.handshake(b""))
+            while not tls.ready:
+                received = sock.recv(_READ_BYTES)
+                if not received:
+                    raise TlsError("it ended the TLS handshake without a word: use the port that speaks TLS")
+                sock.sendall(tls.handshake(received))
+        return tls
+
+    def slow_keepalive(self) -> None:
+        """Pings come half as often: a server called them too many."""
+        self.keepalive_s *= 2
 
     def _stream_ended(self) -> None:
         """Waiting calls start as far as there is room for them."""

@@ -13,17 +13,13 @@ from typing import Any
 import grpc
 
 from analysis.records import COMPILE_EVENTS, STEPS, RecordWriter
+from loadtests.channels import arm_channel
 from loadtests.progress import ReplicaState, Status
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
-
-CHANNEL_OPTIONS = (
-    # A proxy from the environment must not stand between this process and an arm on loopback.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-)
+_MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
 
 
 @dataclass(slots=True)
@@ -67,9 +63,9 @@ class Collector:
         self._flusher = threading.Thread(target=self._flush_for_ever, name="collector", daemon=True)
         self._flusher.start()
 
-    def follow(self, *, arm: str, replica: str, target: str) -> None:
+    def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
         """The telemetry of `replica` at host:port `target` is being recorded, from its beginning."""
-        follower = _Follower(arm=arm, replica=replica, channel=grpc.insecure_channel(target, options=CHANNEL_OPTIONS))
+        follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token))
         self._status.replicas.setdefault(replica, ReplicaState())
         follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
         self._followers[replica] = follower
@@ -149,8 +145,15 @@ class Collector:
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
-            self._rows[table].append(row)
             self._taken += 1
+            if len(self._rows[table]) < _MOST_WAITING:
+                self._rows[table].append(row)
+            elif self.failure is None:
+                # Without some of its compiles an arm would look better than it is: better no run than such a one.
+                self.failure = (
+                    f"telemetry comes faster than the disk takes it: {_MOST_WAITING} rows of {table} wait; "
+                    "give --out on a faster disk"
+                )
 
     def _take_progress(self, replica: str, progress: telemetry_pb2.Progress) -> None:
         state = self._status.replicas[replica]

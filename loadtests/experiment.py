@@ -17,9 +17,12 @@ from typing import Any, Literal, TypeVar
 
 import tomli_w
 
-from analysis.limits import GateLimits
+from analysis.limits import GateLimits, check_goodput
 from analysis.records import METRICS, RecordError
+from loadtests.external import KINDS, SECURITY_KEYS, ExternalConfig, external_from_table, external_table
+from loadtests.field_names import FieldFlags
 from loadtests.schedule import EVERY_ARM, TrafficConfig
+from loadtests.tls import OPEN, SecurityConfig
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
 
 T = TypeVar("T")
@@ -35,13 +38,25 @@ def _range(key: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentArm:
-    """One arm and its part in the experiment."""
+    """One arm and its part in the experiment: a server that tailgate starts (`own`), or one of somebody else."""
 
     name: str
-    config: ArmConfig
+    own: ArmConfig | None = None
+    external: ExternalConfig | None = None
     control: bool = False
     weight: int = 1
     replicas: int = 1
+
+    @property
+    def kind(self) -> str:
+        """tailgate, openai or oip."""
+        return self.external.kind if self.external is not None else "tailgate"
+
+    @property
+    def config(self) -> ArmConfig:
+        """What tailgate starts. Not for an external arm, of which nothing is known."""
+        assert self.own is not None, f"{self.name} is external"
+        return self.own
 
     @property
     def replica_names(self) -> tuple[str, ...]:
@@ -54,6 +69,7 @@ class TrialsConfig:
     """How often the experiment is repeated from a fresh start, and how its arms are started.
 
     `starting_at_once` arms load and warm up at the same time: 1 gives start-up times that nothing disturbed.
+    With `swap_devices` arms on devices of one kind (cuda:0, cuda:1) change places from trial to trial.
     With `compile_cache = "fresh"` every replica of every trial compiles from nothing; "shared" keeps one disk cache in
     the output folder for all arms, trials and runs.
     """
@@ -61,6 +77,7 @@ class TrialsConfig:
     count: int = 1
     starting_at_once: int = 1
     ready_timeout_s: float = 900.0
+    swap_devices: bool = True
     compile_cache: Literal["fresh", "shared"] = "fresh"
 
     def __post_init__(self) -> None:
@@ -71,13 +88,19 @@ class TrialsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitterSettings:
-    """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port."""
+    """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port.
+
+    With a certificate the load goes to it by TLS; the arms behind it are on loopback and stay plaintext.
+    """
 
     port: int = 0
     admin_port: int = 0
     workers: int = 2
     stickiness: Literal["arm", "replica", "off"] = "arm"
     access_log: bool = False
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
 
     def __post_init__(self) -> None:
         _range("splitter.port", self.port, 0, 65535)
@@ -85,6 +108,11 @@ class SplitterSettings:
         _range("splitter.workers", self.workers, 1, 1024)
         if self.port and self.port == self.admin_port:
             raise ConfigError(f"splitter.port and splitter.admin_port are both {self.port}: give two ports, or 0")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            given = "tls_certificate" if self.tls_certificate else "tls_key"
+            raise ConfigError(f"splitter.{given} is set alone: give tls_certificate and tls_key, or neither")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ConfigError("splitter.tls_client_ca is set without tls_certificate: give it and tls_key too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +148,11 @@ class Experiment:
     traffic: TrafficConfig
     trials: TrialsConfig = field(default_factory=TrialsConfig)
     slo: Mapping[str, float] = field(default_factory=dict)
+    goodput: Mapping[str, float] = field(default_factory=dict)
     gates: GateLimits = field(default_factory=GateLimits)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
+    security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -134,6 +164,17 @@ class Experiment:
         elif self.parity.full:
             check_parity(self)
         _check_design(self)
+        _check_external(self)
+        _check_security(self)
+        try:
+            check_goodput(self.goodput)
+        except RecordError as error:
+            raise ConfigError(str(error)) from None
+        if self.traffic.arrivals == "saturation" and not (self.slo or self.goodput):
+            raise ConfigError(
+                'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
+                "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
+            )
         for key, limit in self.slo.items():
             if not SLO_KEY.fullmatch(key):
                 raise ConfigError(
@@ -147,6 +188,16 @@ class Experiment:
     def control(self) -> ExperimentArm:
         """The arm that the others are compared with."""
         return next(arm for arm in self.arms if arm.control)
+
+    @property
+    def own_arms(self) -> tuple[ExperimentArm, ...]:
+        """The arms that tailgate starts."""
+        return tuple(arm for arm in self.arms if arm.external is None)
+
+    @property
+    def external_arms(self) -> tuple[ExperimentArm, ...]:
+        """The arms that are there already: tailgate neither starts them nor sees into them."""
+        return tuple(arm for arm in self.arms if arm.external is not None)
 
     def arm(self, name: str) -> ExperimentArm:
         """The arm called `name`."""
@@ -162,32 +213,67 @@ def load(
     settings: Sequence[str] = (),
     trace: str = "",
     seed: int | None = None,
+    flags: FieldFlags | None = None,
     needs_traffic: bool = True,
 ) -> Experiment:
     """The experiment in the file `source`, or the built-in one of that name, with the command line's changes.
 
-    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's. An
-    experiment that will send none (`needs_traffic` False) may lack the trace that it would replay.
+    `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's; `flags`
+    are the names that serving benchmarks use. An experiment that will send none (`needs_traffic` False) may lack the
+    trace that it would replay.
     """
     path, text = _text_of(source)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    _resolve_files(table, path.parent)
     for setting in settings:
         _apply(table, setting)
+    _resolve_files(table, Path())  # what the command line set is relative to where the user stands
     traffic = table.get("traffic")
-    if isinstance(traffic, dict) and isinstance(traffic.get("trace"), str) and traffic["trace"]:
-        traffic["trace"] = str((path.parent / traffic["trace"]).resolve())
+    for key in ("trace", "conversations"):
+        if isinstance(traffic, dict) and isinstance(traffic.get(key), str) and traffic[key]:
+            traffic[key] = str((path.parent / traffic[key]).resolve())
+    tokenizer = traffic.get("tokenizer") if isinstance(traffic, dict) else None
+    if isinstance(tokenizer, str) and tokenizer and (path.parent / tokenizer).exists():  # else a hub id
+        table["traffic"]["tokenizer"] = str((path.parent / tokenizer).resolve())
     if trace:
         _replay(table, trace)
-    elif _lacks_trace(traffic) and not needs_traffic:
+    if flags is not None:
+        flags.change(table)
+    traffic = table.get("traffic")
+    if _lacks_trace(traffic) and not needs_traffic:
         table["traffic"] = {"rate": 1.0}
     elif _lacks_trace(traffic):
         raise ConfigError(f'experiment "{source}" replays a trace and names none: add --trace FILE')
     if seed is not None:
         table["seed"] = seed
     return from_table(table)
+
+
+_SECURITY_FILES = ("tls_ca", "tls_certificate", "tls_key", "tls_client_ca", "token_file")
+
+
+def _resolve_files(table: Mapping[str, Any], folder: Path) -> None:
+    """Files that are named are absolute paths: the load generator runs in another folder."""
+    for name in ("security", "splitter"):
+        named = table.get(name)
+        if isinstance(named, dict):
+            for key in _SECURITY_FILES:
+                if isinstance(named.get(key), str) and named[key]:
+                    named[key] = str((folder / Path(named[key]).expanduser()).resolve())
+    arms = table.get("arms")
+    for arm in arms if isinstance(arms, list) else []:
+        if not isinstance(arm, dict):
+            continue
+        own = [(arm, key) for key in ("tls_ca", "tls_certificate", "tls_key", "token_file")]
+        for part, key in (*own, (arm.get("openai"), "tokenizer"), (arm.get("oip"), "tokenizer")):
+            if not isinstance(part, dict) or not isinstance(part.get(key), str) or not part[key]:
+                continue
+            path = folder / Path(part[key]).expanduser()
+            if key != "tokenizer" or path.exists() or part[key].startswith((".", "~")):  # else a hub id
+                part[key] = str(path.resolve())
 
 
 def builtin_names() -> list[str]:
@@ -217,9 +303,11 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         "traffic": traffic,
         "trials": build(TrialsConfig, _subtable(rest, "trials"), where="trials"),
         "slo": {key: float(value) for key, value in slo.items()},
+        "goodput": _numbers(_subtable(rest, "goodput"), "goodput"),
         "gates": gates,
         "splitter": build(SplitterSettings, _subtable(rest, "splitter"), where="splitter"),
         "parity": build(ParityConfig, _subtable(rest, "parity"), where="parity"),
+        "security": build(SecurityConfig, _subtable(rest, "security"), where="security"),
     }
     kinds: dict[str, type] = {"name": str, "seed": int, "compare_models": bool}
     for key, value in rest.items():
@@ -256,6 +344,13 @@ def _subtable(table: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
+def _numbers(table: Mapping[str, Any], where: str) -> dict[str, float]:
+    for key, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{where}.{key} is {value!r}: give a number")
+    return {key: float(value) for key, value in table.items()}
+
+
 def _gates(table: Mapping[str, Any], traffic: TrafficConfig) -> GateLimits:
     """What an arm must hold, over the blocks of the traffic where the table names no block_s, or 0."""
     given = table.get("block_s", 0)
@@ -267,12 +362,22 @@ def _gates(table: Mapping[str, Any], traffic: TrafficConfig) -> GateLimits:
         raise ConfigError(str(error)) from None
 
 
-_ARM_KEYS = ("name", "preset", "control", "weight", "replicas", "device", "shapes", "compile", "model", "engine")
+_ARM_KEYS = (
+    *("name", "kind", "preset", "control", "weight", "replicas"),
+    *("device", "shapes", "compile", "model", "engine"),
+)
+_COMMON_KEYS = ("name", "kind", "control")
+_EXTERNAL_KEYS = ("address", "model_name", "vocab_size", *SECURITY_KEYS)
 
 
 def _arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: EngineConfig) -> ExperimentArm:
     where = f"arms[{index}]"
+    kind = _typed(table, "kind", str, "tailgate", where)
+    if kind != "tailgate":
+        return _external_arm(table, kind, where)
     for key in table:
+        if key in _EXTERNAL_KEYS or key in KINDS:
+            raise ConfigError(f'{where}.{key} is for a server that is there already: add kind = "openai" or "oip"')
         if key not in _ARM_KEYS:
             raise ConfigError(f"{where}.{key} is unknown: an arm takes {', '.join(_ARM_KEYS)}")
     preset = _typed(table, "preset", str, "", where)
@@ -302,10 +407,37 @@ def _arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: Engin
     _range(f"{where}.replicas", replicas, 1, 256)
     return ExperimentArm(
         name=name,
-        config=config,
+        own=config,
         control=_typed(table, "control", bool, False, where),
         weight=weight,
         replicas=replicas,
+    )
+
+
+def _external_arm(table: Mapping[str, Any], kind: str, where: str) -> ExperimentArm:
+    if kind not in KINDS:
+        raise ConfigError(f'{where}.kind is "{kind}": use tailgate, {" or ".join(KINDS)}')
+    taken = (*_COMMON_KEYS, *_EXTERNAL_KEYS, kind)
+    for key in table:
+        if key == "replicas":
+            raise ConfigError(f"{where}.replicas has no meaning for an external arm: list the replicas in address")
+        if key in _ARM_KEYS and key not in taken:
+            raise ConfigError(
+                f"{where}.{key} describes a server that tailgate starts, and this one is external "
+                f'(kind = "{kind}"): remove it'
+            )
+        if key not in taken:
+            raise ConfigError(f"{where}.{key} is unknown: an external arm takes {', '.join(taken)}")
+    name = _typed(table, "name", str, "", where)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f'{where}.name is "{name}": give letters, digits, "-", "_" and "."')
+    rest = {key: value for key, value in table.items() if key not in ("name", "control")}
+    external = external_from_table(rest, where=where)
+    return ExperimentArm(
+        name=name,
+        external=external,
+        control=_typed(table, "control", bool, False, where),
+        replicas=len(external.addresses),
     )
 
 
@@ -358,12 +490,24 @@ def _check_arms(arms: tuple[ExperimentArm, ...]) -> None:
 
 def check_parity(experiment: Experiment) -> None:
     """Arms differ in `shapes` and `compile` alone, whatever the experiment says: nothing else can have parity."""
+    if experiment.external_arms:
+        raise ConfigError(
+            f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
+            "leave external arms out, or set parity.full = false"
+        )
     _check_comparable(experiment, "make them equal, as parity compares policies alone")
 
 
 def _check_comparable(experiment: Experiment, remedy: str) -> None:
     """Arms differ in `shapes` and `compile` alone. The error names arm, key, both values and the remedy."""
     control = experiment.control
+    for index, arm in enumerate(experiment.arms):
+        if arm.external is not None:
+            raise ConfigError(
+                f'arms[{index}] "{arm.name}" is external (kind = "{arm.kind}"): nothing can check that it differs from '
+                "the other arms in its policy alone; write compare_models = true at the top of the experiment to "
+                "compare them as whole servers"
+            )
     for index, arm in enumerate(experiment.arms):
         for part in ("model", "engine"):
             mine, other = asdict(getattr(arm.config, part)), asdict(getattr(control.config, part))
@@ -392,14 +536,22 @@ def _check_design(experiment: Experiment) -> None:
                     f'arms[{index}].weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
                     'weight: remove it or use design = "split"'
                 )
-    sizes = {arm.replicas for arm in arms}
+    # Of an external arm nobody knows how many machines stand behind an address.
+    sizes = {arm.replicas for arm in experiment.own_arms}
     if traffic.design == "mirrored" and len(sizes) > 1:
         raise ConfigError(
-            f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in arms)} replicas, "
+            f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in experiment.own_arms)} replicas, "
             "but a mirrored design gives each arm the same load: "
             'make them equal, or use design = "split"'
         )
-    if traffic.direct and max(sizes) > 1:
+    own = [arm.name for arm in experiment.own_arms]
+    if traffic.remote_workers and own and (traffic.direct or experiment.external_arms):
+        raise ConfigError(
+            f"traffic.remote_workers is {traffic.remote_workers} but {', '.join(own)} would be reached without the "
+            "splitter, at an address of this host alone: "
+            + ("serve them elsewhere and name them as external arms" if experiment.external_arms else "remove direct")
+        )
+    if traffic.direct and max(sizes, default=1) > 1 and not experiment.external_arms:
         raise ConfigError(
             f"traffic.direct is true but arms have up to {max(sizes)} replicas, which only the splitter balances: "
             "remove direct, or give each arm one replica"
@@ -416,6 +568,49 @@ def _check_design(experiment: Experiment) -> None:
                 f"gates.block_s is {experiment.gates.block_s:g} but the switchback has blocks of traffic.block_s = "
                 f"{traffic.block_s:g}: remove gates.block_s"
             )
+
+
+def _check_security(experiment: Experiment) -> None:
+    """TLS and the token of the run's own splitter and arms are said on both sides, and not where nobody needs them."""
+    security, splitter = experiment.security, experiment.splitter
+    if security.token and not experiment.own_arms:
+        raise ConfigError(
+            "[security] has a token but every arm is external: give token_env in the [[arms]] table that needs it"
+        )
+    if splitter.tls_certificate and experiment.traffic.direct:
+        raise ConfigError(
+            "splitter.tls_certificate is set but traffic.direct sends past the splitter: remove one of them"
+        )
+    if security.tls and not splitter.tls_certificate:
+        raise ConfigError(
+            "[security] says how TLS is done but the run's splitter has none: set splitter.tls_certificate and "
+            "tls_key, or remove the tls_ keys (external arms have theirs in their own [[arms]] table)"
+        )
+    if splitter.tls_client_ca and not security.tls_certificate:
+        raise ConfigError(
+            "splitter.tls_client_ca asks clients for a certificate and the load has none: set security.tls_certificate "
+            "and tls_key"
+        )
+
+
+def _check_external(experiment: Experiment) -> None:
+    """What cannot be had with an arm that tailgate does not start is refused, and so is what would have no effect."""
+    external = experiment.external_arms
+    if not external:
+        return
+    name = external[0].name
+    if experiment.traffic.design == "split":
+        raise ConfigError(
+            f'traffic.design is "split" but arm "{name}" is external, and the splitter has only tailgate\'s own arms '
+            'behind it: use design = "mirrored" or "switchback", or judge your own gateway\'s split by its records '
+            "(tailgate analyze)"
+        )
+    if experiment.splitter != SplitterSettings():
+        raise ConfigError(
+            f'[splitter] is set but arm "{name}" is external, so that all arms are dialled directly: remove the table'
+        )
+    if experiment.parity.full:
+        check_parity(experiment)
 
 
 # --- The command line's changes ---------------------------------------------------------------------------------------
@@ -481,18 +676,25 @@ def _lacks_trace(traffic: Any) -> bool:
 def _apply(table: dict[str, Any], setting: str) -> None:
     key, value = parse_setting(setting)
     set_path(table, key, value)
-    if key == "traffic.trace" and isinstance(value, str) and value:
+    name = key.removeprefix("traffic.")
+    names_file = name in ("trace", "conversations") or (name == "tokenizer" and Path(str(value)).exists())
+    if name != key and names_file and isinstance(value, str) and value:
         # On the command line a path is relative to where the user stands, not to the experiment's file.
-        table["traffic"]["trace"] = str(Path(value).resolve())
+        table["traffic"][name] = str(Path(value).resolve())
 
 
 # What describes made-up arrivals and lengths, and has no meaning once a trace brings both.
-_REPLACED_BY_TRACE = ("rate", "rates", "burstiness", "turns_mean", "think_time_s")
+_REPLACED_BY_TRACE = (
+    *("rate", "rates", "burstiness", "turns_mean", "think_time_s", "conversations"),
+    *("step_s", "settle_s", "concurrency", "pause_s"),
+)
 
 
 def _replay(table: dict[str, Any], trace: str) -> None:
     if not Path(trace).is_file():
-        raise ConfigError(f'--trace "{trace}" does not exist: give a trace file (Azure CSV or Mooncake JSON Lines)')
+        raise ConfigError(
+            f'--trace "{trace}" does not exist: give an Azure CSV, a Mooncake JSON Lines file or your own CSV'
+        )
     traffic = _subtable(copy.copy(table), "traffic")
     kept = {key: value for key, value in traffic.items() if key not in _REPLACED_BY_TRACE}
     table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}
@@ -518,13 +720,17 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
         "traffic": _plain(asdict(experiment.traffic)),
         "trials": _plain(asdict(experiment.trials)),
         "slo": dict(experiment.slo),
+        "goodput": dict(experiment.goodput),
         "gates": _plain(asdict(experiment.gates)),
         "splitter": _plain(asdict(experiment.splitter)),
         "parity": _plain(asdict(experiment.parity)),
+        "security": _plain(asdict(experiment.security)),
     }
 
 
 def _arm_table(arm: ExperimentArm, experiment: Experiment) -> dict[str, Any]:
+    if arm.external is not None:
+        return {"name": arm.name, "control": arm.control, **_plain(external_table(arm.external))}
     table: dict[str, Any] = {
         "name": arm.name,
         "preset": arm.config.preset,

@@ -13,58 +13,99 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
+from typing import Literal
 
 import gevent
 import numpy as np
 from gevent.event import Event
 
-from loadtests.client import Call, InferenceClient, encode_metadata, parse_target
+from loadtests.alarm import sleep_until
+from loadtests.client import InferenceClient, parse_target
+from loadtests.closed_loop import ClosedLoop
+from loadtests.external import ExternalConfig
+from loadtests.prompts import PromptKind, PromptSource
 from loadtests.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
 from loadtests.schedule import EVERY_ARM, PlannedRequest, Schedule
-from loadtests.workload import prompt_token_ids
+from loadtests.tls import OPEN, SecurityConfig
+from loadtests.transport import (
+    ARM_HEADER,
+    SESSION_HEADER,
+    AnyCall,
+    Client,
+    Encode,
+    Lane,
+    OwnEncoder,
+    Route,
+    external_route,
+)
 from servers.clock import now_ns
 from servers.config import ConfigError, build
-from servers.rpc.inference_pb2 import GenerateRequest
 
-ARM_HEADER = "x-tailgate-arm"
-SESSION_HEADER = "x-tailgate-session"
+__all__ = ["ARM_HEADER", "SESSION_HEADER", "Generator", "Prepared", "TrialConfig"]
 
 _AHEAD_NS = 5_000_000_000
 _AHEAD_BYTES = 64 * 1024 * 1024
-_ROWS_AT_ONCE = 128  # rows of the schedule turned into objects in one go: about a millisecond
+_ROWS_AT_ONCE = 32  # rows of the schedule turned into objects in one go: some 0.3 ms
+_IN_A_ROW = 16  # requests prepared, started late or booked before others take their turn: some 0.3 ms
+# Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
+_A_TURN_S = 0.000_001
 _HEARTBEAT_S = 0.02
+_MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialConfig:
     """How one trial is driven: generator.json. `targets` maps an arm, or "*" for all others, to host:port.
 
+    A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
+    gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
+
     `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
-    each arm, over all processes; 0 or null is no cap.
+    each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
+    in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
+    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id.
     """
 
     trial: int = 1
     arms: tuple[str, ...] = ()
     targets: dict[str, str] = field(default_factory=dict)
+    external: Mapping[str, ExternalConfig] = field(default_factory=dict)
     start_ns: int = 0
     timeout_s: float = 60.0
     vocab_size: int = 256
     ignore_eos: bool = True
     max_concurrency: int | None = 0
+    concurrency: int = 0
+    pause_s: float = 0.0
+    num_prompts: int = 0
+    duration_s: float = 0.0
+    rampup_s: float = 0.0
+    prompts: PromptKind = "ids"
+    tokenizer: str = ""
     drain_s: float = 60.0
     seed: int = 0
+    client: Literal["frames", "grpcio"] = "frames"
+    security: SecurityConfig = OPEN
+    keepalive_s: float = 0.0
+    keepalive_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
-        if not self.targets:
+        if not self.targets and not self.external:
             raise ConfigError('generator.targets is empty: give {"*": "host:port"} or one target for each arm')
-        for target in self.targets.values():
-            parse_target(target)
+        for arm, target in self.targets.items():
+            for address in target.split(","):
+                parse_target(address)
+            if arm in self.external:
+                raise ConfigError(f'generator.targets and generator.external both have "{arm}": keep one')
         for key, value, low in (
             ("timeout_s", self.timeout_s, 0.001),
             ("vocab_size", self.vocab_size, 4),
             ("max_concurrency", self.max_concurrency or 0, 0),
+            ("concurrency", self.concurrency, 0),
+            ("pause_s", self.pause_s, 0),
             ("drain_s", self.drain_s, 0),
+            ("keepalive_s", self.keepalive_s, 0),
+            ("keepalive_timeout_s", self.keepalive_timeout_s, 0.001),
         ):
             if value < low:
                 raise ConfigError(f"generator.{key} is {value}: give {low} or more")
@@ -84,31 +125,53 @@ class TrialConfig:
 class _Copy:
     """One request as it goes to one arm."""
 
-    __slots__ = ("arm", "body", "headers", "held", "pair_id", "plan", "request_id", "scheduled_ns")
+    __slots__ = (
+        *("arm", "body", "headers", "held", "lane", "on_done", "pair_id", "plan", "request_id", "route"),
+        "scheduled_ns",
+    )
 
-    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, body: bytes, headers: bytes) -> None:
+    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
         self.plan = plan
         self.pair_id = pair_id
         self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
         self.arm = arm  # pinned, or None
-        self.body = _string_field(1, self.request_id) + body
-        self.headers = headers
+        self.route = route
+        self.lane: Lane | None = None  # that it went to
+        self.body, self.headers = route.encode(plan, self.request_id, arm)
         self.scheduled_ns = 0
         self.held = False
+        self.on_done: Callable[[bool], None] | None = None  # told whether the call ended well
 
 
 Prepared = tuple[_Copy, ...]
 
 
-def _string_field(number: int, text: str) -> bytes:
-    # Protobuf messages may be concatenated: the long part, the prompt, is encoded once for all arms.
-    raw = text.encode("utf-8")
-    out, size = bytearray((number << 3 | 2,)), len(raw)
-    while size >= 128:
-        out.append(size & 127 | 128)
-        size >>= 7
-    out.append(size)
-    return bytes(out) + raw
+def _client(config: TrialConfig, address: str) -> Client:
+    keepalive_s, timeout_s = config.keepalive_s, config.keepalive_timeout_s
+    if config.client == "grpcio":
+        # Only here: it makes all of grpcio in this process run under gevent.
+        from loadtests.grpcio_client import GrpcioClient
+
+        return GrpcioClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
+    return InferenceClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
+
+
+def _routes(config: TrialConfig) -> dict[str, Route]:
+    """The way to each arm, or "*" to all others. Arms behind one address share its connections."""
+
+    source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
+    encode: Encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos)
+    lanes: dict[str, Lane] = {}
+    routes: dict[str, Route] = {}
+    for arm, target in config.targets.items():
+        addresses = target.split(",")
+        for address in addresses:
+            if address not in lanes:
+                lanes[address] = Lane(_client(config, address))
+        routes[arm] = Route(encode, [lanes[address] for address in addresses])
+    for arm, external in config.external.items():
+        routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
+    return routes
 
 
 class Generator:
@@ -127,20 +190,23 @@ class Generator:
         self._log = log
         self._recorder = recorder
         self._on_record = on_record
-        self._clients: dict[str, InferenceClient] = {}
-        for address in config.targets.values():
-            if address not in self._clients:
-                self._clients[address] = InferenceClient(address)
+        self._routes = _routes(config)
+        self._clients = list(
+            {id(lane): lane.client for route in self._routes.values() for lane in route.lanes}.values()
+        )
         cap = config.max_concurrency or 0
         self._cap = max(1, cap // workers) if cap else 0
+        self._workers = workers
+        self._closed: ClosedLoop | None = None
         self._running: dict[str | None, int] = {}
         self._held: dict[str | None, deque[_Copy]] = {}
         self._releasing: set[str | None] = set()
-        self._inflight: set[Call] = set()
-        self._ended: deque[tuple[Call | None, _Copy, int]] = deque()
+        self._inflight: set[AnyCall] = set()
+        self._ended: deque[tuple[AnyCall | None, _Copy, int]] = deque()
         self._to_book = Event()
         self._idle = Event()
         self._idle.set()
+        self._room = Event()
         self._prepared: deque[tuple[int, Prepared]] = deque()
         self._prepared_bytes = 0
         self._all_prepared = False
@@ -156,31 +222,20 @@ class Generator:
 
     def connect(self) -> None:
         """A connection to every target was tried, so that the first request does not pay for it."""
-        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients.values()])
+        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients])
 
     def prepare(self, plan: PlannedRequest, pair_id: str) -> Prepared:
         """`plan` encoded: one copy for each arm when it goes to every arm, otherwise one."""
-        request = GenerateRequest(
-            session_id=plan.session_id, max_tokens=plan.max_tokens, ignore_eos=self._config.ignore_eos
-        )
-        request.token_ids.ids.extend(prompt_token_ids(plan.prefix_seed, plan.prompt_tokens, self._config.vocab_size))
-        request.sampling.seed = plan.prompt_seed
-        body = request.SerializeToString()
         arms: tuple[str | None, ...] = (plan.arm,)
         if plan.arm == EVERY_ARM:
             # Copies leave one after the other, tens of microseconds apart: each arm is first equally often.
             first = plan.index % len(self._config.arms)
             arms = self._config.arms[first:] + self._config.arms[:first]
-        session = plan.session_id
-        if not session.isascii() or not session.isprintable():
-            session = quote(session)
-        copies = []
-        for arm in arms:
-            metadata = [(SESSION_HEADER, session)] if session else []
-            if arm is not None:
-                metadata.append((ARM_HEADER, arm))
-            copies.append(_Copy(plan, pair_id, arm, body, encode_metadata(metadata)))
-        return tuple(copies)
+        return tuple([_Copy(plan, pair_id, arm, self._route(arm)) for arm in arms])
+
+    def _route(self, arm: str | None) -> Route:
+        routes = self._routes
+        return routes[arm] if arm in routes else routes["*"]
 
     def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
         """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`."""
@@ -198,6 +253,9 @@ class Generator:
     def load(self, schedule: Schedule) -> None:
         """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
         self._check_arms(schedule)
+        if self._config.concurrency:
+            self._closed = self._closed_loop(schedule)
+            return
         self._preparer = gevent.spawn(self._prepare_all, schedule)
         self._filled.wait()
 
@@ -208,7 +266,7 @@ class Generator:
         """
         self.open_window()
         self._log.start_ns = start_ns
-        self._dispatcher = gevent.spawn(self._dispatch, start_ns)
+        self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._go_round, start_ns)
         self._dispatcher.get()
         return self._idle.wait(self._config.drain_s) and not self._stopped
 
@@ -227,6 +285,12 @@ class Generator:
         """Whether everything started had ended and was recorded within `timeout_s`."""
         return bool(self._idle.wait(timeout_s))
 
+    def wait_room(self) -> None:
+        """No arm has as many calls on their way as `max_concurrency` allows. At once without such a cap."""
+        while self._cap and any(running >= self._cap for running in self._running.values()):
+            self._room.clear()
+            self._room.wait()
+
     def stop(self, error: str = "cut by the end of the run") -> None:
         """Nothing is in flight: what was is recorded as CANCELLED. All is flushed. A second call does nothing."""
         if self._stopped:
@@ -243,7 +307,7 @@ class Generator:
         for call in list(self._inflight):
             call.cancel(error=error)
         self._book(len(self._ended))
-        for client in self._clients.values():
+        for client in self._clients:
             client.close()
         self._garbage.close()
         if self._recorder is not None:
@@ -260,8 +324,8 @@ class Generator:
         if EVERY_ARM in named and not config.arms:
             raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
         arms: list[str] = [arm for name in named for arm in (config.arms if name == EVERY_ARM else (name,))]
-        missing = [arm for arm in dict.fromkeys(arms) if arm not in config.targets]
-        if "*" not in config.targets and (missing or None in schedule.table["arm"].unique().to_pylist()):
+        missing = [arm for arm in dict.fromkeys(arms) if arm not in self._routes]
+        if "*" not in self._routes and (missing or None in schedule.table["arm"].unique().to_pylist()):
             what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
             raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
@@ -275,7 +339,7 @@ class Generator:
         self._more_prepared.set()
 
     def _prepare_ahead(self, schedule: Schedule) -> None:
-        trial = self._config.trial
+        trial, in_a_row = self._config.trial, 0
         for plan in _rows(schedule):
             while self._prepared and (
                 plan.offset_ns - self._prepared[0][0] > _AHEAD_NS or self._prepared_bytes > _AHEAD_BYTES
@@ -287,9 +351,13 @@ class Generator:
             self._prepared.append((plan.offset_ns, prepared))
             self._prepared_bytes += sum(len(copy.body) for copy in prepared)
             self._more_prepared.set()
-            gevent.sleep(0)
+            in_a_row += 1
+            if in_a_row >= _IN_A_ROW:
+                in_a_row = 0
+                gevent.sleep(_A_TURN_S)
 
     def _dispatch(self, start_ns: int) -> None:
+        in_a_row = 0
         while True:
             while not self._prepared:
                 if self._all_prepared:
@@ -298,28 +366,77 @@ class Generator:
                 self._more_prepared.wait()
             offset_ns, prepared = self._prepared[0]
             scheduled_ns = start_ns + offset_ns
-            sleep_until(scheduled_ns)
+            in_a_row += 1
+            if scheduled_ns > now_ns():
+                sleep_until(scheduled_ns)
+                in_a_row = 0
+            elif in_a_row >= _IN_A_ROW:
+                gevent.sleep(_A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
+                in_a_row = 0
             self._prepared.popleft()
             self._prepared_bytes -= sum(len(copy.body) for copy in prepared)
             self.launch(prepared, scheduled_ns)
             self._room_to_prepare.set()
 
+    def _closed_loop(self, schedule: Schedule) -> ClosedLoop:
+        config = self._config
+        # Shares are by index, so that the first row tells which one this is.
+        worker = int(schedule.ints("index")[0]) % self._workers if len(schedule) else 0
+        return ClosedLoop(
+            schedule,
+            arms=config.arms,
+            slots=config.concurrency // self._workers + (worker < config.concurrency % self._workers),
+            once=config.num_prompts > 0,
+            pause_s=config.pause_s,
+            rampup_s=config.rampup_s,
+            trial=config.trial,
+            seed=config.seed,
+            worker=worker,
+            prepare=self._prepared_to_go,
+        )
+
+    def _prepared_to_go(
+        self, plan: PlannedRequest, pair_id: str, on_done: Callable[[bool], None]
+    ) -> Callable[[int], None]:
+        prepared = self.prepare(plan, pair_id)
+        for copy in prepared:
+            copy.on_done = on_done
+        return partial(self.launch, prepared)
+
+    def _go_round(self, start_ns: int) -> None:
+        assert self._closed is not None
+        try:
+            self._closed.run(start_ns, start_ns + int(self._config.duration_s * 1e9))
+        except ConfigError as error:
+            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
+
     def _send(self, copy: _Copy) -> None:
         self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
-        targets = self._config.targets
-        client = self._clients[targets[copy.arm] if copy.arm in targets else targets["*"]]
-        call = client.start(
+        lane = copy.lane = copy.route.lane()
+        lane.running += 1
+        call = lane.client.start(
             copy.body, headers=copy.headers, timeout_s=self._config.timeout_s, on_done=self._on_done, tag=copy
         )
         if not call.done:
             self._inflight.add(call)
 
-    def _on_done(self, call: Call) -> None:
+    def _on_done(self, call: AnyCall) -> None:
         copy: _Copy = call.tag
         self._inflight.discard(call)
         self._running[copy.arm] -= 1
-        self._ended.append((call, copy, call.end_ns))
+        self._room.set()
+        assert copy.lane is not None
+        copy.lane.running -= 1
+        if call.status == "UNAVAILABLE":
+            copy.lane.refused_ns = call.end_ns
+        if len(self._ended) < _MOST_UNBOOKED:
+            self._ended.append((call, copy, call.end_ns))
+        else:
+            # This process cannot keep up. Memory must not grow for it; the account says what is missing.
+            self._log.ended_unrecorded(copy.arm)
         self._to_book.set()
+        if copy.on_done is not None:
+            copy.on_done(call.status == "OK")
         self._release(copy.arm)
 
     def _release(self, arm: str | None) -> None:
@@ -337,8 +454,10 @@ class Generator:
             self._to_book.wait()
             self._to_book.clear()
             while self._ended:
-                self._book(16)
-                gevent.sleep(0)  # readers and the dispatcher go first
+                self._book(_IN_A_ROW)
+                self._garbage.sweep()  # here too: a second's worth at full rate would be one long pause
+                gevent.sleep(_A_TURN_S)  # readers and the dispatcher go first
+            self._book(0)  # the last answer may be one that was not kept
 
     def _book(self, limit: int) -> None:
         while self._ended and limit > 0:
@@ -358,7 +477,7 @@ class Generator:
             gevent.sleep(1.0)
             if self._recorder is not None:
                 self._guarded(self._recorder.flush)
-            self._guarded(self._log.write)
+            self._guarded(self._log.tell)
             self._garbage.sweep()
 
     def _heartbeat(self) -> None:
@@ -379,15 +498,6 @@ class Generator:
                     self._dispatcher.kill(block=False)
 
 
-def sleep_until(at_ns: int) -> None:
-    """It is `at_ns` or a little later: the hub sleeps coarsely, so the last stretch goes in short naps."""
-    while (left_ns := at_ns - now_ns()) > 0:
-        if left_ns > 1_500_000:
-            gevent.sleep((left_ns - 1_000_000) / 1e9)
-        else:
-            gevent.sleep(0.000_2 if left_ns > 300_000 else 0)
-
-
 def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
     table = schedule.table
     for start in range(0, table.num_rows, _ROWS_AT_ONCE):
@@ -403,15 +513,16 @@ def _whole(metadata: Mapping[str, str], key: str) -> int | None:
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
-def _record(call: Call | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
+def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
     """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
     plan = copy.plan
     trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
     initial: Mapping[str, str] = {} if call is None else call.initial_metadata
     status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
-    sent_ns, first_ns, tokens = at_ns, None, _NO_TOKENS
+    sent_ns, first_ns, tokens, output_tokens = at_ns, None, _NO_TOKENS, 0
     if call is not None:
         status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
+        output_tokens = call.output_tokens
         if call.token_ns:
             tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
     answered = trailing.get("tailgate-arm") or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
@@ -425,7 +536,7 @@ def _record(call: Call | None, copy: _Copy, trial: int, at_ns: int) -> RequestRe
         turn=plan.turn,
         trial=trial,
         arm=copy.arm or answered,
-        replica=trailing.get("tailgate-replica"),
+        replica=trailing.get("tailgate-replica") or (copy.lane.replica if copy.lane is not None else "") or None,
         pair_id=copy.pair_id,
         scheduled_ns=copy.scheduled_ns,
         sent_ns=sent_ns,
@@ -435,7 +546,7 @@ def _record(call: Call | None, copy: _Copy, trial: int, at_ns: int) -> RequestRe
         error=error or None,
         prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
         max_tokens=plan.max_tokens,
-        output_tokens=len(tokens),
+        output_tokens=output_tokens,
         token_ns=tokens,
         queue_ns=_whole(trailing, "tailgate-queue-ns"),
         prefill_ns=_whole(trailing, "tailgate-prefill-ns"),

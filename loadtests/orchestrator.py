@@ -6,6 +6,7 @@ Everything is stopped in order, whatever happens: load generator, telemetry, spl
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,26 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.gates import FAIL
 from loadtests.answers import ask, compared, questions
-from loadtests.collector import CHANNEL_OPTIONS, Collector
+from loadtests.channels import arm_channel
+from loadtests.collector import Collector
 from loadtests.environment import describe_environment
 from loadtests.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
+from loadtests.external import external_table
 from loadtests.parity import PARITY_COMMAND, ParityError, ParityRun
 from loadtests.preflight import check_experiment, check_writable
+from loadtests.probe import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.processes import Child, describe_exit
-from loadtests.progress import Load, ReplicaState, Status, read_load
-from loadtests.schedule import Schedule, build_schedule
-from loadtests.traces import Trace, read_trace
+from loadtests.progress import Load, ReplicaState, Status, read_load, read_workers
+from loadtests.prompts import PromptSource
+from loadtests.rotation import in_trial
+from loadtests.saturation import closer
+from loadtests.schedule import Schedule, build_schedule, length_edges
+from loadtests.source import Source, read_source
+from loadtests.tls import bearer_token
 from servers.clock import anchored_environment, now_ns
 from servers.config import ConfigError
 from servers.rpc import telemetry_pb2
+from servers.security import server_tls
 from servers.splitter import INFERENCE_SERVICE, ArmTarget, Envoy, SplitterConfig, SplitterError
 
 ARM_COMMAND = (sys.executable, "-P", "-m", "servers.serve")
@@ -112,8 +121,8 @@ class Orchestrator:
         """This machine and the traffic were checked; nothing was started or written. Otherwise ConfigError."""
         experiment = self.experiment
         check_experiment(experiment)
-        trace = read_trace(experiment.traffic.trace) if experiment.traffic.trace else None
-        self._build = _ScheduleBuilder(experiment, trace)
+        source = read_source(experiment.traffic, seed=experiment.seed, model=_model(experiment))
+        self._build = _ScheduleBuilder(experiment, source)
         self._build(1)  # an impossible schedule is known now
         check_writable(self._out)
 
@@ -163,12 +172,13 @@ class Orchestrator:
     def _run_trial(self, number: int, run_dir: Path) -> None:
         self._check()
         assert self._build is not None
+        levels = self._levels(number, run_dir)
         self._trial = trial = _Trial(
-            self.experiment,
+            in_trial(self.experiment, number),
             number=number,
             folder=run_dir / f"trial-{number:02d}",
             shared_cache=self._out / "compile-cache",
-            schedule=self._build(number),
+            schedule=self._build(number, levels),
             status=self.status,
             arm_command=self._arm_command,
             check=self._check,
@@ -180,27 +190,54 @@ class Orchestrator:
         finally:
             trial.close(hurry=not clean)
 
+    def _levels(self, number: int, run_dir: Path) -> tuple[float, ...]:
+        """The rates of a saturation search in this trial: over what the trials before leave open for each arm."""
+        traffic = self.experiment.traffic
+        if traffic.arrivals != "saturation" or number == 1:
+            return ()
+        from analysis.records import read_run
+        from analysis.run import Run
+        from analysis.saturation import brackets
+
+        low, high = traffic.step_rates
+        found = [item.to_search for item in brackets(Run.of(read_run(run_dir)))]
+        levels = closer(found, traffic.saturation_steps, low=low, high=high)
+        self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in levels)} requests/s")
+        return levels
+
     def _check(self) -> None:
         if self._interrupted:
             raise StopRequestedError
 
 
+def _model(experiment: Experiment) -> str:
+    """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
+    control = experiment.control
+    return control.own.model.id if control.own is not None else experiment.model.id
+
+
 @dataclass(frozen=True, slots=True)
 class _ScheduleBuilder:
     experiment: Experiment
-    trace: Trace | None
+    source: Source
 
-    def __call__(self, trial: int) -> Schedule:
+    def __call__(self, trial: int, levels: Sequence[float] = ()) -> Schedule:
         experiment = self.experiment
+        engines = [arm.config.engine for arm in experiment.own_arms]
+        if experiment.external_arms:
+            engines.append(experiment.engine)
         return build_schedule(
             experiment.traffic,
             arms=[arm.name for arm in experiment.arms],
             seed=experiment.seed,
             trial=trial,
             # Arms of an experiment about models may have limits of their own: every prompt must fit all of them.
-            max_prompt_tokens=min(arm.config.engine.max_prompt_tokens for arm in experiment.arms),
-            max_new_tokens=min(arm.config.engine.max_new_tokens for arm in experiment.arms),
-            trace=self.trace,
+            # External arms do not tell theirs: [engine] at the top speaks for them.
+            max_prompt_tokens=min(engine.max_prompt_tokens for engine in engines),
+            max_new_tokens=min(engine.max_new_tokens for engine in engines),
+            source=self.source,
+            levels=levels,
+            edges={arm.name: length_edges(arm.config) for arm in experiment.own_arms},
         )
 
 
@@ -254,15 +291,21 @@ class _Trial:
             "trial": number,
             "design": experiment.traffic.design,
             "control": experiment.control.name,
-            "arms": [
-                {"name": arm.name, "replicas": list(arm.replica_names), "config": arm.config.to_dict()}
-                for arm in experiment.arms
-            ],
+            "arms": [_arm_facts(arm) for arm in experiment.arms],
             "start_ns": None,
             "duration_s": experiment.traffic.duration_s,
             "block_s": experiment.gates.block_s,
             "open_loop": experiment.traffic.open_loop,
             "max_concurrency": experiment.traffic.max_concurrency or None,
+            "load_processes": experiment.traffic.load_processes,
+            "loop": schedule.loop,
+            "concurrency": experiment.traffic.concurrency or None,
+            "num_prompts": experiment.traffic.num_prompts or None,
+            "steps": [dict(step) for step in schedule.steps],
+            "settle_s": experiment.traffic.settle_s if schedule.steps else None,
+            "prompts": dict(schedule.prompts),
+            "devices": {arm.name: arm.config.model.device for arm in experiment.own_arms},
+            "start_order": [],
             "complete": False,
             "deaths": [],
             "weights": {arm.name: arm.weight for arm in experiment.arms},
@@ -283,6 +326,7 @@ class _Trial:
         self._write_facts()
         self._collector = Collector(self._folder, trial=self._number, status=status)
         self._recording = True
+        self._find_external()
         self._start_arms()
         self._compare_arms()
         targets = self._start_splitter()
@@ -295,12 +339,57 @@ class _Trial:
 
     # --- Arms -------------------------------------------------------------------------------------------------------
 
+    def _find_external(self) -> None:
+        """Every replica of every external arm has answered a short request. Otherwise RunError."""
+        for number, arm in enumerate(self._experiment.arms):
+            if arm.external is None:
+                continue
+            self._status.phase = "finding external arms"
+            probes = []
+            for name, address in zip(arm.replica_names, arm.external.addresses, strict=True):
+                probes.append(self._find(arm, name, address).to_dict())
+            self._facts["arms"][number]["probe"] = probes
+            self._facts["ready"][arm.name] = now_ns()
+        self._write_facts()
+
+    def _find(self, arm: ExperimentArm, name: str, address: str) -> Probe:
+        assert arm.external is not None
+        state = self._status.replicas[name]
+        state.stage = "asking"
+
+        def told(why: str) -> None:
+            state.stage = f"not ready: {why}"
+
+        limit = self._experiment.trials.ready_timeout_s
+        try:
+            found = wait_ready(arm.external, address, timeout_s=limit, check=self._check, told=told)
+        except NotReadyError as error:
+            raise RunError(
+                f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): start the server, correct the '
+                "address, or raise trials.ready_timeout_s"
+            ) from None
+        except UnusableError as error:
+            raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
+        state.stage = "ready"
+        if found.tokens is None:
+            self._status.note(
+                f"{name} does not count its tokens: pieces of text are counted instead, and TPOT, ITL and token rates "
+                "are per piece"
+            )
+        elif found.tokens < found.asked and self._experiment.traffic.ignore_eos:
+            self._status.note(
+                f"{name} answered {found.tokens} of {found.asked} tokens asked for: answers may end early, which "
+                f"{arm.kind}.length_fields prevents where the server knows them"
+            )
+        return found
+
     def _start_arms(self) -> None:
         """Every replica is warm. They start in an order drawn from the seed, so that no arm always goes first."""
         self._status.phase = "starting arms"
-        every = [(arm, name) for arm in self._experiment.arms for name in arm.replica_names]
+        every = [(arm, name) for arm in self._experiment.own_arms for name in arm.replica_names]
         rng = np.random.default_rng([self._experiment.seed, self._number])
         waiting = [every[index] for index in rng.permutation(len(every))]
+        self._facts["start_order"] = [name for _, name in waiting]
         while waiting or not all(replica.ready for replica in self._replicas.values()):
             self._check()
             starting = sum(not replica.ready for replica in self._replicas.values())
@@ -310,8 +399,8 @@ class _Trial:
             for replica in self._replicas.values():
                 self._advance(replica)
             time.sleep(_POLL_S)
-        self._facts["ready"] = {
-            arm.name: max(self._ready_ns(name) for name in arm.replica_names) for arm in self._experiment.arms
+        self._facts["ready"] |= {
+            arm.name: max(self._ready_ns(name) for name in arm.replica_names) for arm in self._experiment.own_arms
         }
         self._write_facts()
 
@@ -323,6 +412,8 @@ class _Trial:
         cache.mkdir(parents=True, exist_ok=True)
         command = [*self._arm_command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
         command += ["--cache-dir", str(cache.resolve())]
+        if self._experiment.security.token_env:
+            command += ["--token-env", self._experiment.security.token_env]
         environment = child_environment()
         threads = arm.config.engine.threads
         if threads and not arm.config.model.device.startswith("cuda"):
@@ -373,9 +464,11 @@ class _Trial:
         except (ValueError, KeyError, TypeError):
             return  # something else was printed; it is in the log
         replica.target = f"127.0.0.1:{port}"
-        replica.channel = grpc.insecure_channel(replica.target, options=CHANNEL_OPTIONS)
+        # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
+        token = bearer_token(self._experiment.security) if self._experiment.security.token_env else ""
+        replica.channel = arm_channel(replica.target, token=token)
         assert self._collector is not None
-        self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target)
+        self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target, token=token)
 
     def _is_serving(self, replica: _Replica) -> bool:
         assert replica.channel is not None
@@ -398,7 +491,8 @@ class _Trial:
             if replica.snapshot is None:
                 raise RunError(f"{replica.name} does not tell what it runs: see {replica.child.log_path}")
         self._facts["startup"] = {
-            arm.name: _startup([self._snapshot(name) for name in arm.replica_names]) for arm in self._experiment.arms
+            arm.name: _startup([self._snapshot(name) for name in arm.replica_names])
+            for arm in self._experiment.own_arms
         }
         self._write_facts()
         if self._experiment.compare_models:
@@ -427,11 +521,16 @@ class _Trial:
     # --- Splitter ---------------------------------------------------------------------------------------------------
 
     def _start_splitter(self) -> dict[str, str]:
-        """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct."""
+        """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
+
+        Beside an external arm all go direct, so that no arm has a hop more than another.
+        """
         experiment = self._experiment
         backends = {
-            arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in experiment.arms
+            arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in experiment.own_arms
         }
+        if experiment.external_arms:
+            return {name: ",".join(addresses) for name, addresses in backends.items()}
         if experiment.traffic.direct:
             return {name: addresses[0] for name, addresses in backends.items()}
         self._status.phase = "starting the splitter"
@@ -440,11 +539,14 @@ class _Trial:
             arms=tuple(
                 ArmTarget(name=arm.name, backends=backends[arm.name], weight=arm.weight) for arm in experiment.arms
             ),
+            # Requests of workers on other hosts come to the address that the workers themselves come to.
+            host=experiment.traffic.master[0] if experiment.traffic.remote_workers else "127.0.0.1",
             port=settings.port,
             admin_port=settings.admin_port,
             workers=settings.workers,
             stickiness=settings.stickiness,
             access_log=str((self._logs / "access.log").resolve()) if settings.access_log else "",
+            tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
         )
         self._envoy = Envoy.start(config, log_path=self._logs / "envoy.log", work_dir=self._folder)
         deadline = time.monotonic() + _ENVOY_READY_S
@@ -464,19 +566,36 @@ class _Trial:
         traffic = self._experiment.traffic
         drain_s = traffic.timeout_s + 5.0
         config_path = self._folder / "generator.json"
-        vocab_size = min(replica.snapshot.vocab_size for replica in self._replicas.values() if replica.snapshot)
+        external = {arm.name: arm.external for arm in self._experiment.external_arms if arm.external is not None}
+        vocabularies = [replica.snapshot.vocab_size for replica in self._replicas.values() if replica.snapshot]
+        vocabularies += [found.vocab_size for found in external.values() if found.vocab_size]
+        if traffic.prompts != "ids" and vocabularies:
+            # Said here, in one line, rather than by every request.
+            PromptSource.of(
+                traffic.prompts, model=traffic.tokenizer or _model(self._experiment), vocab_size=min(vocabularies)
+            )
         _write_json(
             config_path,
             {
                 "trial": self._number,
                 "arms": [arm.name for arm in self._experiment.arms],
                 "targets": targets,
+                "external": {name: asdict(found) for name, found in external.items()},
                 "timeout_s": traffic.timeout_s,
-                "vocab_size": vocab_size,
+                "vocab_size": min(vocabularies, default=256),
                 "ignore_eos": traffic.ignore_eos,
                 "max_concurrency": traffic.max_concurrency or None,
+                "prompts": traffic.prompts,
+                "tokenizer": traffic.tokenizer or _model(self._experiment),
+                "concurrency": traffic.concurrency,
+                "pause_s": traffic.pause_s,
+                "num_prompts": traffic.num_prompts,
+                "duration_s": traffic.duration_s,
+                "rampup_s": traffic.rampup_s,
                 "drain_s": drain_s,
                 "seed": self._experiment.seed,
+                "client": traffic.client,
+                "security": asdict(self._experiment.security),
             },
         )
         self._locust = Child(
@@ -486,23 +605,34 @@ class _Trial:
                 trial_config=config_path,
                 records=self._folder,
                 workers=traffic.workers,
+                remote_workers=traffic.remote_workers,
+                master=traffic.master if traffic.remote_workers else None,
+                wait_s=self._experiment.trials.ready_timeout_s,
             ),
             log_path=self._logs / "locust.log",
             environment=child_environment(),
             folder=self._logs,
         )
         self._in_traffic = True
-        deadline = time.monotonic() + _LOCUST_START_S + traffic.duration_s + drain_s
+        # Workers on other hosts are started by somebody else, as arms are by us: both may take as long.
+        start_s = self._experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
+        deadline = time.monotonic() + _LOCUST_START_S + start_s + traffic.duration_s + drain_s
         while (code := self._locust.poll()) is None:
             self._watch(traffic.duration_s)
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"the load did not end within {_LOCUST_START_S + traffic.duration_s + drain_s:g} s: "
+                    f"the load did not end within {_LOCUST_START_S + start_s + traffic.duration_s + drain_s:g} s: "
                     f"{self._locust.log_tail(2)}: see {self._locust.log_path}"
                 )
             time.sleep(_POLL_S)
         self._in_traffic = False
         self._read_load()
+        if code != 0 and traffic.remote_workers and (here := read_workers(self._folder)) is not None:
+            raise RunError(
+                f"{here[0]} of {here[1]} load workers came within {start_s:g} s: start `tailgate worker --master "
+                f"{traffic.master_bind}` on {traffic.remote_workers} hosts, or raise trials.ready_timeout_s: "
+                f"see {self._locust.log_path}"
+            )
         if code != 0:
             raise RunError(
                 f"the load generator ended with {describe_exit(code)}: {self._locust.log_tail(3)}: "
@@ -519,11 +649,14 @@ class _Trial:
             late = load.t_s > duration_s
             self._status.phase = "waiting for the last answers" if late else "traffic"
             self._status.detail = "" if late else f"{max(0.0, load.t_s):.0f} of {duration_s:g} s"
+        elif (here := read_workers(self._folder)) is not None:
+            self._status.phase = "waiting for load workers"
+            self._status.detail = f"{here[0]} of {here[1]} at {self._experiment.traffic.master_bind}"
         for replica in self._replicas.values():
             code = replica.child.poll()
             if code is not None and not replica.dead:
                 self._record_death(replica, code)
-        if all(replica.dead for replica in self._replicas.values()):
+        if not self._experiment.external_arms and all(replica.dead for replica in self._replicas.values()):
             raise RunError(f"every arm died: see {self._logs}")
         if self._envoy is not None and self._envoy.poll() is not None:
             raise RunError(f"Envoy ended with {describe_exit(self._envoy.poll() or 0)}: see {self._envoy.log_path}")
@@ -638,11 +771,36 @@ class _Trial:
         _write_json(self._folder / "trial.json", self._facts)
 
 
-def locust_command(*, schedule: Path, trial_config: Path, records: Path, workers: int) -> list[str]:
-    """The command that replays a schedule with `workers` load processes and ends by itself."""
+def _arm_facts(arm: ExperimentArm) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
+    if arm.external is None:
+        return {**facts, "config": arm.config.to_dict()}
+    return {**facts, "external": external_table(arm.external)}
+
+
+def locust_command(
+    *,
+    schedule: Path,
+    trial_config: Path,
+    records: Path,
+    workers: int,
+    remote_workers: int = 0,
+    master: tuple[str, int] | None = None,
+    wait_s: float = 0.0,
+) -> list[str]:
+    """The command that replays a schedule with `workers` load processes and ends by itself.
+
+    With `remote_workers` it waits up to `wait_s` for so many more to come to `master` (host, port) from other hosts.
+    """
     command = [*LOCUST_COMMAND, "-f", str(LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
-    command += ["-u", str(workers), "-r", str(workers)]
-    if workers > 1:
+    command += ["-u", str(workers + remote_workers), "-r", str(workers + remote_workers)]
+    if remote_workers and master is not None:
+        host, port = master[0], str(master[1])
+        command += ["--master-bind-host", host, "--master-bind-port", port, "--remote-workers", str(remote_workers)]
+        command += ["--expect-workers-max-wait", str(math.ceil(wait_s))]
+        command += ["--processes", str(workers), "--master-host", host, "--master-port", port] if workers else []
+        command += [] if workers else ["--master"]
+    elif workers > 1:
         # Locust's usual port may be taken by another run.
         port = str(_free_port())
         command += ["--processes", str(workers), "--master-port", port, "--master-bind-port", port]

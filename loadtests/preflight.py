@@ -12,15 +12,25 @@ from pathlib import Path
 from loadtests.environment import sees_gpu
 from loadtests.experiment import Experiment
 from servers.config import ArmConfig, ConfigError
+from servers.security import server_tls
 from servers.splitter import envoy_path
 
 
 def check_experiment(experiment: Experiment) -> None:
     """This machine has what the experiment needs, as far as can be told without starting it."""
-    for arm in experiment.arms:
+    for arm in experiment.own_arms:
         check_arm(arm.config)
-    if experiment.traffic.direct:
+    for arm in experiment.external_arms:
+        assert arm.external is not None
+        arm.external.check(arm.name)
+    if experiment.traffic.remote_workers:
+        host, master_port = experiment.traffic.master
+        check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
+    experiment.security.check()
+    if experiment.traffic.direct or experiment.external_arms:
         return
+    splitter = experiment.splitter
+    server_tls(splitter.tls_certificate, splitter.tls_key, splitter.tls_client_ca)
     envoy_path()
     for key in ("port", "admin_port"):
         port = getattr(experiment.splitter, key)
@@ -48,7 +58,7 @@ def check_arm(config: ArmConfig) -> None:
         raise ConfigError(f'model.id "{path}" does not exist: give a Hugging Face path or id, or random:NAME')
 
 
-def check_port(port: int, *, key: str, host: str = "127.0.0.1") -> None:
+def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:
     """The port is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -57,8 +67,7 @@ def check_port(port: int, *, key: str, host: str = "127.0.0.1") -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"{key} is {port}: cannot be used on {host} ({error.strerror}): stop what listens there, "
-                "or give 0 for a free port"
+                f"{key} is {port}: cannot be used on {host} ({error.strerror}): stop what listens there, {remedy}"
             ) from None
 
 

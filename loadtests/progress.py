@@ -102,6 +102,15 @@ def read_load(folder: Path) -> Load:
     )
 
 
+def read_workers(folder: Path) -> tuple[int, int] | None:
+    """(load processes connected, expected) while some are awaited, as `workers.json` says; None otherwise."""
+    try:
+        told = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
+        return None if told.get("assigned") else (int(told["connected"]), int(told["expected"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def _merged(parts: list[dict[str, Any]]) -> ArmLoad:
     def total(key: str) -> int:
         return sum(part.get(key) or 0 for part in parts)
@@ -132,7 +141,8 @@ def plain_line(status: Status, elapsed_s: float) -> str:
     parts.append(f"{status.phase} {status.detail}".rstrip())
     load = status.load
     if load.arms or load.finished:
-        parts.append(f"{load.finished}/{status.planned} requests" + (f", {load.failed} failed" if load.failed else ""))
+        of = f"/{status.planned}" if status.planned else ""  # a closed loop plans none
+        parts.append(f"{load.finished}{of} requests" + (f", {load.failed} failed" if load.failed else ""))
         parts += [
             f"{name} ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} e2e p99 {_ms(arm.e2e_p99_ms)}"
             for name, arm in load.arms.items()

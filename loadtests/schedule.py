@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtests import arrivals
-from loadtests.traces import Trace, read_trace
-from loadtests.workload import (
-    FitName,
-    Lengths,
-    OverLimitPolicy,
-    fitted_lengths,
-    growing_context,
-    resampled_lengths,
-    session_turns,
-    within_limits,
-)
-from servers.config import ConfigError
+from loadtests.drawn import draw, prompt_columns, shared_facts, smallest, source_facts, template_facts
+from loadtests.saturation import staircase
+from loadtests.source import Source, read_source
+from loadtests.traffic import Arrivals, Design, TrafficConfig, Workload
+from loadtests.workload import Lengths, within_limits
+from servers.config import ArmConfig, ConfigError
+
+__all__ = ["EVERY_ARM", "SCHEDULE", "Arrivals", "Design", "PlannedRequest", "Schedule", "TrafficConfig", "Workload"]
 
 IntArray = npt.NDArray[np.int64]
-
-Design = Literal["mirrored", "split", "switchback"]
-Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps"]
-Workload = Literal["conversation", "code", "trace"]
 
 EVERY_ARM = "*"
 
@@ -55,7 +45,20 @@ SCHEDULE = pa.schema(
         ("prefix_seed", pa.int64()),  # one for each session: names its token sequence
     ]
 )
+# What else a prompt may be made from; a schedule holds those of these columns that it needs. See `PromptSource`.
+PROMPTS = pa.schema(
+    [
+        ("blocks", pa.list_(pa.int64())),  # a seed for each leading block, equal where prompts share the block
+        ("block_tokens", pa.float64()),
+        ("parts", pa.list_(pa.int32())),  # content tokens of each message of a chat
+        ("token_ids", pa.list_(pa.int32())),  # the prompt itself
+    ]
+)
 _METADATA_KEY = b"tailgate.schedule"
+
+# Requests of a closed loop without num_prompts, which are sent again and again.
+_CLOSED_ROWS = 1024
+_CLOSED_ROUNDS = 16
 
 # The streams of randomness, each with a fixed number: drawing more from one never shifts another.
 _STREAMS = {
@@ -67,163 +70,8 @@ _STREAMS = {
     "think": 5,
     "rampup": 6,
     "samples": 7,
+    "blocks": 8,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficConfig:
-    """Which traffic one trial sends. Settings that contradict each other, or would have no effect, raise ConfigError.
-
-    `rate` is in requests/s: to each arm when mirrored, in all when split or switchback. It is 0 (not given) when the
-    times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
-    nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, [first, last] for ramp and
-    [rate, rate, ...] for steps, which share the duration equally.
-    """
-
-    design: Design = "mirrored"
-    duration_s: float = 60.0
-    rampup_s: float = 0.0
-    arrivals: Arrivals = "poisson"
-    rate: float = 0.0
-    burstiness: float = 1.0
-    rates: tuple[float | tuple[float, ...], ...] = ()
-    workload: Workload = "conversation"
-    length_scale: float = 1.0
-    over_limit: OverLimitPolicy = "clip"
-    trace: str = ""
-    trace_start_s: float = 0.0
-    time_scale: float = 1.0
-    turns_mean: float = 1.0
-    think_time_s: float = 10.0
-    timeout_s: float = 60.0
-    max_concurrency: int = 0
-    ignore_eos: bool = True
-    direct: bool = False
-    workers: int = 1
-    block_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        _choice("design", self.design, get_args(Design))
-        _choice("arrivals", self.arrivals, get_args(Arrivals))
-        _choice("workload", self.workload, get_args(Workload))
-        _choice("over_limit", self.over_limit, get_args(OverLimitPolicy))
-        _range("duration_s", self.duration_s, 0.001, 1e7)
-        _range("rampup_s", self.rampup_s, 0, 1e7)
-        _range("block_s", self.block_s, 0.001, 1e7)
-        _range("rate", self.rate, 0, 1e9)
-        _range("burstiness", self.burstiness, 0.001, 1e6)
-        _range("length_scale", self.length_scale, 1e-6, 1e6)
-        _range("trace_start_s", self.trace_start_s, 0, 1e9)
-        _range("time_scale", self.time_scale, 1e-6, 1e6)
-        _range("turns_mean", self.turns_mean, 1, 1000)
-        _range("think_time_s", self.think_time_s, 0.001, 1e6)
-        _range("timeout_s", self.timeout_s, 0.001, 1e6)
-        _range("max_concurrency", self.max_concurrency, 0, 1_000_000)
-        _range("workers", self.workers, 1, 1024)
-        if self.rampup_s >= self.duration_s:
-            raise ConfigError(
-                f"traffic.rampup_s is {self.rampup_s} but the whole trial lasts duration_s = {self.duration_s}: "
-                "lower rampup_s or raise duration_s"
-            )
-        self._check_rate()
-        self._check_trace()
-        self._check_design()
-
-    @property
-    def open_loop(self) -> bool:
-        """True when requests start at their scheduled time whatever is still under way."""
-        return self.max_concurrency == 0
-
-    @property
-    def piecewise_rates(self) -> tuple[tuple[float, float], ...]:
-        """`rates` as (start_s, rate) pairs; for piecewise arrivals."""
-        pairs = [item for item in self.rates if isinstance(item, tuple) and len(item) == 2]
-        if not pairs or len(pairs) != len(self.rates):
-            raise ConfigError(
-                f"traffic.rates is {_plain(self.rates)}: give [[0, rate], [start_s, rate], ...] for piecewise"
-            )
-        return tuple((float(start), float(rate)) for start, rate in pairs)
-
-    @property
-    def step_rates(self) -> tuple[float, ...]:
-        """`rates` as plain numbers; for ramp and steps arrivals."""
-        numbers = [float(item) for item in self.rates if not isinstance(item, tuple)]
-        wrong_count = not numbers or (self.arrivals == "ramp" and len(numbers) != 2)
-        if wrong_count or len(numbers) != len(self.rates):
-            form = "[first rate, last rate]" if self.arrivals == "ramp" else "[rate, rate, ...]"
-            raise ConfigError(f"traffic.rates is {_plain(self.rates)}: give {form} for {self.arrivals}")
-        return tuple(numbers)
-
-    def _check_rate(self) -> None:
-        constant = self.arrivals in ("poisson", "gamma")
-        listed = self.arrivals in ("piecewise", "ramp", "steps")
-        if constant and self.rate <= 0:
-            raise ConfigError(f'traffic.rate is {self.rate}: give requests/s above 0 for arrivals = "{self.arrivals}"')
-        if not constant and self.rate:
-            source = "traffic.rates" if listed else "the trace (set its pace with time_scale)"
-            raise ConfigError(
-                f'traffic.rate is {self.rate} but arrivals = "{self.arrivals}" takes its rate from {source}: '
-                "remove rate"
-            )
-        if not listed and self.rates:
-            raise ConfigError(
-                f'traffic.rates is {_plain(self.rates)} but arrivals = "{self.arrivals}" does not use it: '
-                'remove it or use arrivals = "piecewise", "ramp" or "steps"'
-            )
-        if self.burstiness != 1 and self.arrivals in ("poisson", "trace"):
-            raise ConfigError(
-                f'traffic.burstiness is {self.burstiness} but arrivals = "{self.arrivals}" does not use it: '
-                'remove it or use arrivals = "gamma"'
-            )
-        if listed:
-            self._check_rates()
-
-    def _check_rates(self) -> None:
-        pairs = self.piecewise_rates if self.arrivals == "piecewise" else ()
-        rates = [rate for _, rate in pairs] if pairs else list(self.step_rates)
-        for rate in rates:
-            _range("rates", rate, 0, 1e9)
-        if not any(rates):
-            raise ConfigError(f"traffic.rates is {_plain(self.rates)}: give at least one rate above 0")
-        starts = [start for start, _ in pairs]
-        rising = all(before < after for before, after in pairwise(starts))
-        if pairs and not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
-            raise ConfigError(
-                f"traffic.rates has segments from {starts} s: start the first at 0, let them rise, "
-                f"and start the last before duration_s = {self.duration_s}"
-            )
-
-    def _check_trace(self) -> None:
-        uses = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
-        if uses and not self.trace:
-            raise ConfigError(f'traffic.{uses[0]} is "trace" but traffic.trace is empty: give the path of a trace')
-        if self.trace and not uses:
-            raise ConfigError(
-                f'traffic.trace is "{self.trace}" but neither arrivals nor workload is "trace": set one or remove trace'
-            )
-        for key, value, unused in (("time_scale", self.time_scale, 1.0), ("trace_start_s", self.trace_start_s, 0.0)):
-            if value != unused and self.arrivals != "trace":
-                raise ConfigError(
-                    f'traffic.{key} is {value} but arrivals = "{self.arrivals}" does not replay a trace: '
-                    f'remove {key} or use arrivals = "trace"'
-                )
-        if self.turns_mean != 1 and self.arrivals == "trace":
-            raise ConfigError(
-                f'traffic.turns_mean is {self.turns_mean} but arrivals = "trace" holds every turn already: '
-                "remove turns_mean or use other arrivals"
-            )
-
-    def _check_design(self) -> None:
-        if self.direct and self.design == "split":
-            raise ConfigError(
-                'traffic.direct is true but design = "split" needs the splitter to choose the arm: '
-                'remove direct or use design = "mirrored" or "switchback"'
-            )
-        if self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9:
-            raise ConfigError(
-                f"traffic.rampup_s is {self.rampup_s} but a switchback has blocks of block_s = {self.block_s}: "
-                "give a multiple of it, so that no block is part ramp-up"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +88,20 @@ class PlannedRequest:
     arm: str | None
     phase: str
     prefix_seed: int
+    blocks: Sequence[int] | None = None
+    block_tokens: float | None = None
+    parts: Sequence[int] | None = None
+    token_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """The planned requests of one trial in order of time (columns as in `SCHEDULE`), and what they were made from."""
+    """The planned requests of one trial in order of time, and what they were made from.
+
+    Columns are those of `SCHEDULE` and some of `PROMPTS`. `loop` "closed": the rows have no times, and an arm gets the
+    next one when it has answered another. `steps` are the rates of a saturation search; `prompts` tells what chat
+    templates, conversations and shared blocks did to the prompts.
+    """
 
     table: Any  # pyarrow.Table
     design: Design
@@ -254,6 +111,9 @@ class Schedule:
     duration_s: float
     block_s: float
     dropped: dict[str, int | str]  # see `build_schedule`
+    loop: Literal["open", "closed"] = "open"
+    steps: tuple[Mapping[str, float], ...] = ()
+    prompts: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -269,7 +129,9 @@ class Schedule:
 
     @property
     def planned(self) -> dict[str, int]:
-        """Requests planned for each arm; under split, all of them under "*"."""
+        """Requests planned for each arm; under split, all of them under "*"; a closed loop plans none."""
+        if self.loop == "closed":
+            return {}
         if self.design == "split":
             return {EVERY_ARM: len(self)}
         if self.design == "mirrored":
@@ -281,16 +143,7 @@ class Schedule:
         if not 0 <= worker < workers:
             raise ConfigError(f"worker is {worker} of {workers}: give 0 to {workers - 1}")
         mine = pa.array(self.ints("index") % workers == worker)
-        return Schedule(
-            table=self.table.filter(mine),
-            design=self.design,
-            arms=self.arms,
-            trial=self.trial,
-            seed=self.seed,
-            duration_s=self.duration_s,
-            block_s=self.block_s,
-            dropped=self.dropped,
-        )
+        return replace(self, table=self.table.filter(mine))
 
     def requests(self) -> Iterator[PlannedRequest]:
         """The rows one by one."""
@@ -308,6 +161,9 @@ class Schedule:
             "duration_s": self.duration_s,
             "block_s": self.block_s,
             "dropped": self.dropped,
+            "loop": self.loop,
+            "steps": [dict(step) for step in self.steps],
+            "prompts": dict(self.prompts),
         }
         table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
         target = Path(path)
@@ -330,10 +186,11 @@ class Schedule:
             raise ConfigError(f'schedule "{path}" cannot be read ({reason}): build it again') from None
         facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
         table = table.replace_schema_metadata(None)
-        if facts_text is None or table.schema != SCHEDULE:
+        extra = [field for field in table.schema if field in list(PROMPTS)]
+        if facts_text is None or table.schema != pa.schema([*SCHEDULE, *extra]):
             raise ConfigError(f'"{path}" is no schedule: columns are {table.schema.names}, expected {SCHEDULE.names}')
         facts = json.loads(facts_text)
-        return cls(table=table, **{**facts, "arms": tuple(facts["arms"])})
+        return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
 
 
 def build_schedule(
@@ -344,12 +201,18 @@ def build_schedule(
     trial: int,
     max_prompt_tokens: int,
     max_new_tokens: int,
-    trace: Trace | None = None,
+    source: Source | None = None,
+    model: str = "",
+    levels: Sequence[float] = (),
+    edges: Mapping[str, Sequence[int]] | None = None,
 ) -> Schedule:
     """The traffic of trial number `trial`: the same for equal arguments, independent between trials.
 
-    Arrivals, lengths, prompts, assignment, turns, think times and ramp-up draw from streams of their own, so that
-    changing the settings of one leaves the others as they are. `trace` is read from config.trace when not given.
+    Arrivals, lengths, prompts, assignment, turns, think times, ramp-up and shared blocks draw from streams of their
+    own, so that changing the settings of one leaves the others as they are. `source` is what `read_source` found; it
+    is read, with the tokenizer of `model`, when not given. `levels` are the rates of a saturation search after its
+    first trial. `edges` are the prompt lengths at which each arm's padded size changes.
+
     `dropped` holds the over-limit policy and counts ("policy", "input_over", "output_over", "requests_dropped") and
     "turns_after_end": turns that would start after the trial and are not sent. A schedule without any request is a
     ConfigError.
@@ -358,75 +221,111 @@ def build_schedule(
     for key, value in (("seed", seed), ("trial", trial)):
         if value < 0:
             raise ConfigError(f"{key} is {value}: give 0 or more")
-    if trace is None and config.trace:
-        trace = read_trace(config.trace)
+    source = source or read_source(config, seed=seed, model=model)
     rng = {
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
         for stream, number in _STREAMS.items()
     }
     duration_ns = round(config.duration_s * 1e9)
+    rates = tuple(levels)
+    if config.arrivals == "saturation" and not rates:
+        low, high = config.step_rates
+        rates = staircase(low, high, config.saturation_steps)
 
-    starts_ns, window = _starts(config, trace, rng["arrivals"])
-    turns = session_turns(
-        starts_ns,
-        turns_mean=config.turns_mean,
-        think_time_s=config.think_time_s,
-        turns_rng=rng["turns"],
-        think_rng=rng["think"],
-    )
-    count = len(turns.session)
-    lengths = _lengths(config, trace, window, count, rng["lengths"]).scaled(config.length_scale)
-    lengths = growing_context(lengths, turns, max_new_tokens=max_new_tokens)
+    starts_ns, window = _starts(config, source, rates, rng["arrivals"])
+    drawn = draw(config, source, starts_ns, window, max_new_tokens=max_new_tokens, rng=rng)
+    turns = drawn.turns
     prefix_seeds = _seeds(len(starts_ns), rng["prompts"])[turns.session]
-    prompt_seeds = _seeds(count, rng["samples"])
+    prompt_seeds = _seeds(len(turns.session), rng["samples"])
 
     # All is drawn; from here on rows only go. What is never sent is not counted as over a limit. Within a session time
     # rises, so what the end cuts is always the session's tail.
     started = arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"])[turns.session]
+    if config.arrivals == "closed":
+        started[:] = True
     in_time = turns.offset_ns < duration_ns
-    rows = np.flatnonzero(started & in_time)
+    planned = rows = np.flatnonzero(started & in_time)
     lengths, within, over = within_limits(
-        lengths.rows(rows),
+        Lengths(input_tokens=drawn.total[rows], output_tokens=drawn.own.output_tokens[rows]),
         turns.rows(rows),
         policy=config.over_limit,
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
     )
     rows = rows[within]
+    # A chat that its template alone fills cannot be cut to fit.
+    roomy = lengths.input_tokens >= smallest(config, drawn, source.text, rows)
+    rows, lengths = rows[roomy], lengths.rows(roomy)
+    dropped = {**asdict(over), "requests_dropped": over.requests_dropped + int((~roomy).sum())}
     if not len(rows):
         raise ConfigError(
             f"trial {trial} would send no request in {config.duration_s} s "
-            f"({over.requests_dropped} dropped as too long): raise the rate, duration_s or the model's limits"
+            f"({dropped['requests_dropped']} dropped as too long): raise the rate, duration_s or the model's limits"
         )
     order = np.argsort(turns.offset_ns[rows], kind="stable")
+    if config.num_prompts:
+        if len(order) < config.num_prompts:
+            raise ConfigError(
+                f"traffic.num_prompts is {config.num_prompts} but trial {trial} holds {len(order)} requests in "
+                f"{config.duration_s:g} s: raise duration_s or the rate"
+            )
+        order = order[: config.num_prompts]
     rows, lengths = rows[order], lengths.rows(order)
-    turns = turns.rows(rows)
-    offsets = turns.offset_ns
-    table = pa.table(
-        [
-            pa.array(np.arange(len(offsets))),
-            pa.array(offsets),
-            pc.binary_join_element_wise(str(trial), pc.cast(pa.array(turns.session), pa.string()), "-"),
-            pa.array(turns.turn.astype(np.int32)),
-            pa.array(lengths.input_tokens.astype(np.int32)),
-            pa.array(lengths.output_tokens.astype(np.int32)),
-            pa.array(prompt_seeds[rows]),
-            _arm_column(config, arms, offsets, duration_ns, rng["assignment"]),
-            _named(["rampup", "measure"], (offsets >= round(config.rampup_s * 1e9)).astype(np.int64)),
-            pa.array(prefix_seeds[rows]),
-        ],
-        schema=SCHEDULE,
+    kept = turns.rows(rows)
+    offsets = kept.offset_ns
+    columns = {
+        "index": pa.array(np.arange(len(offsets))),
+        "offset_ns": pa.array(offsets),
+        "session_id": pc.binary_join_element_wise(str(trial), pc.cast(pa.array(kept.session), pa.string()), "-"),
+        "turn": pa.array(kept.turn.astype(np.int32)),
+        "prompt_tokens": pa.array(lengths.input_tokens.astype(np.int32)),
+        "max_tokens": pa.array(lengths.output_tokens.astype(np.int32)),
+        "prompt_seed": pa.array(prompt_seeds[rows]),
+        "arm": _arm_column(config, arms, offsets, duration_ns, rng["assignment"]),
+        "phase": _named(["rampup", "measure"], (offsets >= round(config.rampup_s * 1e9)).astype(np.int64)),
+        "prefix_seed": pa.array(prefix_seeds[rows]),
+    }
+    extra = prompt_columns(
+        config, source, drawn, rows, lengths.input_tokens, max_new_tokens=max_new_tokens, rng=rng["blocks"]
     )
+    facts = source_facts(source)
+    if shared := shared_facts(extra, lengths.input_tokens):
+        facts["shared"] = shared
+    if config.prompts == "chat":
+        facts["template"] = template_facts(drawn, rows, planned, limit=max_prompt_tokens, edges=edges or {})
+    schema = pa.schema([*SCHEDULE, *(PROMPTS.field(name) for name in extra)])
     return Schedule(
-        table=table,
+        table=pa.table({**columns, **extra}, schema=schema),
         design=config.design,
         arms=tuple(arms),
         trial=trial,
         seed=seed,
         duration_s=config.duration_s,
         block_s=config.block_s,
-        dropped={**asdict(over), "turns_after_end": int((started & ~in_time).sum())},
+        dropped={**dropped, "turns_after_end": int((started & ~in_time).sum())},
+        loop="closed" if config.arrivals == "closed" else "open",
+        steps=tuple(
+            {
+                "start_s": config.rampup_s + index * config.step_s,
+                "end_s": config.rampup_s + (index + 1) * config.step_s,
+                "rate": rate,
+            }
+            for index, rate in enumerate(rates)
+        ),
+        prompts=facts,
     )
+
+
+def length_edges(arm: ArmConfig) -> tuple[int, ...]:
+    """The padded prompt lengths that the arm has; none where its shapes are exact or all padded to one."""
+    if arm.shapes.kind != "buckets":
+        return ()
+    if arm.shapes.length_ladder:
+        return arm.shapes.length_ladder
+    edges, top = [32], arm.engine.prefill_tokens
+    while edges[-1] < top:
+        edges.append(2 * edges[-1])
+    return tuple(sorted({min(edge, top) for edge in edges}))
 
 
 def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:
@@ -440,9 +339,16 @@ def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> Int
     return rng.permuted(ordered, axis=1).reshape(-1)[:blocks]
 
 
-def _starts(config: TrafficConfig, trace: Trace | None, rng: np.random.Generator) -> tuple[IntArray, slice]:
+def _starts(
+    config: TrafficConfig, source: Source, levels: Sequence[float], rng: np.random.Generator
+) -> tuple[IntArray, slice]:
     """Sorted starts (ns) of sessions, and the trace rows that they are when a trace is replayed."""
     everything = slice(None)
+    trace = source.trace
+    if config.arrivals == "closed":
+        wanted = config.num_prompts or max(_CLOSED_ROWS, _CLOSED_ROUNDS * config.concurrency)
+        spare = wanted + 64 if config.over_limit == "drop" else 0  # for those that are too long
+        return np.zeros(wanted + spare, dtype=np.int64), everything
     if config.arrivals == "trace" and trace is not None:
         rows = arrivals.replay_window(
             trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
@@ -451,11 +357,18 @@ def _starts(config: TrafficConfig, trace: Trace | None, rng: np.random.Generator
             trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
         )
         return starts, rows
-    # Rates are of requests, and a session brings turns_mean of them.
+    # Rates are of requests, and a session brings several of them.
     per_session = 1 / config.turns_mean
+    if source.conversations is not None:
+        kept = source.conversations.kept
+        per_session = len(kept) / sum(len(conversation.exchanges) for conversation in kept)
     duration_s, burstiness = config.duration_s, config.burstiness
     if config.arrivals == "piecewise":
         segments = [(start, rate * per_session) for start, rate in config.piecewise_rates]
+        return arrivals.piecewise(segments, duration_s, burstiness=burstiness, rng=rng), everything
+    if config.arrivals == "saturation":
+        later = [config.rampup_s + index * config.step_s for index in range(1, len(levels))]
+        segments = [(start, rate * per_session) for start, rate in zip([0.0, *later], levels, strict=True)]
         return arrivals.piecewise(segments, duration_s, burstiness=burstiness, rng=rng), everything
     if config.arrivals == "ramp":
         first, last = config.step_rates
@@ -467,21 +380,6 @@ def _starts(config: TrafficConfig, trace: Trace | None, rng: np.random.Generator
         rates = [rate * per_session for rate in config.step_rates]
         return arrivals.steps(rates, duration_s / len(rates), burstiness=burstiness, rng=rng), everything
     return arrivals.gamma(config.rate * per_session, burstiness, duration_s, rng=rng), everything
-
-
-def _lengths(
-    config: TrafficConfig, trace: Trace | None, window: slice, count: int, rng: np.random.Generator
-) -> Lengths:
-    """`count` rows of input and output lengths: the replayed rows themselves, rows of the trace, or a fit."""
-    if config.workload == "trace" and trace is not None:
-        if config.arrivals != "trace":
-            return resampled_lengths(trace.input_tokens, trace.output_tokens, count, rng=rng)
-        return Lengths(
-            input_tokens=trace.input_tokens[window].astype(np.int64),
-            output_tokens=trace.output_tokens[window].astype(np.int64),
-        )
-    fit: FitName = "code" if config.workload == "code" else "conversation"
-    return fitted_lengths(fit, count, rng=rng)
 
 
 def _seeds(count: int, rng: np.random.Generator) -> IntArray:
@@ -514,18 +412,3 @@ def _check_arms(config: TrafficConfig, arms: Sequence[str]) -> None:
             f"traffic.duration_s is {config.duration_s} but {len(arms)} arms of block_s = {config.block_s} take "
             f"{needed_s} s for one turn each: raise duration_s or lower block_s"
         )
-
-
-def _choice(key: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"traffic.{key} is {value!r}: use one of {', '.join(str(item) for item in allowed)}")
-
-
-def _range(key: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"traffic.{key} is {value}: give a value from {low} to {high}")
-
-
-def _plain(value: object) -> object:
-    """Tuples as lists, the way they are written in TOML."""
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

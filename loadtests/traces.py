@@ -1,21 +1,27 @@
-"""Published traces of LLM serving as columns: when each request came, its input and its output length.
+"""Traces of LLM serving as columns: when each request came, its input and its output length, which prompts it shares.
 
-Two formats are read as published, told apart by content and not by file name:
+Three formats are told apart by content and not by file name:
 
 - Azure LLM inference traces (2023 and 2024), CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
-- Mooncake traces, JSON Lines: `timestamp` (ms), `input_length`, `output_length`; `hash_ids` is not used.
+- Mooncake traces, JSON Lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+- A plain CSV of one's own: `time_s,input_tokens,output_tokens`, in any order.
+
+A file is read line by line, and only what is asked for is kept: a file of any size takes the memory of its answer.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +29,9 @@ import numpy.typing as npt
 from servers.config import ConfigError
 
 IntArray = npt.NDArray[np.int64]
-Row = tuple[int, str, int, int, int]  # line number, time as written, time in ns, input tokens, output tokens
+Format = Literal["azure", "mooncake", "plain"]
+
+BLOCK_TOKENS = 512  # of a prompt behind one hash id, as Mooncake publishes them
 
 _AZURE_HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _AZURE_ROW = re.compile(
@@ -31,34 +39,68 @@ _AZURE_ROW = re.compile(
     re.ASCII,
 )
 _MOONCAKE_KEYS = ("timestamp", "input_length", "output_length")
+_PLAIN_HEADER = ["time_s", "input_tokens", "output_tokens"]
+_PLAIN_TIME = re.compile(r"-?\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _MAX_TOKENS = 2**31 - 1
+_MAX_LINE = 1 << 24  # a file without line ends must not be read whole
 _MAX_SPAN_S = 10 * 366 * 86_400
+_KNOWN = "an Azure CSV, a Mooncake JSON Lines file or a CSV of " + ",".join(_PLAIN_HEADER)
+
+
+class _Row(NamedTuple):
+    line: int
+    time_text: str
+    at_ns: int
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """The requests of one trace in order of time: three read-only columns of equal length, at least one row.
+    """Requests of one trace in order of time: read-only columns of equal length, at least one row.
 
-    offset_ns (int64) counts from the trace's first request; input_tokens and output_tokens (int32) are 1 or more.
+    offset_ns (int64) counts from the trace's first request; input_tokens and output_tokens (int32) are 1 or more. Row
+    k shares the leading BLOCK_TOKENS-token blocks of its prompt with every row that has the same leading ids among
+    block_ids[block_start[k]:block_start[k + 1]]; what goes beyond its ids is its own.
     """
 
     name: str
-    format: Literal["azure", "mooncake"]
+    format: Format
     offset_ns: IntArray
     input_tokens: npt.NDArray[np.int32]
     output_tokens: npt.NDArray[np.int32]
+    block_ids: IntArray
+    block_start: IntArray
+    rows_read: int
 
     def __len__(self) -> int:
         return len(self.offset_ns)
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first request to the last."""
+        """Seconds from the first request to the last that was read."""
         return float(self.offset_ns[-1]) / 1e9
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether any row says which blocks its prompt is made of."""
+        return len(self.block_ids) > 0
 
-def read_trace(path: str | Path) -> Trace:
-    """The trace at `path`, read line by line into flat columns (16 bytes a request).
+    def blocks(self, row: int) -> IntArray:
+        """The ids of the leading blocks of a row's prompt, shape (blocks,)."""
+        return self.block_ids[self.block_start[row] : self.block_start[row + 1]]
+
+
+def read_trace(
+    path: str | Path, *, start_s: float = 0.0, end_s: float = math.inf, sample: int = 0, seed: int = 0
+) -> Trace:
+    """The trace at `path`, read line by line.
+
+    Kept are the rows from `start_s` on; reading ends with the first row at or after `end_s`, which is kept too and
+    shows that the trace lasts that long (seconds count from the trace's first request). With `sample` above 0, that
+    many of these rows are kept, drawn evenly by `seed`. If no row is in reach, the last one read is kept.
 
     Anything that is not as published raises ConfigError with the file, the line, the value and what to do: a
     malformed line, a length below 1, a time that goes back, an empty or missing file, an unknown format. Empty lines
@@ -67,11 +109,10 @@ def read_trace(path: str | Path) -> Trace:
     name = str(path)
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
-            return _read(name, lines)
+            form, rows = _rows(name, lines)
+            return _columns(name, form, rows, _Kept(start_s=start_s, end_s=end_s, sample=sample, seed=seed))
     except FileNotFoundError:
-        raise ConfigError(
-            f'trace "{name}" does not exist: give the path of an Azure CSV or a Mooncake JSON Lines file'
-        ) from None
+        raise ConfigError(f'trace "{name}" does not exist: give the path of {_KNOWN}') from None
     except OSError as error:
         raise ConfigError(f'trace "{name}" cannot be read ({error.strerror}): give a readable file') from None
     except UnicodeDecodeError as error:
@@ -80,71 +121,146 @@ def read_trace(path: str | Path) -> Trace:
         ) from None
 
 
-def _read(name: str, lines: TextIO) -> Trace:
-    header = ""
-    number = 0
-    while not header:
-        raw = lines.readline()
-        if not raw:
-            raise ConfigError(f'trace "{name}" is empty: give an Azure CSV or a Mooncake JSON Lines file')
-        number += 1
-        header = raw.strip()
-    if [field.strip() for field in header.split(",")] == _AZURE_HEADER:
-        return _columns(name, "azure", _azure_rows(name, lines, number))
+def _rows(name: str, lines: TextIO) -> tuple[Format, Iterator[_Row]]:
+    number, header = next(_numbered(name, lines, 0), (0, ""))
+    if not header:
+        raise ConfigError(f'trace "{name}" is empty: give {_KNOWN}')
+    names = [field.strip() for field in header.split(",")]
+    if names == _AZURE_HEADER:
+        return "azure", _azure_rows(name, lines, number)
+    if sorted(names) == sorted(_PLAIN_HEADER):
+        return "plain", _plain_rows(name, lines, number, [names.index(key) for key in _PLAIN_HEADER])
     if header.startswith("{"):
-        return _columns(name, "mooncake", _mooncake_rows(name, lines, number, header))
+        return "mooncake", _mooncake_rows(name, lines, number, header)
     raise ConfigError(
         f'{name} line {number} is "{_short(header)}", which is no known format: start an Azure CSV with '
-        f'"{",".join(_AZURE_HEADER)}", or give JSON Lines with {", ".join(_MOONCAKE_KEYS)}'
+        f'"{",".join(_AZURE_HEADER)}" and a CSV of your own with "{",".join(_PLAIN_HEADER)}", '
+        f"or give JSON Lines with {', '.join(_MOONCAKE_KEYS)}"
     )
 
 
-def _columns(name: str, form: Literal["azure", "mooncake"], rows: Iterator[Row]) -> Trace:
-    offsets, inputs, outputs = array("q"), array("i"), array("i")
-    first_ns = last_ns = 0
-    last_text = ""
-    for number, text, at_ns, input_tokens, output_tokens in rows:
-        if not offsets:
-            first_ns = last_ns = at_ns
-        if at_ns < last_ns:
-            raise ConfigError(
-                f"{name} line {number}: time goes back from {last_text} to {text}: sort the trace by time"
+class _Kept:
+    """The rows that stay. Sampling is Li's algorithm L: how many rows to pass over is drawn, not each row's fate."""
+
+    def __init__(self, *, start_s: float, end_s: float, sample: int, seed: int) -> None:
+        self._start_ns = round(start_s * 1e9)
+        self._end_ns = round(end_s * 1e9) if end_s < math.inf else None
+        self._sample = sample
+        # Python promises equal draws of `random()` for equal seeds in all versions.
+        self._random = random.Random(seed)
+        self._weight = 1.0
+        self._seen = self._next = 0
+        self._last: tuple[int, _Row] | None = None
+        self.done = False
+        self.offsets, self.inputs, self.outputs = array("q"), array("i"), array("i")
+        self.blocks: list[tuple[int, ...]] = []
+
+    def add(self, offset_ns: int, row: _Row) -> None:
+        """Keep the row or not."""
+        self._last = (offset_ns, row)
+        if offset_ns < self._start_ns:
+            return
+        self.done = self._end_ns is not None and offset_ns >= self._end_ns
+        self._seen += 1
+        if not self._sample or self._seen <= self._sample:
+            self._append(offset_ns, row)
+            if self._seen == self._sample:
+                self._next = self._seen
+                self._skip()
+        elif self._seen == self._next:
+            place = int(self._random.random() * self._sample)
+            self.offsets[place], self.inputs[place], self.outputs[place] = (
+                offset_ns,
+                row.input_tokens,
+                row.output_tokens,
             )
-        if at_ns - first_ns > _MAX_SPAN_S * 1_000_000_000:
+            self.blocks[place] = row.blocks
+            self._skip()
+
+    def end(self) -> None:
+        """At least one row is kept."""
+        if not self.offsets and self._last is not None:
+            self._append(*self._last)
+
+    def _append(self, offset_ns: int, row: _Row) -> None:
+        self.offsets.append(offset_ns)
+        self.inputs.append(row.input_tokens)
+        self.outputs.append(row.output_tokens)
+        self.blocks.append(row.blocks)
+
+    def _skip(self) -> None:
+        # 1 - random() is never 0, whose logarithm does not exist.
+        self._weight *= math.exp(math.log(1 - self._random.random()) / self._sample)
+        below = max(1e-300, 1 - self._weight)
+        self._next += 1 + (math.floor(math.log(1 - self._random.random()) / math.log(below)) if below < 1 else 2**62)
+
+
+def _columns(name: str, form: Format, rows: Iterator[_Row], kept: _Kept) -> Trace:
+    first_ns = last_ns = count = 0
+    last_text = ""
+    for row in rows:
+        if not count:
+            first_ns = last_ns = row.at_ns
+        count += 1
+        if row.at_ns < last_ns:
             raise ConfigError(
-                f"{name} line {number}: time is {text}, more than 10 years after the first request: "
+                f"{name} line {row.line}: time goes back from {last_text} to {row.time_text}: sort the trace by time"
+            )
+        if row.at_ns - first_ns > _MAX_SPAN_S * 1_000_000_000:
+            raise ConfigError(
+                f"{name} line {row.line}: time is {row.time_text}, more than 10 years after the first request: "
                 "correct or remove the line"
             )
-        for key, value in (("input", input_tokens), ("output", output_tokens)):
+        for key, value in (("input", row.input_tokens), ("output", row.output_tokens)):
             if not 1 <= value <= _MAX_TOKENS:
                 raise ConfigError(
-                    f"{name} line {number}: {key} length is {value}: "
+                    f"{name} line {row.line}: {key} length is {value}: "
                     f"correct it to a value from 1 to {_MAX_TOKENS} or remove the line"
                 )
-        offsets.append(at_ns - first_ns)
-        inputs.append(input_tokens)
-        outputs.append(output_tokens)
-        last_ns, last_text = at_ns, text
-    if not offsets:
+        if len(row.blocks) > -(-row.input_tokens // BLOCK_TOKENS):
+            raise ConfigError(
+                f"{name} line {row.line}: {len(row.blocks)} hash_ids but the input of {row.input_tokens} tokens has "
+                f"{-(-row.input_tokens // BLOCK_TOKENS)} blocks of {BLOCK_TOKENS}: correct or remove the line"
+            )
+        kept.add(row.at_ns - first_ns, row)
+        if kept.done:
+            break
+        last_ns, last_text = row.at_ns, row.time_text
+    if not count:
         raise ConfigError(f'trace "{name}" has a header but no request: give a trace with at least one')
+    kept.end()
+    order = np.argsort(np.frombuffer(kept.offsets, dtype=np.int64), kind="stable")
+    sizes = np.array([len(blocks) for blocks in kept.blocks], dtype=np.int64)[order]
     trace = Trace(
         name=name,
         format=form,
-        offset_ns=np.frombuffer(offsets, dtype=np.int64),
-        input_tokens=np.frombuffer(inputs, dtype=np.int32),
-        output_tokens=np.frombuffer(outputs, dtype=np.int32),
+        offset_ns=np.frombuffer(kept.offsets, dtype=np.int64)[order],
+        input_tokens=np.frombuffer(kept.inputs, dtype=np.int32)[order],
+        output_tokens=np.frombuffer(kept.outputs, dtype=np.int32)[order],
+        block_ids=np.fromiter(
+            chain.from_iterable(kept.blocks[index] for index in order), dtype=np.int64, count=int(sizes.sum())
+        ),
+        block_start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        rows_read=count,
     )
-    for column in (trace.offset_ns, trace.input_tokens, trace.output_tokens):
+    for column in (trace.offset_ns, trace.input_tokens, trace.output_tokens, trace.block_ids, trace.block_start):
         column.setflags(write=False)
     return trace
 
 
-def _azure_rows(name: str, lines: TextIO, number: int) -> Iterator[Row]:
+def _numbered(name: str, lines: TextIO, number: int) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines after line `number` that are not empty."""
+    while raw := lines.readline(_MAX_LINE):
+        number += 1
+        if len(raw) == _MAX_LINE:
+            raise ConfigError(f"{name} line {number} has more than {_MAX_LINE - 1} characters: break it into lines")
+        if line := raw.strip():
+            yield number, line
+
+
+def _azure_rows(name: str, lines: TextIO, number: int) -> Iterator[_Row]:
     second_text, second_ns = "", 0
-    for number, raw in enumerate(lines, number + 1):  # noqa: B020  (counting goes on from the header)
-        line = raw.strip()
-        if not line:
-            continue
+    for number, line in _numbered(name, lines, number):  # noqa: B020  (counting goes on from the header)
         match = _AZURE_ROW.fullmatch(line)
         if match is None:
             raise _malformed(name, number, line, "YYYY-MM-DD HH:MM:SS.fffffff,INPUT,OUTPUT")
@@ -158,22 +274,33 @@ def _azure_rows(name: str, lines: TextIO, number: int) -> Iterator[Row]:
             second_text = key
             second_ns = round((moment if zone else moment.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
         at_ns = second_ns + int((fraction or "").ljust(9, "0"))
-        yield number, line.split(",", 1)[0], at_ns, int(input_text), int(output_text)
+        yield _Row(number, line.split(",", 1)[0], at_ns, int(input_text), int(output_text))
 
 
-def _mooncake_rows(name: str, lines: TextIO, number: int, first: str) -> Iterator[Row]:
-    line = first
-    while True:
-        if line:
-            yield _mooncake_row(name, number, line)
-        raw = lines.readline()
-        if not raw:
-            return
-        number += 1
-        line = raw.strip()
+def _plain_rows(name: str, lines: TextIO, number: int, places: list[int]) -> Iterator[_Row]:
+    for number, line in _numbered(name, lines, number):  # noqa: B020
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(places):
+            raise _malformed(name, number, line, f"{len(places)} values: {', '.join(_PLAIN_HEADER)}")
+        time_text, *lengths = (cells[place] for place in places)
+        if not _PLAIN_TIME.fullmatch(time_text):
+            raise _malformed(name, number, line, "time_s in seconds, such as 12.5")
+        for key, text in zip(_PLAIN_HEADER[1:], lengths, strict=True):
+            if not _WHOLE.fullmatch(text):
+                raise _malformed(name, number, line, f"a whole number of tokens as {key}")
+        whole, _, fraction = time_text.lstrip("-").partition(".")
+        size_ns = int(whole) * 1_000_000_000 + int(fraction.ljust(9, "0"))
+        at_ns = -size_ns if time_text.startswith("-") else size_ns
+        yield _Row(number, f"{time_text} s", at_ns, int(lengths[0]), int(lengths[1]))
 
 
-def _mooncake_row(name: str, number: int, line: str) -> Row:
+def _mooncake_rows(name: str, lines: TextIO, number: int, first: str) -> Iterator[_Row]:
+    yield _mooncake_row(name, number, first)
+    for number, line in _numbered(name, lines, number):  # noqa: B020
+        yield _mooncake_row(name, number, line)
+
+
+def _mooncake_row(name: str, number: int, line: str) -> _Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -190,8 +317,11 @@ def _mooncake_row(name: str, number: int, line: str) -> Row:
     for key, value in (("input_length", input_tokens), ("output_length", output_tokens)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise _malformed(name, number, line, f"a whole number of tokens as {key}")
+    blocks = record.get("hash_ids", [])
+    if not isinstance(blocks, list) or not all(type(item) is int and 0 <= item < 2**62 for item in blocks):
+        raise _malformed(name, number, line, "hash_ids as a list of whole numbers from 0")
     at_ns = at_ms * 1_000_000 if isinstance(at_ms, int) else round(at_ms * 1e6)
-    return number, f"{at_ms} ms", at_ns, input_tokens, output_tokens
+    return _Row(number, f"{at_ms} ms", at_ns, input_tokens, output_tokens, tuple(blocks))
 
 
 def _malformed(name: str, number: int, line: str, expected: str) -> ConfigError:

@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-FitName = Literal["conversation", "code"]
+FitName = Literal["conversation", "code", "long-context"]
 OverLimitPolicy = Literal["clip", "drop", "fail"]
 
 FIRST_TOKEN_ID = 3  # ids below are padding, start and end of text in the common vocabularies
@@ -73,10 +73,15 @@ CONVERSATION_OUTPUT = LengthFit(mu=5.019, sigma=0.859)
 # the p99: the fit stops there.
 CODE_INPUT = LengthFit.from_quantiles(p50=1469, p90=5187, p99=7436, ceiling=7436)
 CODE_OUTPUT = LengthFit.from_quantiles(p50=13, p90=55, p99=251)
+# Through the quantiles of the Mooncake conversation trace (12,031 rows); inputs stop at its largest. A tenth of the
+# trace's answers are shorter than 24 tokens, of which the fit has none: its lower half mirrors the upper one.
+LONG_CONTEXT_INPUT = LengthFit.from_quantiles(p50=6909, p90=27367, p99=85400, ceiling=126195)
+LONG_CONTEXT_OUTPUT = LengthFit.from_quantiles(p50=350, p90=597, p99=1118, ceiling=2000)
 
 FITS: dict[FitName, tuple[LengthFit, LengthFit]] = {
     "conversation": (CONVERSATION_INPUT, CONVERSATION_OUTPUT),
     "code": (CODE_INPUT, CODE_OUTPUT),
+    "long-context": (LONG_CONTEXT_INPUT, LONG_CONTEXT_OUTPUT),
 }
 
 
@@ -125,10 +130,15 @@ def resampled_lengths(
             f"the trace has {len(input_tokens)} inputs and {len(output_tokens)} outputs: "
             "give as many of each, at least one"
         )
-    chosen = rng.integers(0, len(input_tokens), size=count)
+    chosen = resampled_rows(len(input_tokens), count, rng=rng)
     return Lengths(
         input_tokens=input_tokens[chosen].astype(np.int64), output_tokens=output_tokens[chosen].astype(np.int64)
     )
+
+
+def resampled_rows(rows: int, count: int, *, rng: np.random.Generator) -> IntArray:
+    """Which of `rows` rows to take, `count` times with replacement."""
+    return rng.integers(0, rows, size=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,9 +172,15 @@ def session_turns(
     sessions = len(starts_ns)
     if turns_mean == 1:
         return Turns(session=np.arange(sessions), turn=np.zeros(sessions, dtype=np.int64), offset_ns=starts_ns)
+    counts = turns_rng.geometric(1 / turns_mean, size=sessions)
+    return turns_of(starts_ns, counts, think_time_s=think_time_s, think_rng=think_rng)
+
+
+def turns_of(starts_ns: IntArray, counts: IntArray, *, think_time_s: float, think_rng: np.random.Generator) -> Turns:
+    """As `session_turns`, for sessions of `counts` turns, each at least 1. Shape (sessions,) both."""
     if not 0 < think_time_s < math.inf:
         raise ConfigError(f"think_time_s is {think_time_s}: give seconds above 0")
-    counts = turns_rng.geometric(1 / turns_mean, size=sessions)
+    sessions = len(starts_ns)
     session = np.repeat(np.arange(sessions), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     turn = np.arange(len(session)) - first
@@ -254,9 +270,28 @@ def prompt_token_ids(seed: int, count: int, vocab_size: int) -> list[int]:
         raise ConfigError(f"prompt length is {count}: give 0 or more tokens")
     if vocab_size <= FIRST_TOKEN_ID:
         raise ConfigError(f"vocab_size is {vocab_size}: give at least {FIRST_TOKEN_ID + 1}; ids 0 to 2 are reserved")
-    words = np.random.Philox(key=seed).random_raw(count)
-    ids: list[int] = (words % np.uint64(vocab_size - FIRST_TOKEN_ID) + np.uint64(FIRST_TOKEN_ID)).tolist()
+    ids: list[int] = (
+        prompt_words(seed, count) % np.uint64(vocab_size - FIRST_TOKEN_ID) + np.uint64(FIRST_TOKEN_ID)
+    ).tolist()
     return ids
+
+
+# One generator whose key is set anew for each prompt: making one costs six times as much, most of it for entropy from
+# the system that a key makes useless.
+_PHILOX = np.random.Philox(key=0)
+_PHILOX_START: Any = _PHILOX.state
+_PHILOX_KEY = _PHILOX_START["state"]["key"]
+
+
+def prompt_words(seed: int, count: int) -> npt.NDArray[np.uint64]:
+    """The first `count` random words of the sequence that `seed` names: what every prompt is made from.
+
+    Not for several threads at once.
+    """
+    _PHILOX_KEY[0] = seed
+    _PHILOX.state = _PHILOX_START
+    words: npt.NDArray[np.uint64] = _PHILOX.random_raw(count)
+    return words
 
 
 def _whole(lengths: npt.NDArray[np.floating[Any]]) -> IntArray:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import charts, reading, values
+from analysis.report import charts, load, reading, values
 
 SCRIPTS = (
     "plot.js",
@@ -127,7 +127,12 @@ def html_report(summary: Mapping[str, Any]) -> str:
             spikes=values.rows(summary, "spikes"),
             trial_starts=reading.trial_starts(summary),
             side_by_side=reading.side_by_side(summary),
+            knees=load.knees(summary),
+            steps=load.steps(summary),
+            asked=load.asked(summary),
+            traffic=load.traffic(summary),
             parity=reading.parity(summary),
+            externals=reading.externals(summary),
             startup=reading.startup_costs(summary),
             shortfalls=reading.shortfalls(summary),
             environment=reading.flattened(values.at(summary, "environment")),

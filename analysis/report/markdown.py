@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.report import reading
+from analysis.report import load, reading
 from analysis.report.values import (
     DASH,
     at,
@@ -180,6 +180,37 @@ def _parity(summary: Mapping[str, Any]) -> list[str]:
     return ["### Do the arms compute the same?", table(head, body, right=range(1, len(head)))]
 
 
+def _search(summary: Mapping[str, Any]) -> list[str]:
+    found = load.knees(summary)
+    if not found:
+        return []
+    head = ("Arm", "Highest held", "Lowest missed", "95 % of the knee", "Goodput there", "Most goodput", "Trials")
+    body = [[code(row.arm), row.held, row.failed, row.interval, row.goodput, row.highest, row.trials] for row in found]
+    steps = [
+        [code(row.arm), row.trial, row.rate, row.requests, row.goodput, row.good, row.held, prose(row.reason)]
+        for row in load.steps(summary)
+    ]
+    under = ("Arm", "Trial", "Rate", "Requests", "Goodput", "Good", "Step", "Why")
+    return [
+        "### What load each arm holds",
+        f"A step is held when it keeps: {prose(load.asked(summary))}.",
+        table(head, body, right=range(1, 7)),
+        f"<details><summary>{len(steps)} steps</summary>\n\n{table(under, steps, right=range(1, 6))}\n\n</details>",
+    ]
+
+
+def _traffic(summary: Mapping[str, Any]) -> list[str]:
+    lines = [f"- **{prose(name)}**: {prose(line)}" for name, line in load.traffic(summary)]
+    return ["### Traffic", "\n".join(lines)] if lines else []
+
+
+def _externals(summary: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"- {code(row.arm)} ({prose(row.what)}): {prose(' '.join(row.notes))}" for row in reading.externals(summary)
+    ]
+    return ["### External arms: what was not checked", "\n".join(lines)] if lines else []
+
+
 def _checks(summary: Mapping[str, Any]) -> list[str]:
     failed = reading.failed_checks(summary)
     if not failed:
@@ -206,14 +237,17 @@ def markdown_report(summary: Mapping[str, Any]) -> str:
         "### Gates",
         _gates(summary),
         *_checks(summary),
+        *_externals(summary),
     ]
     if wanted := reading.deciders(summary):
         parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in wanted)]
+    parts += _search(summary)
     parts += [
         "### Against the control",
         _comparisons(summary),
         "### Key numbers",
         _arms(summary),
+        *_traffic(summary),
         *_parity(summary),
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",
         _events(summary),

@@ -341,6 +341,29 @@ def parity(summary: Row) -> list[Figure]:
     return [*figures, served] if any(value != DASH for value in served.values) else figures
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class External:
+    """An arm that tailgate did not start, and what is not known of it."""
+
+    arm: object
+    what: str
+    notes: tuple[str, ...]
+
+
+def externals(summary: Row) -> list[External]:
+    """The external arms, in the order of `arms_of`; empty when tailgate started them all."""
+    found = []
+    for arm in arms_of(summary):
+        if not isinstance(at(arm, "external"), Mapping):
+            continue
+        address, notes = at(arm, "external", "address"), at(arm, "external", "notes")
+        where = ", ".join(text(item) for item in address) if isinstance(address, list) else text(address)
+        what = f"{text(at(arm, 'external', 'kind'))} at {where}, model {text(at(arm, 'external', 'model_name'))}"
+        said = tuple(text(note) for note in notes) if isinstance(notes, list) else ()
+        found.append(External(arm=arm.get("name"), what=what, notes=said))
+    return found
+
+
 # A step's size as events and start-up items word it.
 STEP_SHAPE = re.compile(r"(\w+) batch (\d+) × length (\d+), context (\d+)")
 MOST_FACTS = 8

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report import reading
+from analysis.report import load, reading
 from analysis.report.values import (
     at,
     count,
@@ -61,9 +61,14 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
             console.print()
             console.print(Text(text(arm), "bold"))
             console.print(gates)
+    if load.knees(summary):
+        console.print()
+        console.print(_knees(summary))
     notes = [
         ("limited by", f"{reading.check_name(c)}: {text(c.get('reason'))}") for c in reading.failed_checks(summary)
     ]
+    notes += [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
+    notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
     notes += [("to decide", line) for line in reading.deciders(summary)]
     if notes:
         console.print()
@@ -106,6 +111,17 @@ def _arms(summary: Row) -> Table:
         )
     if not table.row_count:
         table.add_row(Text("no arm sent a record", "dim"), *[""] * 6)
+    return table
+
+
+def _knees(summary: Row) -> Table:
+    """What load each arm held."""
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
+    table.add_column("load held within the SLO", overflow="fold", min_width=12)
+    for name in ("highest held", "lowest missed", "95 % of the knee", "goodput there", "trials"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for knee in load.knees(summary):
+        table.add_row(Text(knee.arm), knee.held, knee.failed, knee.interval, knee.goodput, knee.trials)
     return table
 
 

@@ -257,6 +257,15 @@ class TestLatency:
         assert requests.e2e_ms[5] == 20_000.0
         assert math.isnan(requests.e2e_ms[6])
 
+    def test_connections_that_broke_with_a_run_that_was_killed_are_cut_off_and_not_failed(self):
+        early, late = row(0, status="UNAVAILABLE"), row(1, at_s=99.8, status="UNAVAILABLE", ttft_s=None)
+        refused = row(2, at_s=99.8, status="RESOURCE_EXHAUSTED", ttft_s=None)
+        rows = [early, late, refused, row(3, at_s=99.9)]
+        killed = requests_of(table_of(rows), cut_short={1})
+        assert killed.failed.tolist() == [True, False, True, False]
+        assert killed.cut.tolist() == [False, True, False, False]
+        assert requests_of(table_of(rows)).failed.tolist() == [True, True, True, False]
+
     def test_a_cancel_in_mid_run_is_a_failure(self):
         requests = requests_of(table_of([row(0, status="CANCELLED"), row(1, at_s=100)]))
         assert requests.failed.tolist() == [True, False]

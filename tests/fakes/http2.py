@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -152,16 +154,24 @@ class Link:
 class Peer:
     """Listens on a port of its own until the block ends; `answer` runs for each complete request."""
 
-    def __init__(self, answer: Callable[[Exchange], None], settings: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Exchange], None],
+        settings: dict[int, int] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.answer = answer
+        self.tls = tls
         self.settings = settings or {}
         self.links: list[Link] = []
         self.requests: list[Exchange] = []
         self.problems: list[str] = []  # protocol errors that the client made
+        self.handshakes: list[str] = []  # those that failed
         self.reset_seen = threading.Event()
         self.ping_seen = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.target = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.target = address if tls is None else f"https://{address}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -169,6 +179,12 @@ class Peer:
             while True:
                 sock, _ = self._listener.accept()
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self.tls is not None:
+                    try:
+                        sock = self.tls.wrap_socket(sock, server_side=True)
+                    except OSError as problem:
+                        self.handshakes.append(str(problem))
+                        continue
                 config = h2.config.H2Configuration(client_side=False, header_encoding=None)
                 link = Link(self, sock, h2.connection.H2Connection(config))
                 self.links.append(link)
@@ -184,3 +200,136 @@ class Peer:
         for link in self.links:
             with contextlib.suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RDWR)
+
+
+# --- A peer that may break every rule ---------------------------------------------------------------------------------
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """One HTTP/2 frame."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+
+
+def literals(*fields: tuple[str, str]) -> bytes:
+    """A header block of literals that need no table; for short names and values."""
+    return b"".join(b"\x00" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode() for k, v in fields)
+
+
+OK_HEADERS = b"\x88" + literals(("content-type", "application/grpc"))
+OK_END = literals(("grpc-status", "0"))
+
+
+class Wire:
+    """A raw connection of the client under test: frames in, any bytes out."""
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self.sock = sock
+        self.number = number  # 1 for the first connection
+        self.seen: list[tuple[int, int, int, bytes]] = []
+        self._buffer = b""
+
+    def send(self, *frames: bytes) -> None:
+        """Bytes go out as they are."""
+        self.sock.sendall(b"".join(frames))
+
+    def greet(self, settings: bytes = b"") -> None:
+        """The client's preface is read and SETTINGS (raw pairs) are sent."""
+        while len(self._buffer) < len(_PREFACE):
+            self._buffer += self.sock.recv(65_536)
+        assert self._buffer.startswith(_PREFACE)
+        self._buffer = self._buffer[len(_PREFACE) :]
+        self.send(frame(SETTINGS, 0, 0, settings))
+
+    def read(self) -> tuple[int, int, int, bytes]:
+        """The client's next frame: kind, flags, stream, payload. ConnectionError at the end."""
+        while len(self._buffer) < 9 or len(self._buffer) < 9 + int.from_bytes(self._buffer[:3], "big"):
+            data = self.sock.recv(65_536)
+            if not data:
+                raise ConnectionError("the client closed the connection")
+            self._buffer += data
+        size = int.from_bytes(self._buffer[:3], "big")
+        kind, flags, stream_id = struct.unpack(">BBI", self._buffer[3:9])
+        payload, self._buffer = self._buffer[9 : 9 + size], self._buffer[9 + size :]
+        self.seen.append((kind, flags, stream_id, payload))
+        return self.seen[-1]
+
+    def until(self, kind: int, *, stream_id: int | None = None) -> tuple[int, int, int, bytes]:
+        """The next frame of this kind; an acknowledgement does not count."""
+        while True:
+            got = self.read()
+            acknowledges = kind in (SETTINGS, PING) and got[1] & ACK
+            if got[0] == kind and not acknowledges and stream_id in (None, got[2]):
+                return got
+
+    def request(self) -> int:
+        """The stream of the next request, once all of it has come."""
+        while True:
+            kind, flags, stream_id, _ = self.read()
+            if kind == DATA and flags & END_STREAM:
+                return stream_id
+
+    def drain(self) -> None:
+        """Whatever the client still says, until it closes the connection."""
+        with contextlib.suppress(OSError):
+            while True:
+                self.read()
+
+
+class RawPeer:
+    """Listens on a port of its own; `script` runs on a thread for each connection, then the rest is read."""
+
+    def __init__(self, script: Callable[[Wire], None], port: int = 0) -> None:
+        self.wires: list[Wire] = []
+        self.failures: list[BaseException] = []
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self.target = f"127.0.0.1:{self.port}"
+        self._threads: list[threading.Thread] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                wire = Wire(sock, len(self.wires) + 1)
+                self.wires.append(wire)
+                thread = threading.Thread(target=self._serve, args=(wire,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, wire: Wire) -> None:
+        try:
+            self._script(wire)
+            wire.drain()
+        except OSError:
+            pass
+        except BaseException as failure:
+            self.failures.append(failure)
+        finally:
+            wire.sock.close()
+
+    def frames(self, kind: int, number: int = 1) -> list[tuple[int, int, int, bytes]]:
+        """What the client sent of this kind on its connection `number`, acknowledgements left out."""
+        return [
+            item for item in self.wires[number - 1].seen if item[0] == kind and not (kind in (4, 6) and item[1] & ACK)
+        ]
+
+    def __enter__(self) -> RawPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for wire in self.wires:
+            with contextlib.suppress(OSError):
+                wire.sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5.0)
+        assert not self.failures, self.failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -232,6 +233,27 @@ def test_killed_worker_leaves_its_flushed_records_and_the_other_finishes(
     mine = {f"1-{index}-{arm}" for index in range(survivor, len(schedule), 2) for arm in ("eager", "compiled")}
     assert mine <= after
     assert "is lost" in output
+    dead = account(tmp_path, 1 - survivor)
+    assert dead["lost"] in ("it no longer answers", "it is no longer connected")
+    assert dead["planned"] + account(tmp_path, survivor)["planned"] == 2 * len(schedule)
+
+
+def test_the_names_of_serving_benchmarks_mean_what_they_mean_there(server: ServedFake, tmp_path: Path) -> None:
+    flags = ["--request-rate", "inf", "--max-concurrency", "3", "--num-prompts", "20", "--seed", "4"]
+    code, output = run_locust(
+        *("-f", CHAT, "--host", server.target, "--headless", "-u", "1", "-r", "1", "--records", str(tmp_path)),
+        *(*flags, "--goodput", "ttft:5000", "tpot:5000"),
+    )
+    assert code in (0, 1), output  # Locust's own: every tenth request fails here
+    rows = records(tmp_path)
+    assert len(rows) == 20
+    changes = sorted([(row["sent_ns"], 1) for row in rows] + [(row["end_ns"], -1) for row in rows])
+    running = [sum(change for _, change in changes[: place + 1]) for place in range(len(changes))]
+    assert max(running) == 3
+    good = sum(row["status"] == "OK" for row in rows)
+    assert sum(map(int, re.findall(r"goodput.*?; (\d+) of \d+ requests", output))) == good
+    assert sum(map(int, re.findall(r"goodput.*?; \d+ of (\d+) requests", output))) == 20
+    assert "within ttft 5000 ms, tpot 5000 ms" in output
 
 
 def test_load_test_shape_drives_the_number_of_sources(server: ServedFake, tmp_path: Path) -> None:

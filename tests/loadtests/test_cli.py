@@ -51,7 +51,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
     ("arguments", "expected"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["forecast"], "invalid choice: 'forecast'"),
+        (["foretell"], "invalid choice: 'foretell'"),
         (["run"], "required: EXPERIMENT: see `tailgate run --help`"),
         (["run", "none.toml"], 'experiment "none.toml" does not exist'),
         (["run", "demo", "--seed", "x"], "'x' is no seed"),

@@ -465,6 +465,8 @@ def test_real_grpc_server_knows_no_other_path(grpc_server: ServedFake) -> None:
         ("localhost:50051", ("localhost", 50051)),
         ("http://10.0.0.1:80/", ("10.0.0.1", 80)),
         ("grpc://[::1]:9", ("::1", 9)),
+        ("https://arms.example:443/", ("arms.example", 443)),
+        ("grpcs://[::1]:9", ("::1", 9)),
     ],
 )
 def test_targets_are_understood(text: str, expected: tuple[str, int]) -> None:
@@ -472,7 +474,7 @@ def test_targets_are_understood(text: str, expected: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "localhost", "host:0", "host:70000", "https://host:1", "ftp://h:1", "h:1/path", "a b:1"]
+    "text", ["", "localhost", "host:0", "host:70000", "https://host", "ftp://h:1", "h:1/path", "a b:1"]
 )
 def test_bad_target_is_one_clear_line(text: str) -> None:
     with pytest.raises(ConfigError, match=f'^target "{text.replace("[", ".")}" ') as caught:

@@ -144,6 +144,19 @@ def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, 
     assert found["cudagraph_skips"] == {"mutated inputs": 1}
 
 
+def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.collector._MOST_WAITING", 3)
+    with collector._lock:  # as the writer, which a slow disk holds up, would leave the rows
+        waiting = collector._rows["steps"]
+        waiting += [{"trial": 2}] * 3
+    collector._append("steps", {"trial": 2})
+    assert len(waiting) == 3
+    assert collector.failure is not None
+    assert "telemetry comes faster than the disk takes it: 3 rows of steps wait" in collector.failure
+
+
 def test_a_second_stop_does_nothing(collector: Collector) -> None:
     collector.stop()
     collector.stop()

@@ -60,7 +60,7 @@ def test_minimal_experiment_takes_presets_and_defaults(tmp_path: Path) -> None:
     assert experiment.gates == GateLimits(block_s=experiment.traffic.block_s)
 
 
-@pytest.mark.parametrize("name", ["demo", "h200"])
+@pytest.mark.parametrize("name", ["demo", "external", "h200"])
 def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
@@ -69,7 +69,7 @@ def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) ->
 
 
 def test_every_experiment_in_the_package_is_offered() -> None:
-    assert builtin_names() == ["demo", "h200"]
+    assert builtin_names() == ["demo", "external", "h200"]
 
 
 def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_trace_path_is_relative_to_the_experiment(tmp_path: Path) -> None:
 
 
 def test_a_missing_experiment_names_the_built_in_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not exist: give a TOML file or a built-in name \(demo, h200\)"):
+    with pytest.raises(ConfigError, match=r"does not exist: give a TOML file or .* name \(demo, external, h200\)"):
         load(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="is a directory"):
         load(tmp_path)

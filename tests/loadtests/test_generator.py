@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ import gevent
 import pyarrow as pa
 import pytest
 
-from loadtests.generator import Generator, TrialConfig, sleep_until
-from loadtests.recorder import LoadLog, RequestRecord
+from loadtests.generator import Generator, TrialConfig
+from loadtests.recorder import LoadLog, RequestRecord, RequestRecorder
 from loadtests.schedule import SCHEDULE, Schedule
 from loadtests.workload import prompt_token_ids
 from servers.clock import now_ns
@@ -55,11 +56,18 @@ def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3, s
 class Run:
     """One generator run to its end, with its records by request id."""
 
-    def __init__(self, plan: Schedule, *, cut_after_s: float | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        plan: Schedule,
+        *,
+        cut_after_s: float | None = None,
+        recorder: RequestRecorder | None = None,
+        **settings: object,
+    ) -> None:
         config = TrialConfig(**{"arms": ("eager", "compiled"), "drain_s": 10.0, "trial": 1, **settings})  # type: ignore[arg-type]
-        self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms)
+        self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
-        generator = Generator(config, log=self.log, on_record=self.records.append)
+        generator = Generator(config, log=self.log, recorder=recorder, on_record=self.records.append)
         generator.load(plan)
         generator.connect()
         # The generator collects garbage before it starts; in a test process full of imports that would make it late.
@@ -101,6 +109,34 @@ def test_mirrored_copies_share_pair_id_and_start_together(targets: dict[str, str
         assert {copy.replica for copy in copies} == {"eager-0", "compiled-0"}
     apart = sorted(abs(copies[0].sent_ns - copies[1].sent_ns) for copies in pairs.values())
     assert apart[len(apart) // 2] < 5 * MS
+
+
+def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
+    targets: dict[str, str], tmp_path: Path
+) -> None:
+    """A pipe that nobody reads stands for the disk."""
+    reader, writer = os.pipe()
+    recorder = RequestRecorder(tmp_path / "r", rows_per_batch=8, most_waiting_bytes=20_000, descriptor=writer)
+    run = Run(schedule([number // 2 for number in range(1200)], arm="eager"), targets=targets, recorder=recorder)
+    account = run.log.account()
+    assert run.ended
+    assert account["finished"] == account["started"] == 1200
+    assert run.log.lag.quantile_ms(0.5) < 50
+    assert account["records"]["waiting_bytes"] <= 20_000
+    assert account["records"]["dropped"] > 200
+    assert recorder.written + account["records"]["dropped"] < 1200  # some still wait
+    os.close(reader)
+
+
+def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(
+    targets: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.generator._MOST_UNBOOKED", 0)
+    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets)
+    account = run.log.account()
+    assert run.records == []
+    assert account["finished"] == account["records"]["dropped"] == 10
+    assert run.log.progress()["arms"]["eager"]["inflight"] == 0
 
 
 def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) -> None:
@@ -283,10 +319,3 @@ def test_bad_trial_config_is_one_clear_line(tmp_path: Path, table: object, messa
 def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Run(schedule([0], arm=arm), **{"targets": {"*": "a:1"}, **settings})
-
-
-def test_sleep_until_never_ends_early() -> None:
-    for delay_us in (0, 100, 900, 1_600, 5_000):
-        due = now_ns() + delay_us * 1_000
-        sleep_until(due)
-        assert now_ns() >= due

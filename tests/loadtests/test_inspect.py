@@ -42,6 +42,7 @@ def test_an_arm_of_an_experiment_has_the_experiments_engine_and_settings() -> No
     ("arguments", "words"),
     [
         (["--arm", "slow"], ("slow", "compiled-naive")),
+        (["external", "--arm", "candidate"], ("candidate", "external", "openai")),
         (["demo", "--arm", "slow"], ("slow", "demo", "eager, compiled-padded, compiled-naive")),
         (["demo", "--arm", "eager", "--max-new-tokens", "9"], ("--max-new-tokens", "--set")),
         (["--arm", "eager", "--device", "tpu"], ("tpu", "cuda")),

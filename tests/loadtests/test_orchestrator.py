@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, read_table
-from loadtests.experiment import Experiment, from_table, to_toml
+from loadtests.experiment import Experiment, from_table, to_table, to_toml
 from loadtests.orchestrator import Orchestrator, RunOutcome, child_environment
 from loadtests.processes import Child, describe_exit, log_tail
 from loadtests.progress import Status
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.config import ConfigError
+from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
 
 FAKE_ARM = Path(__file__).resolve().parents[1] / "fakes" / "arm.py"
 
@@ -269,3 +270,125 @@ def test_a_log_without_lines_says_so(tmp_path: Path) -> None:
     assert log_tail(tmp_path / "empty.log") == "its log is empty"
     (tmp_path / "full.log").write_text("a\nb\n\nc\n")
     assert log_tail(tmp_path / "full.log", 2) == "b | c"
+
+
+# --- External arms ----------------------------------------------------------------------------------------------------
+
+
+def beside_external(address: str | list[str], **tables: dict[str, Any]) -> Experiment:
+    own = {"name": "eager", "preset": "eager", "control": True}
+    vllm = {"name": "vllm", "kind": "openai", "address": address, "model_name": "llama", **tables.pop("arm", {})}
+    base = to_table(experiment(**tables))
+    for table in ("splitter", "model", "engine"):
+        del base[table]
+    return from_table({**base, "compare_models": True, "arms": [own, vllm], "engine": {"max_new_tokens": 16}})
+
+
+def test_external_arm_is_judged_beside_an_own_one_without_splitter_and_telemetry(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    streamed = answer(said("a"), said(" b", finish="length"), usage(2, 9), DONE)
+    with HttpPeer(scripted([plain("200 OK"), streamed])) as peer:
+        what = beside_external(
+            [peer.address, peer.address.replace("127.0.0.1", "localhost")], traffic={"duration_s": 2}
+        )
+        outcome, status = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    assert children_of_this_process() <= before
+    facts, rows = trial_facts(outcome), requests(outcome)
+    assert {(row["arm"], row["status"]) for row in rows} == {("eager", "OK"), ("vllm", "OK")}
+    assert {row["replica"] for row in rows} == {"eager-0", "vllm-0", "vllm-1"}
+    own, vllm = facts["arms"]
+    assert (own["kind"], vllm["kind"]) == ("tailgate", "openai")
+    assert "config" not in vllm
+    assert vllm["external"]["address"][0] == peer.address
+    assert [probe["tokens"] for probe in vllm["probe"]] == [2, 2]
+    assert set(facts["startup"]) == {"eager"}
+    assert set(facts["ready"]) == {"eager", "vllm"}
+    assert facts["deaths"] == []
+    folder = outcome.run_dir / "trial-01"
+    assert not (folder / "logs" / "envoy.log").exists()
+    assert {event["arm"] for event in read_table(folder / "steps.arrow", STEPS)[0].to_pylist()} == {"eager"}
+    assert any("answered 2 of 8 tokens" in note for note in status.notes)
+    assert from_table(tomllib.loads((outcome.run_dir / "experiment.toml").read_text())).arm("vllm").kind == "openai"
+
+
+def test_external_arm_that_fails_shows_in_its_errors_and_its_token_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_TOKEN", "s3cret-token")
+    streamed = answer(said("a"), said(" b", finish="length"), usage(2, 9), DONE)
+
+    def script(request: Request) -> bool | None:
+        if len(peer.requests) > 8:
+            return False  # the server is going down: at first it drops what it is asked
+        if len(peer.requests) > 5:
+            request.send(plain("401 No", b'{"error": {"message": "s3cret-token is not known"}}'))
+        else:
+            request.send(streamed if request.line.startswith("POST") else plain("200 OK"))
+        return None
+
+    with HttpPeer(script) as peer:
+        what = beside_external(peer.address, arm={"token_env": "VLLM_TOKEN"}, traffic={"duration_s": 2})
+        outcome, _ = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    assert trial_facts(outcome)["deaths"] == []
+    statuses = [row["status"] for row in requests(outcome) if row["arm"] == "vllm"]
+    assert set(statuses) == {"OK", "UNAUTHENTICATED", "UNAVAILABLE"}
+    assert {row["status"] for row in requests(outcome) if row["arm"] == "eager"} == {"OK"}
+    assert "HTTP 401: *** is not known" in {row["error"] for row in requests(outcome)}
+    assert {request.headers["authorization"] for request in peer.requests} == {"Bearer s3cret-token"}
+    for path in outcome.run_dir.rglob("*"):
+        assert path.is_dir() or b"s3cret-token" not in path.read_bytes(), path
+    monkeypatch.delenv("VLLM_TOKEN")
+    with pytest.raises(ConfigError, match="VLLM_TOKEN, which is not set"):
+        Orchestrator(what, out=tmp_path / "none").run()
+    assert not (tmp_path / "none").exists()
+
+
+def test_external_arm_that_cannot_be_used_ends_the_run_before_anything_starts(tmp_path: Path) -> None:
+    for number, (reply, says) in enumerate(
+        (
+            (plain("404 No", b'{"error": {"message": "no such model"}}'), "cannot be used: HTTP 404: no such model"),
+            (plain("503 Busy", b"loading"), "was not ready after 1 s (HTTP 503: loading): start the server"),
+        )
+    ):
+        with HttpPeer(scripted([reply])) as peer:
+            what = beside_external(peer.address, trials={"ready_timeout_s": 1})
+            outcome, _ = run(what, tmp_path / str(number))
+        assert not outcome.complete
+        assert outcome.error is not None
+        assert f'arm "vllm": {peer.address} {says}' in outcome.error
+        assert not list((outcome.run_dir / "trial-01" / "logs").iterdir())
+
+
+def test_a_saturation_search_goes_on_where_the_first_trial_left_off(tmp_path: Path) -> None:
+    what = experiment(
+        traffic={
+            "arrivals": "saturation", "rate": 0, "rates": [50, 72], "step_s": 0.6, "settle_s": 0.1, "duration_s": 1.8,
+            "block_s": 1,
+        },
+        trials={"count": 2, "starting_at_once": 2},
+        slo={"p90_ttft_ms": 5000},
+    )  # fmt: skip
+    outcome, status = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    first, second = trial_facts(outcome, 1), trial_facts(outcome, 2)
+    assert [step["rate"] for step in first["steps"]] == [50, 60, 72]
+    # Every step was held, so that the search goes on above.
+    rates = [step["rate"] for step in second["steps"]]
+    assert rates == sorted(rates)
+    assert rates[0] > 72
+    assert any("trial 2 searches at" in note for note in status.notes)
+    assert first["settle_s"] == 0.1
+    assert sorted(first["start_order"]) == ["eager-0", "naive-0"]
+
+
+def test_a_closed_loop_is_marked_in_the_trial(tmp_path: Path) -> None:
+    what = experiment(traffic={"arrivals": "closed", "rate": 0, "concurrency": 2, "num_prompts": 5, "duration_s": 20})
+    began = time.monotonic()
+    outcome, _ = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    facts = trial_facts(outcome)
+    assert (facts["loop"], facts["concurrency"], facts["open_loop"], facts["planned"]) == ("closed", 2, False, {})
+    assert len(requests(outcome)) == 10
+    assert time.monotonic() - began < 19

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import gevent
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.records import REQUESTS
-from loadtests.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
+from loadtests.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder, request_batch
 from servers.clock import now_ns
 from servers.config import ConfigError
 
@@ -99,7 +102,74 @@ def test_full_batch_is_on_disk_without_a_flush(tmp_path: Path) -> None:
     recorder = RequestRecorder(path, rows_per_batch=4)
     for number in range(6):
         recorder.append(record(number))
+    assert recorder.settle()
     assert len(rows_of(path)) == recorder.written == 4
+
+
+def test_columns_of_one_value_of_many_and_of_none_come_back(tmp_path: Path) -> None:
+    """Each way in which a column is turned into Arrow: constant, mixed, all null, some null, beyond ASCII."""
+    changes: list[dict[str, object]] = [
+        {"arm": "eager", "error": None, "queue_ns": 1},
+        {"arm": "compilé", "error": "é", "queue_ns": None},
+        {"arm": "eager", "error": "", "queue_ns": -1},
+    ]
+    for several in (changes, changes[:1], changes[:2], [{"arm": None}, {"arm": "x"}], [{"arm": "é"}] * 5):
+        rows = [record(number, **change) for number, change in enumerate(several)]
+        batch = request_batch(rows)
+        batch.validate(full=True)
+        assert batch.to_pylist() == [{**row._asdict(), "token_ns": row.token_ns.tolist()} for row in rows]
+
+
+def test_a_disk_that_hangs_costs_records_and_not_memory_and_the_account_says_so(tmp_path: Path) -> None:
+    """A pipe that nobody reads stands for the disk."""
+    reader, writer = os.pipe()
+    path = tmp_path / "requests-0.arrow"
+    recorder = RequestRecorder(path, rows_per_batch=64, most_waiting_bytes=200_000, descriptor=writer)
+    log = LoadLog(tmp_path, worker=0, planned=5000, recorder=recorder)
+    for number in range(5000):
+        recorder.append(record(number))
+        gevent.sleep(0)
+        assert recorder.waiting <= 200_000
+    log.ended_unrecorded(None)
+    log.write()
+    told = json.loads((tmp_path / "generator-0.json").read_text())["records"]
+    assert told["dropped"] == recorder.dropped + 1 > 3000
+    assert told["waiting_bytes"] > 100_000
+    recorder._spool.close(timeout_s=0.05)
+    assert recorder.written + recorder.dropped == 5000 - 5000 % 64
+    os.close(reader)
+
+
+def test_a_broken_disk_is_told_to_whoever_appends(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    recorder = RequestRecorder(tmp_path / "requests-0.arrow", rows_per_batch=2, descriptor=writer)
+    os.close(reader)
+    recorder.append(record(0))
+    recorder.append(record(1))
+    assert recorder.settle()
+    with pytest.raises(BrokenPipeError):
+        recorder.flush()
+    with pytest.raises(BrokenPipeError):
+        recorder.close()
+    assert recorder.dropped == 2
+
+
+def test_account_holds_cpu_of_each_second_once_the_schedule_has_begun(tmp_path: Path) -> None:
+    log = LoadLog(tmp_path, worker=0, planned=1)
+    until = time.perf_counter() + 0.6
+    while time.perf_counter() < until:
+        pass
+    log.write()
+    assert log.account()["cpu"]["of_s"] == 0  # getting ready may take all of a core
+    log.start_ns = now_ns()
+    until = time.thread_time() + 0.6
+    while time.thread_time() < until:
+        pass
+    log.write()
+    cpu = log.account()["cpu"]
+    assert cpu["of_s"] > 0.5
+    assert 0.1 < cpu["mean"] == cpu["max"] <= 1.05
+    assert cpu["busy_s"] in (0.0, cpu["of_s"])
 
 
 def test_records_survive_kill_9(tmp_path: Path) -> None:
@@ -113,6 +183,7 @@ recorder = RequestRecorder(Path({str(path)!r}))
 for number in range(1000):
     recorder.append(record(number))
 recorder.flush()
+recorder.settle()
 recorder.append(record(1000))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -128,6 +199,7 @@ def test_torn_tail_loses_the_last_batch_only(tmp_path: Path, cut: int) -> None:
     recorder = RequestRecorder(path, rows_per_batch=10)
     for number in range(30):
         recorder.append(record(number))
+    assert recorder.settle()
     path.write_bytes(path.read_bytes()[:-cut])
     assert len(rows_of(path)) == 20
 

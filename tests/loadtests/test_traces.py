@@ -192,3 +192,92 @@ def test_published_mooncake_conversation_loads_as_it_is() -> None:
     assert len(trace) == 12_031
     assert trace.duration_s == pytest.approx(3536.999)
     assert (trace.input_tokens[0], trace.output_tokens[0]) == (6758, 500)
+
+
+PLAIN = "time_s,input_tokens,output_tokens"
+
+
+def test_plain_csv_is_read_in_any_order_of_columns(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, f"{PLAIN}\n0.5,10,3\n\n0.500000001,20,4\n12,30,5\n"))
+    assert trace.format == "plain"
+    assert trace.offset_ns.tolist() == [0, 1, 11_500_000_000]
+    assert trace.input_tokens.tolist() == [10, 20, 30]
+    other = read_trace(written(tmp_path, "output_tokens, time_s ,input_tokens\n3,-1,10\n4,1,20\n"))
+    assert other.offset_ns.tolist() == [0, 2_000_000_000]
+    assert (other.input_tokens.tolist(), other.output_tokens.tolist()) == ([10, 20], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ("1,2", ["line 3", "3 values"]),
+        ("1,2,3,4", ["line 3", "3 values"]),
+        ("x,2,3", ["line 3", "time_s in seconds"]),
+        ("1e3,2,3", ["line 3", "time_s in seconds"]),
+        ("1,2.5,3", ["line 3", "input_tokens"]),
+        ("1,2,x", ["line 3", "output_tokens"]),
+        ("1,0,3", ["line 3", "input length is 0", "remove the line"]),
+        ("1,2,-3", ["line 3", "output length is -3"]),
+        ("0.4,2,3", ["line 3", "from 0.5 s to 0.4 s", "sort the trace"]),
+    ],
+)
+def test_bad_plain_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
+    message = refusal(written(tmp_path, f"{PLAIN}\n0.5,10,3\n{row}\n"))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("ids", "part"),
+    [([1, 2, 3], "3 hash_ids but the input of 600 tokens has 2 blocks of 512"), (["a"], "hash_ids"), ([-1], "hash_ids"),
+     (7, "hash_ids"), ([True], "hash_ids")],
+)  # fmt: skip
+def test_hash_ids_that_cannot_be_are_refused(tmp_path: Path, ids: object, part: str) -> None:
+    row = json.dumps({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": ids})
+    assert part in refusal(written(tmp_path, row))
+
+
+def test_hash_ids_stay_with_their_row(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": n, "input_length": 600, "output_length": 5, "hash_ids": [n, n + 1][: n % 3]} for n in range(9)
+    ]
+    trace = read_trace(written(tmp_path, "\n".join(map(json.dumps, rows))))
+    assert [trace.blocks(row).tolist() for row in range(9)] == [row["hash_ids"] for row in rows]
+    assert trace.shares_prefixes
+
+
+def azure(count: int) -> str:
+    """One request a second, its input length its number from 1."""
+    return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
+
+
+def test_reading_ends_behind_the_window(tmp_path: Path) -> None:
+    path = written(tmp_path, azure(100) + "\nnever read")
+    trace = read_trace(path, start_s=10, end_s=20)
+    assert trace.input_tokens.tolist() == list(range(11, 22))
+    assert trace.offset_ns[0] == 10_000_000_000
+    assert trace.rows_read == 21
+    with pytest.raises(ConfigError, match="never read"):
+        read_trace(path)
+
+
+def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, azure(10)), start_s=50, end_s=60)
+    assert (len(trace), trace.duration_s) == (1, 9.0)
+
+
+def test_a_sample_is_even_sorted_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
+    path = written(tmp_path, azure(3000))
+    drawn = [read_trace(path, sample=300, seed=seed) for seed in (1, 1, 2)]
+    values = [trace.input_tokens.tolist() for trace in drawn]
+    assert values[0] == values[1] != values[2]
+    assert values[0] == sorted(set(values[0]))
+    assert len(values[0]) == 300
+    assert drawn[0].rows_read == 3000
+    means = [np.mean(read_trace(path, sample=300, seed=seed).input_tokens) for seed in range(12)]
+    assert abs(np.mean(means) - 1500) < 60
+    assert read_trace(path, sample=5000).input_tokens.tolist() == list(range(1, 3001))
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    assert "break it into lines" in refusal(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))

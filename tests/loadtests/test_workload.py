@@ -61,12 +61,20 @@ def test_code_fit_goes_through_the_published_quantiles() -> None:
     assert drawn.input_tokens.max() == 7436
 
 
+def test_long_context_fit_goes_through_the_quantiles_of_its_trace() -> None:
+    drawn = fitted_lengths("long-context", 200_000, rng=rng())
+    assert np.quantile(drawn.input_tokens, [0.5, 0.9, 0.99]) == pytest.approx([6909, 27367, 85400], rel=0.03)
+    assert np.quantile(drawn.output_tokens, [0.5, 0.9, 0.99]) == pytest.approx([350, 597, 1118], rel=0.03)
+    assert drawn.input_tokens.max() <= 126195
+    assert drawn.output_tokens.max() <= 2000
+
+
 def test_a_fit_without_a_tail_is_lognormal() -> None:
     assert CONVERSATION_INPUT.quantile(0.5) == pytest.approx(np.exp(6.633))
     assert CONVERSATION_OUTPUT.quantile(0.8413447) == pytest.approx(np.exp(5.019 + 0.859), rel=1e-5)
 
 
-@pytest.mark.parametrize("fit", ["conversation", "code"])
+@pytest.mark.parametrize("fit", ["conversation", "code", "long-context"])
 def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
     few = fitted_lengths(fit, 100, rng=rng())  # type: ignore[arg-type]
     many = fitted_lengths(fit, 1000, rng=rng())  # type: ignore[arg-type]
@@ -75,7 +83,7 @@ def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
 
 
 def test_unknown_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use one of conversation, code, trace"):
+    with pytest.raises(ConfigError, match="use one of conversation, code, long-context, trace"):
         fitted_lengths("poems", 1, rng=rng())  # type: ignore[arg-type]
 
 

@@ -1,0 +1,114 @@
+"""Sleeping to a moment under gevent, to some tens of microseconds and without turning the processor.
+
+gevent's own timers are as coarse as its poll, a millisecond. The kernel's timers wake it through a file descriptor when
+they expire (timerfd of Linux); elsewhere the last stretch goes in short naps, which keep a core busy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+import gevent
+from gevent.hub import get_hub
+
+from servers.clock import now_ns
+
+_COARSE_NS = 1_500_000
+_NAP_S = 0.000_05
+_MONOTONIC, _NONBLOCK_CLOEXEC = 1, 0o2004000
+_READ = 1
+
+
+class _ITimerSpec(ctypes.Structure):
+    _fields_ = (("every_s", ctypes.c_long), ("every_ns", ctypes.c_long), ("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+def _libc() -> Any:
+    """The C library where it has timerfd, None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None, use_errno=True)
+        library.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        if library.timerfd_create is not None:
+            return library
+    return None
+
+
+_LIBC = _libc()
+
+
+class _Alarm:
+    """One kernel timer that wakes one greenlet of one hub."""
+
+    __slots__ = ("_spec", "_where", "descriptor", "hub", "process", "watcher")
+
+    def __init__(self) -> None:
+        self.descriptor = int(_LIBC.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC))
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self.hub = get_hub()
+        self.process = os.getpid()
+        self.watcher = self.hub.loop.io(self.descriptor, _READ)
+        self._spec = _ITimerSpec()
+        self._where = ctypes.addressof(self._spec)
+
+    def wait(self, left_ns: int) -> None:
+        self._set(left_ns)
+        self.hub.wait(self.watcher)
+        with suppress(BlockingIOError):
+            os.read(self.descriptor, 8)
+
+    def disarm(self) -> None:
+        """Whatever was waited for does not come any more."""
+        self._set(0)
+
+    def _set(self, left_ns: int) -> None:
+        self._spec.ns = left_ns  # below a second
+        _LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
+
+
+_spare: list[_Alarm] = []
+
+
+def _alarm() -> _Alarm | None:
+    hub = get_hub()
+    while _spare:
+        alarm = _spare.pop()
+        if alarm.hub is hub and alarm.process == os.getpid():
+            return alarm
+        # of a hub that is gone, or of the process that this one was forked from, which goes on using it
+        os.close(alarm.descriptor)
+    try:
+        return _Alarm() if _LIBC is not None else None
+    except OSError:
+        return None  # no descriptor left: naps do
+
+
+def sleep_until(at_ns: int) -> None:
+    """It is `at_ns` on the shared clock, or a little later."""
+    left_ns = at_ns - now_ns()
+    while left_ns > _COARSE_NS:
+        gevent.sleep((left_ns - 1_000_000) / 1e9)
+        left_ns = at_ns - now_ns()
+    if left_ns <= 0:
+        return
+    alarm = _alarm()
+    try:
+        while left_ns > 0:
+            if alarm is None:
+                gevent.sleep(0.000_2 if left_ns > 300_000 else _NAP_S)
+            else:
+                alarm.wait(left_ns)
+            left_ns = at_ns - now_ns()
+    except BaseException:
+        if alarm is not None:
+            alarm.disarm()
+        raise
+    finally:
+        if alarm is not None:
+            _spare.append(alarm)

@@ -1,0 +1,50 @@
+"""Channels from the orchestrator to the arms that it started: telemetry, health and the answers after the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+
+CHANNEL_OPTIONS = (
+    # A proxy from the environment must not stand between this process and an arm on loopback.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+
+
+class _Details(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str]] | None
+    credentials: Any
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._header = ("authorization", f"Bearer {token}")
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: object) -> Any:
+        return continuation(self._signed(details), request)
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: object) -> Any:
+        return continuation(self._signed(details), request)
+
+    def _signed(self, details: Any) -> _Details:
+        return _Details(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=[*(details.metadata or ()), self._header],
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+            compression=details.compression,
+        )
+
+
+def arm_channel(target: str, *, token: str = "") -> grpc.Channel:
+    """A channel to an arm on this machine; every call shows `token` unless it is empty."""
+    channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.intercept_channel(channel, _Bearer(token)) if token else channel

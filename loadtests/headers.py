@@ -1,0 +1,245 @@
+"""Header blocks (HPACK, RFC 7541) as a busy client needs them: straight to a dictionary, without an object a field.
+
+The hpack library stays the reference: its Huffman code is used here, and the tests hold this decoder against its
+encoder and its decoder. Decoding is done here because it was nine tenths of what a short request cost, see
+docs/decisions/0003-http2-client.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.table import HeaderTable
+
+LARGEST_TABLE: Final = 4096  # bytes; SETTINGS_HEADER_TABLE_SIZE, whose default this client never changes
+_OVERHEAD: Final = 32  # bytes that RFC 7541, 4.1 adds to each entry's size
+_LARGEST_INTEGER: Final = 2**31 - 1
+
+# (name, value, size); the first entry stands for index 0, which names nothing.
+_STATIC: Final[tuple[tuple[str, str, int], ...]] = (
+    ("", "", 0),
+    *(
+        (name.decode("ascii"), value.decode("ascii"), len(name) + len(value) + _OVERHEAD)
+        for name, value in HeaderTable.STATIC_TABLE
+    ),
+)
+_NAMES: Final[dict[bytes, str]] = {}
+_MOST_NAMES: Final = 1024
+_LAST_STATIC: Final = len(HeaderTable.STATIC_TABLE)
+
+
+class HeaderError(Exception):
+    """A header block cannot be decoded; what the peer compresses after it cannot be either."""
+
+
+class HeaderDecoder:
+    """The compression state of one direction of a connection. Every block must pass through it, in order."""
+
+    __slots__ = ("_entries", "_largest_list", "_limit", "_size")
+
+    def __init__(self, *, largest_list: int) -> None:
+        self._entries: list[tuple[str, str, int]] = []  # name, value, size; the newest last
+        self._size = 0
+        self._limit = LARGEST_TABLE
+        self._largest_list = largest_list  # bytes of all fields of a block, counted as RFC 9113, 6.5.2 says
+
+    def decode(self, block: bytes) -> dict[str, str]:
+        """Fields by name, bytes as Latin-1; the values of a name that comes more than once are joined by commas."""
+        fields: dict[str, str] = {}
+        # One decode for the whole block: a slice of a str is cheaper than a slice of bytes and its decode.
+        text = block.decode("latin-1")
+        entries = self._entries
+        position, end = 0, len(block)
+        # Fields that come from the table cost the peer one byte each: they are what could grow without end.
+        room = self._largest_list
+        try:
+            while position < end:
+                first = block[position]
+                if first == 0 and (length := block[position + 1]) < 0x7F:
+                    # A new name, not kept: all that gRPC's own servers send as trailing metadata.
+                    start = position + 2
+                    position = start + length
+                    name = text[start:position]
+                    length = block[position]
+                    start = position + 1
+                    if length < 0x7F:
+                        position = start + length
+                        value = text[start:position]
+                    else:
+                        value, position = _string(block, text, start, length)
+                elif first >= 0x80:
+                    index = first & 0x7F
+                    position += 1
+                    if index == 0x7F:
+                        index, position = _integer(block, position, index)
+                    # 62 is the newest entry, which is the last of the list, and so on backwards.
+                    name, value, size = entries[_LAST_STATIC - index] if index > _LAST_STATIC else _STATIC[index]
+                    room -= size
+                    if room < 0 or not size:
+                        more = f"a header list has more than {self._largest_list} bytes"
+                        raise HeaderError(more if size else "index 0 names nothing")
+                elif 0x20 <= first < 0x40:
+                    if fields:
+                        raise HeaderError("the table's size changes after the first field")
+                    size = first & 0x1F
+                    position += 1
+                    if size == 0x1F:
+                        size, position = _integer(block, position, size)
+                    self._resize(size)
+                    continue
+                else:
+                    name, value, position = self._literal(block, text, position, first)
+                    if first >= 0x40:
+                        self._add(name, value)
+                fields[name] = f"{fields[name]},{value}" if name in fields else value
+        except IndexError:
+            raise HeaderError("a field runs over the end of its block, or names an entry that is not there") from None
+        if position > end:
+            raise HeaderError("a field runs over the end of its block")
+        return fields
+
+    def _literal(self, block: bytes, text: str, position: int, first: int) -> tuple[str, str, int]:
+        """(name, value, where the field ends) of the literal whose first byte, `first`, is at `position`."""
+        mask = 0x3F if first >= 0x40 else 0x0F
+        index = first & mask
+        position += 1
+        if index == mask:
+            index, position = _integer(block, position, index)
+        if index > _LAST_STATIC:
+            name = self._entries[_LAST_STATIC - index][0]
+        elif index:
+            name = _STATIC[index][0]
+        else:
+            name, position = _name(block, text, position)
+        value, position = _string(block, text, position + 1, block[position])
+        return name, value, position
+
+    def _add(self, name: str, value: str) -> None:
+        size = len(name) + len(value) + _OVERHEAD
+        self._size += size
+        # An entry above the limit empties the table and is not kept, and that is no error (RFC 7541, 4.4).
+        if self._size > self._limit:
+            self._shrink()
+        if size <= self._limit:
+            self._entries.append((name, value, size))
+        else:
+            self._size = 0
+
+    def _shrink(self) -> None:
+        """The oldest entries are gone, as many as the limit asks for; `_size` may count an entry that is to come."""
+        entries = self._entries
+        while self._size > self._limit and entries:
+            self._size -= entries.pop(0)[2]
+
+    def _resize(self, limit: int) -> None:
+        if limit > LARGEST_TABLE:
+            raise HeaderError(f"the table would have {limit} bytes; the limit is {LARGEST_TABLE}")
+        self._limit = limit
+        self._shrink()
+
+
+def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
+    """The number that goes on at `position` after a full prefix of `value` (RFC 7541, 5.1), and where it ends."""
+    shift = 0
+    while True:
+        byte = block[position]
+        position += 1
+        value += (byte & 0x7F) << shift
+        shift += 7
+        if value > _LARGEST_INTEGER or shift > 35:
+            raise HeaderError("a number is too large")
+        if byte < 0x80:
+            return value, position
+
+
+def _name(block: bytes, text: str, position: int) -> tuple[str, int]:
+    """The name at `position` and where it ends. The same few names come again and again: coded ones are remembered."""
+    length = block[position]
+    if length <= 0x80 or length == 0xFF:
+        return _string(block, text, position + 1, length)
+    end = position + 1 + (length & 0x7F)
+    coded = block[position + 1 : end]
+    name = _NAMES.get(coded)
+    if name is None:
+        name = _huffman(coded)
+        if len(_NAMES) < _MOST_NAMES:
+            _NAMES[coded] = name
+    return name, end
+
+
+def _string(block: bytes, text: str, start: int, length: int) -> tuple[str, int]:
+    """The string that starts at `start`, after its first length byte `length`, and where it ends."""
+    size = length & 0x7F
+    if size == 0x7F:
+        size, start = _integer(block, start, size)
+    end = start + size
+    return (_huffman(block[start:end]) if length & 0x80 else text[start:end]), end
+
+
+# --- Huffman ----------------------------------------------------------------------------------------------------------
+
+# The code's tree: node -> (next node for a 0, for a 1). Below 256 a leaf would be a symbol, so leaves are negative:
+# -1 - symbol. The end-of-string symbol (256) may not occur in a string.
+_END_OF_STRING: Final = 256
+
+
+def _tree() -> list[list[int]]:
+    nodes = [[0, 0]]
+    for symbol, (code, length) in enumerate(zip(REQUEST_CODES, REQUEST_CODES_LENGTH, strict=True)):
+        node = 0
+        for bit in range(length - 1, 0, -1):
+            branch = code >> bit & 1
+            if not nodes[node][branch]:
+                nodes.append([0, 0])
+                nodes[node][branch] = len(nodes) - 1
+            node = nodes[node][branch]
+        nodes[node][code & 1] = -1 - symbol
+    return nodes
+
+
+_NODES: Final = _tree()
+# What one byte does at a node, filled as bytes come: node << 8 | byte -> (next node << 8, symbols). At most 65,536.
+_STEPS: Final[dict[int, tuple[int, str]]] = {}
+
+
+def _padding_nodes() -> frozenset[int]:
+    # RFC 7541, 5.2: what is left over is less than a byte of the end-of-string code, which is all ones.
+    node, found = 0, {0}
+    for _ in range(7):
+        node = _NODES[node][1]
+        found.add(node << 8)
+    return frozenset(found)
+
+
+_PADDING: Final = _padding_nodes()
+
+
+def _fill(key: int) -> None:
+    node, byte = key >> 8, key & 0xFF
+    symbols = []
+    for bit in range(7, -1, -1):
+        node = _NODES[node][byte >> bit & 1]
+        if node < 0:
+            symbol = -1 - node
+            if symbol == _END_OF_STRING:
+                raise HeaderError("a Huffman-coded string holds the end-of-string code")
+            symbols.append(chr(symbol))
+            node = 0
+    _STEPS[key] = (node << 8, "".join(symbols))
+
+
+def _huffman(coded: bytes) -> str:
+    steps = _STEPS
+    while True:
+        node, out = 0, ""
+        try:
+            for byte in coded:
+                node, symbols = steps[node | byte]
+                out += symbols
+        except KeyError as missing:
+            _fill(missing.args[0])
+            continue
+        if node not in _PADDING:
+            raise HeaderError("a Huffman-coded string ends inside a code")
+        return out

@@ -1,0 +1,192 @@
+"""Transport security of the load: whom to trust, whom to be, which token to show, and TLS apart from any socket.
+
+`TlsStream` turns bytes into bytes and never waits, so that the client's reader keeps its one read a wake-up and its
+one time stamp, and so that nothing here needs gevent. What is named in `SecurityConfig` may be written to a run
+directory: it holds names of files and variables, no secrets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+from servers.config import ConfigError
+from servers.security import check_authority, check_variable, load_pair, token_from_file, token_from_variable
+
+# The error numbers of OpenSSL's certificate check that have a remedy of their own (x509_vfy.h).
+_EXPIRED: Final = 10
+_NOT_YET_VALID: Final = 9
+_WRONG_NAME: Final = (62, 64)  # of a host, of an IP address
+_READ_BYTES: Final = 65_536
+
+
+class TlsError(Exception):
+    """No secure connection came about. One line with the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """How clients trust and prove: `[security]` of an experiment, "security" in generator.json, --tls-* and --token-*.
+
+    `tls_ca` is a PEM file with the authorities that may sign servers; empty means the system's. `tls_server_name` is
+    the name that the server's certificate must carry when it is not the host that is dialled. `tls_certificate` and
+    `tls_key` are for servers that ask who the client is. The token comes from an environment variable or a file.
+    """
+
+    tls_ca: str = ""
+    tls_server_name: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    token_env: str = ""
+    token_file: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            given = "tls_certificate" if self.tls_certificate else "tls_key"
+            raise ConfigError(f"security.{given} is set alone: give tls_certificate and tls_key, or neither")
+        if self.token_env and self.token_file:
+            raise ConfigError("security.token_env and security.token_file are both set: keep one")
+        if self.token_env:
+            check_variable(self.token_env, key="security.token_env")
+
+    @property
+    def tls(self) -> bool:
+        """Whether anything says how TLS is to be done."""
+        return bool(self.tls_ca or self.tls_server_name or self.tls_certificate)
+
+    @property
+    def token(self) -> bool:
+        """Whether a token is to be shown."""
+        return bool(self.token_env or self.token_file)
+
+    def check(self) -> None:
+        """Every file and variable that is named is there and of use. Otherwise ConfigError."""
+        client_context(self)
+        bearer_token(self)
+
+
+OPEN: Final = SecurityConfig()
+
+
+def bearer_token(security: SecurityConfig) -> str:
+    """The token to show, "" when none is configured. Raises ConfigError, which never holds the token."""
+    if security.token_env:
+        return token_from_variable(security.token_env, key="security.token_env")
+    if security.token_file:
+        return token_from_file(security.token_file, key="security.token_file")
+    return ""
+
+
+def client_context(security: SecurityConfig, *, protocols: tuple[str, ...] = ("h2",)) -> ssl.SSLContext:
+    """A context that checks certificate and name and offers `protocols` (ALPN). Raises ConfigError for a bad file."""
+    if security.tls_ca:
+        check_authority(security.tls_ca)
+    context = ssl.create_default_context(cafile=security.tls_ca or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(list(protocols))
+    if security.tls_certificate:
+        load_pair(context, security.tls_certificate, security.tls_key)
+    return context
+
+
+def explain(problem: ssl.SSLError, name: str) -> str:
+    """What went wrong between this client and the server called `name`, in one line with the remedy."""
+    reason = (problem.reason or "").upper()
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        if problem.verify_code in _WRONG_NAME:
+            return f'its certificate is for another name than "{name}": set tls_server_name to a name it carries'
+        if problem.verify_code in (_EXPIRED, _NOT_YET_VALID):
+            return f"its {problem.verify_message}: renew it, or set the clocks right"
+        return f"its certificate is not trusted ({problem.verify_message}): give its authority's PEM file as tls_ca"
+    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason or "BAD_CERTIFICATE" in reason:
+        return f"it refused this client ({_said(reason)}): give tls_certificate and tls_key that it trusts"
+    if "UNKNOWN_CA" in reason:
+        return "it does not trust this client's tls_certificate: use one that its client authority signed"
+    if "APPLICATION_PROTOCOL" in reason:
+        return no_http2(None)
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
+        return "it does not speak TLS: use http:// or the port that does"
+    if isinstance(problem, ssl.SSLEOFError):
+        return "it ended the TLS handshake without a word: use the port that speaks TLS"
+    return f"TLS failed ({_said(reason) or problem}): see the server's log"
+
+
+def no_http2(agreed: str | None) -> str:
+    """Why a server that agreed on `agreed` by ALPN is of no use."""
+    said = f'"{agreed}"' if agreed else "nothing"
+    return f'it agreed on {said} by ALPN and not on HTTP/2: make the server (or what ends TLS before it) offer "h2"'
+
+
+def _said(reason: str) -> str:
+    return reason.replace("_", " ").lower()
+
+
+class TlsStream:
+    """One connection's TLS, client side: bytes in, bytes out. The server must agree on HTTP/2."""
+
+    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended", "ready")
+
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._name = name
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self.ready = False
+        self.ended = False  # the peer said that nothing more will come
+
+    @property
+    def has_to_say(self) -> bool:
+        """Whether `sealed` would return something even for no bytes: an answer to a change of keys, an alert."""
+        return bool(self._outgoing.pending)
+
+    def handshake(self, received: bytes) -> bytes:
+        """Bytes to send next, after `received`; `ready` says when it is done. b"" received at first, or at the end.
+
+        Raises TlsError when the server cannot be trusted, refuses this client, or does not speak HTTP/2.
+        """
+        if received:
+            self._incoming.write(received)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return self._outgoing.read()
+        except ssl.SSLError as problem:
+            raise TlsError(explain(problem, self._name)) from None
+        agreed = self._tls.selected_alpn_protocol()
+        if agreed != "h2":
+            raise TlsError(no_http2(agreed))
+        self.ready = True
+        return self._outgoing.read()
+
+    def opened(self, received: bytes) -> bytes:
+        """All plain bytes that are there after `received`; none is left waiting for more to come."""
+        if received:
+            self._incoming.write(received)
+        read, pieces = self._tls.read, []
+        try:
+            while piece := read(_READ_BYTES):
+                pieces.append(piece)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        except ssl.SSLError as problem:
+            raise TlsError(explain(problem, self._name)) from None
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def sealed(self, plain: bytes) -> bytes:
+        """What to put on the wire for `plain`, and whatever TLS itself has to say."""
+        if plain:
+            self._tls.write(plain)
+        return self._outgoing.read()
+
+
+def server_name(security: SecurityConfig, host: str) -> str:
+    """The name that the server's certificate must carry. A zone of an IPv6 address is not part of it."""
+    name = security.tls_server_name or host
+    try:
+        return str(ipaddress.ip_address(name.partition("%")[0]))
+    except ValueError:
+        return name

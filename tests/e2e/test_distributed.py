@@ -1,0 +1,360 @@
+"""Load from several hosts, and what is left after kill -9: real Locust, real Envoy, paced fake arms.
+
+Hosts are processes with a working directory and a clock anchor of their own; where the machine lets a test make network
+namespaces, one is a namespace behind a slow wire.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import REQUESTS, read_table
+from analysis.summary import analyze
+from loadtests.schedule import Schedule
+from tests.fakes.inference import Behaviour
+from tests.loadtests.test_chat import account, free_port, locust_command, planned, records
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+MS = 1_000_000
+ANCHOR_NS = time.time_ns() - time.monotonic_ns()
+
+UNNAMED = json.dumps(dataclasses.asdict(Behaviour(arm="")))  # answers as whichever arm it is asked for
+
+EXPERIMENT = """
+name = "hosts"
+[[arms]]
+preset = "eager"
+control = true
+[[arms]]
+preset = "compiled-padded"
+[traffic]
+duration_s = {duration_s}
+rate = 30
+length_scale = 0.05
+block_s = 1
+[gates]
+min_blocks = 2
+cold_s = 0
+[trials]
+starting_at_once = 2
+[parity]
+served = false
+"""
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 60.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def wait_for_records(run: subprocess.Popen[str], folder: Path, more_than: int) -> None:
+    wait_for(lambda: len(records(trial_of(folder))) > more_than or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[0]
+
+
+def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TAILGATE_CLOCK_ANCHOR_NS": str(ANCHOR_NS + shift_ns)}
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def start_run(folder: Path, duration_s: float, *settings: str) -> subprocess.Popen[str]:
+    (folder / "hosts.toml").write_text(EXPERIMENT.format(duration_s=duration_s))
+    arguments = ["run", "hosts.toml", "--out", "out", *(part for item in settings for part in ("--set", item))]
+    code = (
+        "import sys; from loadtests.cli import main; "
+        f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM)]!r}))"
+    )
+    return start([sys.executable, "-c", code], folder)
+
+
+def tailgate(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "loadtests.cli", *arguments]
+
+
+@contextlib.contextmanager
+def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def trial_of(folder: Path) -> Path:
+    found = list(folder.glob("out/*/trial-01"))
+    return found[0] if found else folder / "none"
+
+
+def accounts(trial: Path) -> dict[int, dict[str, Any]]:
+    return {worker: account(trial, worker) for worker in (0, 1) if (trial / f"generator-{worker}.json").exists()}
+
+
+def checks(run_dir: Path) -> dict[str, dict[str, Any]]:
+    return {row["check"]: row for row in analyze(run_dir)["validity"] if not row["ok"]}
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A run of a minute with two local workers. It comes up while the first test goes on."""
+    folder = tmp_path_factory.mktemp("long")
+    run = start_run(folder, 60.0, "traffic.workers=2")
+    with ended(run):
+        yield run, folder
+
+
+@pytest.mark.usefixtures("long_run")
+def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost(tmp_path: Path) -> None:
+    """Two hosts drive all load; their clocks are 3.2 s behind and 45 ms ahead. One is killed in mid-run."""
+    shifts = {"behind": -3_200 * MS, "ahead": 45 * MS}
+    port = free_port()
+    bind = f"traffic.master_bind=127.0.0.1:{port}"
+    run = start_run(tmp_path, 5.0, "traffic.workers=0", "traffic.remote_workers=2", bind)
+    command = tailgate("worker", "--master", f"127.0.0.1:{port}", "--keep", "kept", "--trials", "1")
+    hosts = {name: start(command, tmp_path / name, shift_ns=shift) for name, shift in shifts.items()}
+    with ended(run, *hosts.values()):
+        wait_for_records(run, tmp_path, 120)
+        trial = trial_of(tmp_path)
+        known = accounts(trial)
+        lost = next(number for number, item in known.items() if item["clock"]["offset_ns"] > 0)
+        before = {row["request_id"] for row in records(trial) if int(row["request_id"].split("-")[1]) % 2 == lost}
+        kill_tree(hosts["behind"])
+        output, _ = run.communicate(timeout=90)
+        assert hosts["ahead"].wait(timeout=20) == 0
+    line = json.loads(output.splitlines()[-1])
+    assert (run.returncode, line["verdict"], line["complete"]) == (3, "INCONCLUSIVE", True), output
+
+    # the records of both are on the run's clock: each request is where the schedule has it
+    schedule = Schedule.read(trial / "schedule.arrow")
+    told = accounts(trial)
+    for number, shift in ((lost, shifts["behind"]), (1 - lost, shifts["ahead"])):
+        clock = told[number]["clock"]
+        assert abs(clock["offset_ns"] + shift) <= clock["uncertainty_ns"] < 50 * MS
+        assert clock["applied"] is True
+    off_by = [
+        abs(row["scheduled_ns"] - told[0]["start_ns"] - int(schedule.offset_ns[int(row["request_id"].split("-")[1])]))
+        for row in records(trial)
+    ]
+    assert max(off_by) < 5 * MS
+    # all of the one, of the other all that was there before it died, and the verdict says what is missing
+    got = Counter(int(row["request_id"].split("-")[1]) % 2 for row in records(trial))
+    assert got[1 - lost] == told[1 - lost]["planned"] == told[1 - lost]["records"]["written"]
+    assert before <= {row["request_id"] for row in records(trial)}
+    failed = checks(trial.parent)
+    assert "is lost (it no longer answers)" in failed["load processes"]["reason"]
+    assert f"{got[lost]} of {told[lost]['planned']} planned requests are recorded" in failed["load processes"]["reason"]
+    assert "arms" in failed
+    assert "clocks" not in failed
+
+    # what the dead host kept, brought over by hand, is judged on the run's clock too
+    (kept,) = (tmp_path / "behind" / "kept").glob("*/trial-01")
+    assert kept.parent.name == trial.parent.name
+    mine, _ = read_table(kept / f"requests-{lost}.arrow", REQUESTS)
+    assert mine.num_rows >= got[lost]
+    for name in (f"requests-{lost}.arrow", f"generator-{lost}.json"):
+        shutil.copy(kept / name, trial / name)
+    again = analyze(trial.parent)
+    (reason,) = [row["reason"] for row in again["validity"] if row["check"] == "load processes"]
+    assert f"was cut off: {mine.num_rows} of {told[lost]['planned']} planned requests are recorded" in reason
+    assert again["design"]["duration_s"] < 6  # on a clock 3.2 s off it would be more
+
+
+def test_after_kill_9_of_the_whole_run_the_last_second_is_missing_and_the_verdict_says_so(
+    long_run: tuple[subprocess.Popen[str], Path],
+) -> None:
+    run, folder = long_run
+    wait_for_records(run, folder, 120)
+    trial = trial_of(folder)
+    children = family(run.pid)
+    assert len(children) >= 6  # two arms, Envoy, Locust's master, two workers
+    run.kill()
+    killed_ns = ANCHOR_NS + time.monotonic_ns()
+    run.wait()
+    wait_for(lambda: not any(alive(pid) for pid in children), within_s=10.0)
+    rows = records(trial)
+    assert killed_ns - max(row["end_ns"] for row in rows) < 2_000 * MS  # a second, and this machine's haste
+    for number, told in accounts(trial).items():
+        mine = [row for row in rows if int(row["request_id"].split("-")[1]) % 2 == number]
+        assert len(mine) >= told["finished"] > 0 or told["finished"] - len(mine) <= told["records"]["waiting_bytes"]
+    done = subprocess.run(
+        tailgate("analyze", str(trial.parent)), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout.splitlines()[-1])["verdict"]) == (3, "INCONCLUSIVE"), done.stderr
+    failed = checks(trial.parent)
+    assert failed["complete"]["reason"] == "Trial 1 was stopped before its end."
+    assert failed["load processes"]["reason"].count("was cut off: ") == 2
+    assert "planned requests are recorded" in failed["load processes"]["reason"]
+
+
+def test_a_host_behind_a_slow_wire_is_followed_in_a_network_namespace(tmp_path: Path) -> None:
+    """The worker and its arm live in a namespace of their own; what it sends takes 20 ms more than what it gets."""
+    with namespace() as (name, here):
+        port = free_port()
+        server = start_in(
+            name, [sys.executable, "-m", "tests.fakes.inference", "--behaviour", UNNAMED], tmp_path / "arm"
+        )
+        assert server.stdout is not None
+        target = f"127.0.0.1:{json.loads(server.stdout.readline())['port']}"
+        run_dir = tmp_path / "run" / "trial-01"
+        run_dir.mkdir(parents=True)
+        schedule, arguments = planned(run_dir, {"*": target}, duration_s=2.0)
+        network = ["--master", "--master-bind-host", here, "--master-bind-port", str(port), "--remote-workers", "1"]
+        arguments[1] = str(ROOT / arguments[1])
+        master = start(locust_command(*arguments, *network), tmp_path / "master")
+        wait_for(lambda: listens(here, port))
+        wire = SlowWire(here, (here, port), delay_s=0.02)
+        command = tailgate("worker", "--master", f"{here}:{wire.port}", "--keep", "kept", "--trials", "1")
+        worker = start_in(name, command, tmp_path / "worker", shift_ns=700 * MS)
+        with ended(server, master, worker), wire:
+            output, _ = master.communicate(timeout=60)
+            assert (master.returncode, worker.wait(timeout=20)) == (0, 0), output
+    rows = records(run_dir)
+    assert len(rows) == 2 * len(schedule)
+    assert {row["status"] for row in rows} == {"OK"}
+    told = account(run_dir)
+    clock = told["clock"]
+    # one way takes 20 ms more than the other: the comparison is off by half of that, and says so
+    assert clock["round_trip_ns"] > 20 * MS
+    assert 9 * MS < abs(clock["offset_ns"] + 700 * MS) <= clock["uncertainty_ns"] < 40 * MS
+    assert told["complete"] is True
+
+
+# --- Processes and networks -------------------------------------------------------------------------------------------
+
+
+def family(pid: int) -> list[int]:
+    """The process's children and theirs."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *family(child)]
+    return found
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    for pid in (*family(process.pid), process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_in(name: str, command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
+    return start(["ip", "netns", "exec", name, *command], folder, shift_ns=shift_ns)
+
+
+def listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return True
+    return False
+
+
+class SlowWire:
+    """A relay to `target` in which what clients send takes `delay_s` longer than what they get. For kernels without
+    a network emulator."""
+
+    def __init__(self, host: str, target: tuple[str, int], *, delay_s: float) -> None:
+        self._listener = socket.create_server((host, 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._target = target
+        self._delay_s = delay_s
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        for item in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                item.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                threading.Thread(target=self._pass_on, args=(server, client), daemon=True).start()
+                late: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+                threading.Thread(target=self._take, args=(client, late), daemon=True).start()
+                threading.Thread(target=self._give, args=(late, server), daemon=True).start()
+
+    def _take(self, source: socket.socket, late: "queue.SimpleQueue[tuple[float, bytes]]") -> None:
+        piece = b"."
+        with contextlib.suppress(OSError):
+            while piece:
+                piece = source.recv(65536)
+                late.put((time.monotonic() + self._delay_s, piece))
+        late.put((0.0, b""))
+
+    def _give(self, late: "queue.SimpleQueue[tuple[float, bytes]]", sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while (waiting := late.get())[1]:
+                time.sleep(max(0.0, waiting[0] - time.monotonic()))
+                sink.sendall(waiting[1])
+            sink.shutdown(socket.SHUT_WR)
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                sink.sendall(piece)
+            sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[tuple[str, str]]:
+    """A network namespace joined to this one, and this end's address."""
+    name, tag = f"tailgate-{os.getpid()}", os.getpid() % 250
+    here, there = f"10.201.{tag}.1", f"10.201.{tag}.2"
+    outer, inner = f"tg{os.getpid() % 100000}a", f"tg{os.getpid() % 100000}b"
+    steps = [
+        f"ip netns add {name}",
+        f"ip link add {outer} type veth peer name {inner} netns {name}",
+        f"ip addr add {here}/30 dev {outer}",
+        f"ip link set {outer} up",
+        f"ip -n {name} addr add {there}/30 dev {inner}",
+        f"ip -n {name} link set {inner} up",
+        f"ip -n {name} link set lo up",
+    ]
+    if shutil.which("ip") is None:
+        pytest.skip("ip (iproute2) is not installed")
+    try:
+        for step in steps:
+            done = subprocess.run(step.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no network namespaces here: `{step}`: {done.stderr.strip()}")
+        yield name, here
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", outer], capture_output=True, check=False)

@@ -1,0 +1,74 @@
+"""A folder as from_pretrained expects it: a tiny Llama with random weights, its tokenizer and a chat template.
+
+Written without torch and transformers, which take longer to import than such a model takes to run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+# A token each, with the space before it; a byte-level vocabulary would stream broken characters.
+WORDS = tuple(f"{start}{middle}{end}" for start in "bdfgklmnprst" for middle in "aeiou" for end in "lnrst")
+SPECIAL = ("<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>")
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+HIDDEN, INNER, HEADS = 32, 64, 2
+
+
+def make(folder: Path) -> Path:
+    """`folder` holds the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *(f"▁{word}" for word in WORDS)))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", **ends},
+        **{"vocab_size": len(vocabulary), "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 1},
+        **{"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": 1024},
+    }
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tables: dict[str, dict[str, Any]] = {
+        "config": config,
+        "generation_config": ends,
+        "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", **tokens},
+    }
+    for name, table in tables.items():
+        (folder / f"{name}.json").write_text(json.dumps(table))
+    save_file(_weights(len(vocabulary)), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _weights(vocabulary: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:
+        return rng.normal(0.0, 0.3, (rows, columns)).astype(np.float32)
+
+    one = np.ones(HIDDEN, dtype=np.float32)
+    layer = "model.layers.0"
+    head = matrix(vocabulary, HIDDEN)
+    # The end of text must stay out of greedy answers, or their length would be the weights' choice.
+    head[: len(SPECIAL)] = 0.0
+    return {
+        "model.embed_tokens.weight": matrix(vocabulary, HIDDEN),
+        **{f"{layer}.self_attn.{name}_proj.weight": matrix(HIDDEN, HIDDEN) for name in "qkvo"},
+        **{f"{layer}.mlp.{name}_proj.weight": matrix(INNER, HIDDEN) for name in ("gate", "up")},
+        f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        f"{layer}.input_layernorm.weight": one,
+        f"{layer}.post_attention_layernorm.weight": one,
+        "model.norm.weight": one,
+        "lm_head.weight": head,
+    }

@@ -1,0 +1,117 @@
+"""A server of the Open Inference Protocol on the stubs of NVIDIA's tritonclient package: the wire as others wrote it.
+
+In a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
+Models: `text` streams words as Triton's vLLM backend does, `ids` token ids as TensorRT-LLM's, `broken` fails inside
+its stream, `loading` is not ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN_S = 0.005
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return len(raw).to_bytes(4, "little") + raw
+
+
+def main() -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+        def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+            return service_pb2.ServerReadyResponse(ready=True)
+
+        def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+            return service_pb2.ModelReadyResponse(ready=request.name != "loading")
+
+        def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+            if request.name not in ("text", "ids", "broken"):
+                context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
+            answer = service_pb2.ModelMetadataResponse(name=request.name, platform="test")
+            ids = request.name == "ids"
+            inputs = ("input_ids", "input_lengths", "request_output_len") if ids else ("text_input", "stream")
+            for name in (*inputs, *(() if ids else ("sampling_parameters",))):
+                answer.inputs.add(name=name, datatype="BYTES", shape=[-1])
+            answer.outputs.add(name="output_ids" if ids else "text_output", datatype="BYTES", shape=[-1])
+            return answer
+
+        def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802
+            for request in requests:
+                for number, response in enumerate(self._answers(request)):
+                    if request.model_name == "broken" and number == 1:
+                        yield service_pb2.ModelStreamInferResponse(error_message="CUDA error: out of memory")
+                        return
+                    yield service_pb2.ModelStreamInferResponse(infer_response=response)
+                    time.sleep(TOKEN_S)
+                # The empty response with which a decoupled model may end.
+                last = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+                last.parameters["triton_final_response"].bool_param = True
+                yield service_pb2.ModelStreamInferResponse(infer_response=last)
+
+        def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+            *_, last = self._answers(request)
+            return last
+
+        def _answers(self, request: Any) -> Iterator[Any]:
+            inputs = {tensor.name: tensor for tensor in request.inputs}
+            for tensor in request.inputs:
+                count = sum(len(values) for _, values in tensor.contents.ListFields())
+                assert count == tensor.shape[-1], f"{tensor.name} has {count} values of {list(tensor.shape)}"
+            wanted = [tensor.name for tensor in request.outputs]
+            if request.model_name == "ids":
+                tokens = inputs["request_output_len"].contents.int_contents[0]
+                assert inputs["input_lengths"].contents.int_contents[0] == len(
+                    inputs["input_ids"].contents.int_contents
+                )
+                assert list(inputs["input_ids"].shape)[:-1] == [1]
+            else:
+                settings = json.loads(inputs["sampling_parameters"].contents.bytes_contents[0])
+                tokens = settings["max_tokens"]
+                assert inputs["text_input"].datatype == "BYTES"
+            for number in range(tokens):
+                response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+                if request.model_name == "ids":
+                    response.outputs.add(name=wanted[0], datatype="INT32", shape=[1, 1, 1])
+                    response.raw_output_contents.append((7 + number).to_bytes(4, "little"))
+                else:
+                    response.outputs.add(name=wanted[0], datatype="BYTES", shape=[1])
+                    response.raw_output_contents.append(_text(f" word{number}"))
+                yield response
+
+    server = grpc.server(futures.ThreadPoolExecutor(16))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Server(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(json.dumps({"port": port}), flush=True)
+    server.wait_for_termination()
+
+
+@contextlib.contextmanager
+def served() -> Iterator[str]:
+    """The address of a running server, until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.triton"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield f"grpc://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import time
+
+import gevent
+import pytest
+
+from loadtests import alarm
+from servers.clock import now_ns
+
+
+@pytest.fixture(params=["kernel", "naps"])
+def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(alarm, "_spare", [])
+    if request.param == "naps":
+        monkeypatch.setattr(alarm, "_LIBC", None)
+    elif alarm._LIBC is None:
+        pytest.skip("this kernel has no timerfd")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
+def test_a_sleep_never_ends_early(timer: str, ahead_ms: float) -> None:
+    for _ in range(20):
+        due = now_ns() + int(ahead_ms * 1e6)
+        alarm.sleep_until(due)
+        assert now_ns() >= due
+
+
+def test_sleepers_wake_in_the_order_of_their_moments_and_share_the_kernels_timers(timer: str) -> None:
+    woken: list[int] = []
+    start = now_ns() + 20_000_000
+
+    def sleeper(number: int) -> None:
+        alarm.sleep_until(start + number * 10_000_000)
+        woken.append(number)
+
+    gevent.joinall([gevent.spawn(sleeper, number) for number in (3, 0, 2, 1)])
+    assert woken == [0, 1, 2, 3]
+    assert len(alarm._spare) <= 4
+
+
+def test_a_killed_sleeper_leaves_a_timer_that_wakes_nobody(timer: str) -> None:
+    sleeper = gevent.spawn(alarm.sleep_until, now_ns() + 1_000_000)
+    gevent.sleep(0)
+    sleeper.kill()
+    due = now_ns() + 1_400_000
+    alarm.sleep_until(due)
+    assert now_ns() >= due
+
+
+def test_others_run_while_one_sleeps(timer: str) -> None:
+    turns: list[int] = []
+
+    def other() -> None:
+        for turn in range(5):
+            turns.append(turn)
+            gevent.sleep(0)
+
+    gevent.spawn(other)
+    alarm.sleep_until(now_ns() + 1_200_000)
+    assert turns == [0, 1, 2, 3, 4]
+
+
+def test_the_kernels_timer_costs_no_core() -> None:
+    if alarm._LIBC is None:
+        pytest.skip("this kernel has no timerfd")
+    used, began = time.thread_time(), time.perf_counter()
+    for _ in range(300):
+        alarm.sleep_until(now_ns() + 1_000_000)
+    assert time.thread_time() - used < 0.5 * (time.perf_counter() - began)
+
+
+def test_a_timer_of_the_process_that_forked_this_one_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    if alarm._LIBC is None:
+        pytest.skip("this kernel has no timerfd")
+    monkeypatch.setattr(alarm, "_spare", [])
+    alarm.sleep_until(now_ns() + 200_000)
+    (first,) = alarm._spare
+    first.process += 1
+    alarm.sleep_until(now_ns() + 200_000)
+    assert len(alarm._spare) == 1
+    assert alarm._spare[0] is not first
