@@ -7,13 +7,12 @@ its latencies hide the tail; records of it are marked as closed loop and no verd
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import gevent
 import numpy as np
 from gevent.event import Event
 
-from loadtests.schedule import EVERY_ARM, PlannedRequest, Schedule
+from loadtests.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from servers.clock import now_ns
 
 _AFTER_FAILURE_S = 0.1  # an arm that refuses at once must not fill the disk with refusals
@@ -74,9 +73,8 @@ class ClosedLoop:
             mark = f".{turn}" if turn else ""
             table = self._schedule.table
             for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-                for row in table.slice(start, _ROWS_AT_ONCE).to_pylist():
-                    plan = PlannedRequest(**row)
-                    yield replace(plan, arm=arm), f"{self._trial}-{plan.index}{mark}"
+                for plan in planned_requests(table.slice(start, _ROWS_AT_ONCE)):
+                    yield plan._replace(arm=arm), f"{self._trial}-{plan.index}{mark}"
             turn += 1
             if self._once or not table.num_rows:
                 return
@@ -97,7 +95,7 @@ class ClosedLoop:
                 return None
             plan, pair_id = row
             rampup = now_ns() < start_ns + int(self._rampup_s * 1e9)
-            return self._prepare(replace(plan, phase="rampup" if rampup else "measure"), pair_id, on_done)
+            return self._prepare(plan._replace(phase="rampup" if rampup else "measure"), pair_id, on_done)
 
         following = prepared()
         gevent.sleep(max(0.0, (start_ns - now_ns()) / 1e9))
@@ -106,5 +104,6 @@ class ClosedLoop:
             following(now_ns())
             following = prepared()  # encoded while the answer is awaited
             ended.wait()
-            pause_s = float(rng.standard_exponential()) * self._pause_s
-            gevent.sleep(max(pause_s, 0.0 if good[0] else _AFTER_FAILURE_S))
+            pause_s = float(rng.standard_exponential()) * self._pause_s if self._pause_s else 0.0
+            if pause_s or not good[0]:
+                gevent.sleep(max(pause_s, 0.0 if good[0] else _AFTER_FAILURE_S))

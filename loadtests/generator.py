@@ -25,7 +25,7 @@ from loadtests.closed_loop import ClosedLoop
 from loadtests.external import ExternalConfig
 from loadtests.prompts import PromptKind, PromptSource
 from loadtests.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
-from loadtests.schedule import EVERY_ARM, PlannedRequest, Schedule
+from loadtests.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from loadtests.tls import OPEN, SecurityConfig
 from loadtests.transport import (
     ARM_HEADER,
@@ -501,12 +501,30 @@ class Generator:
 def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
     table = schedule.table
     for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-        for row in table.slice(start, _ROWS_AT_ONCE).to_pylist():
-            yield PlannedRequest(**row)
+        yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
 
 
-def _whole(metadata: Mapping[str, str], key: str) -> int | None:
-    text = metadata.get(key)
+_WHOLE = tuple(
+    f"tailgate-{name}"
+    for name in (
+        *("prompt-tokens", "queue-ns", "prefill-ns", "decode-ns", "compile-stall-ns", "batch-id", "batch-size"),
+        *("padded-batch", "padded-length", "recv-ns", "end-ns"),
+    )
+)
+_NONE_OF_THEM: list[int | None] = [None] * len(_WHOLE)
+
+
+def _wholes(metadata: Mapping[str, str]) -> list[int | None]:
+    """The numbers of `_WHOLE`, None for one that is missing or no number."""
+    if not metadata:
+        return _NONE_OF_THEM
+    try:
+        return [int(metadata[key]) for key in _WHOLE]
+    except (KeyError, ValueError):
+        return [_whole(metadata.get(key)) for key in _WHOLE]
+
+
+def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
 
 
@@ -529,7 +547,8 @@ def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> Reques
     if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
         # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
         status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
-    prompt_tokens = _whole(trailing, "tailgate-prompt-tokens")
+    prompt_tokens, queue_ns, prefill_ns, decode_ns, stall_ns, *batch, recv_ns, server_end_ns = _wholes(trailing)
+    batch_id, batch_size, padded_batch, padded_length = batch
     return RequestRecord(
         request_id=copy.request_id,
         session_id=plan.session_id,
@@ -548,15 +567,15 @@ def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> Reques
         max_tokens=plan.max_tokens,
         output_tokens=output_tokens,
         token_ns=tokens,
-        queue_ns=_whole(trailing, "tailgate-queue-ns"),
-        prefill_ns=_whole(trailing, "tailgate-prefill-ns"),
-        decode_ns=_whole(trailing, "tailgate-decode-ns"),
-        compile_stall_ns=_whole(trailing, "tailgate-compile-stall-ns"),
-        batch_id=_whole(trailing, "tailgate-batch-id"),
-        batch_size=_whole(trailing, "tailgate-batch-size"),
-        padded_batch=_whole(trailing, "tailgate-padded-batch"),
-        padded_length=_whole(trailing, "tailgate-padded-length"),
-        server_recv_ns=_whole(trailing, "tailgate-recv-ns"),
-        server_end_ns=_whole(trailing, "tailgate-end-ns"),
+        queue_ns=queue_ns,
+        prefill_ns=prefill_ns,
+        decode_ns=decode_ns,
+        compile_stall_ns=stall_ns,
+        batch_id=batch_id,
+        batch_size=batch_size,
+        padded_batch=padded_batch,
+        padded_length=padded_length,
+        server_recv_ns=recv_ns,
+        server_end_ns=server_end_ns,
         phase=plan.phase,
     )

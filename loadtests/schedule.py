@@ -9,8 +9,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,17 @@ from loadtests.traffic import Arrivals, Design, TrafficConfig, Workload
 from loadtests.workload import Lengths, within_limits
 from servers.config import ArmConfig, ConfigError
 
-__all__ = ["EVERY_ARM", "SCHEDULE", "Arrivals", "Design", "PlannedRequest", "Schedule", "TrafficConfig", "Workload"]
+__all__ = [
+    "EVERY_ARM",
+    "SCHEDULE",
+    "Arrivals",
+    "Design",
+    "PlannedRequest",
+    "Schedule",
+    "TrafficConfig",
+    "Workload",
+    "planned_requests",
+]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -74,11 +85,10 @@ _STREAMS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRequest:
-    """One row of a schedule."""
+class PlannedRequest(NamedTuple):
+    """One row of a schedule, columns as in `SCHEDULE`. A plain tuple: rows are made while the load runs."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a row's number matters more than tuple.index
     offset_ns: int
     session_id: str
     turn: int
@@ -92,6 +102,16 @@ class PlannedRequest:
     block_tokens: float | None = None
     parts: Sequence[int] | None = None
     token_ids: Sequence[int] | None = None
+
+
+def planned_requests(rows: Any) -> Iterator[PlannedRequest]:
+    """The rows of a table or record batch that has the columns of a schedule. Column by column: far the quickest."""
+    here = set(rows.schema.names)
+    columns = [
+        rows.column(name).to_pylist() if name in here else repeat(None, rows.num_rows)
+        for name in PlannedRequest._fields
+    ]
+    return map(PlannedRequest._make, zip(*columns, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,8 +168,7 @@ class Schedule:
     def requests(self) -> Iterator[PlannedRequest]:
         """The rows one by one."""
         for batch in self.table.to_batches(max_chunksize=16_384):
-            for row in batch.to_pylist():
-                yield PlannedRequest(**row)
+            yield from planned_requests(batch)
 
     def write(self, path: str | Path) -> None:
         """`path` holds the whole schedule as an Arrow IPC stream; it never holds a part of one."""

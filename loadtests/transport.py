@@ -136,7 +136,8 @@ class OwnEncoder:
         self._ignore_eos = ignore_eos
         self._plan: PlannedRequest | None = None
         self._body = b""
-        self._session = ""
+        self._session = b""
+        self._pins: dict[str, bytes] = {}
 
     def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
         if plan is not self._plan:
@@ -151,11 +152,16 @@ class OwnEncoder:
             request.sampling.seed = plan.prompt_seed
             self._plan, self._body = plan, request.SerializeToString()
             session = plan.session_id
-            self._session = session if session.isascii() and session.isprintable() else quote(session)
-        metadata = [(SESSION_HEADER, self._session)] if self._session else []
+            if not session.isascii() or not session.isprintable():
+                session = quote(session)
+            self._session = encode_metadata([(SESSION_HEADER, session)]) if session else b""
+        headers = self._session
         if arm is not None:
-            metadata.append((ARM_HEADER, arm))
-        return _string_field(1, request_id) + self._body, encode_metadata(metadata)
+            pin = self._pins.get(arm)
+            if pin is None:
+                pin = self._pins[arm] = encode_metadata([(ARM_HEADER, arm)])
+            headers += pin
+        return _string_field(1, request_id) + self._body, headers
 
 
 def _string_field(number: int, text: str) -> bytes:

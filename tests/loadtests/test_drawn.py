@@ -356,4 +356,4 @@ def test_a_chat_needs_a_template_and_text_a_tokenizer() -> None:
 
 
 def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:
-    assert {*SCHEDULE.names, *PROMPTS.names} == {field.name for field in dataclasses.fields(PlannedRequest)}
+    assert {*SCHEDULE.names, *PROMPTS.names} == set(PlannedRequest._fields)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
-from locust.env import Environment
 
-from loadtests.locust_counts import AT_ONCE, LocustCounts
+# Locust would patch the standard library for every other test in this process.
+with patch.dict(os.environ, {"LOCUST_SKIP_MONKEY_PATCH": "1"}):
+    from locust.env import Environment
+
+    from loadtests.locust_counts import AT_ONCE, LocustCounts
 
 NAMES = ("Generate e2e", "Generate ttft [eager]")
 REQUESTS = st.lists(
