@@ -49,6 +49,8 @@ def test_bad_usage_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
 def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "loadtests.cli", "worker", "--master", f"127.0.0.1:{port}"]
+    # A test process in the background of a script ignores Ctrl-C, and its children would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*command, "--keep", str(tmp_path / "kept")],
         cwd=ROOT,
@@ -56,6 +58,7 @@ def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_pa
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
+    signal.signal(signal.SIGINT, before)
     assert process.stderr is not None
     assert f"waiting for a run at 127.0.0.1:{port}; Ctrl-C ends" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
