@@ -1,7 +1,8 @@
 """Sleeping to a moment under gevent, to some tens of microseconds and without turning the processor.
 
 gevent's own timers are as coarse as its poll, a millisecond. The kernel's timers wake it through a file descriptor when
-they expire (timerfd of Linux); elsewhere the last stretch goes in short naps, which keep a core busy.
+they expire (timerfd of Linux). Elsewhere, and where less than a fifth of a millisecond is left, it goes in naps of one
+turn of the loop, which keep a core busy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from gevent.hub import get_hub
 from servers.clock import now_ns
 
 _COARSE_NS = 1_500_000
-_NAP_S = 0.000_05
+# Setting the kernel's timer takes some ten microseconds. Whoever is due again and again after less than this would lose
+# more by it than by asking the clock in every turn of the loop.
+_WORTH_IT_NS = 200_000
+_NAP_S = 0.000_001
 _MONOTONIC, _NONBLOCK_CLOEXEC = 1, 0o2004000
 _READ = 1
 
@@ -97,13 +101,13 @@ def sleep_until(at_ns: int) -> None:
         left_ns = at_ns - now_ns()
     if left_ns <= 0:
         return
-    alarm = _alarm()
+    alarm = _alarm() if left_ns > _WORTH_IT_NS else None
     try:
         while left_ns > 0:
-            if alarm is None:
-                gevent.sleep(0.000_2 if left_ns > 300_000 else _NAP_S)
-            else:
+            if alarm is not None:
                 alarm.wait(left_ns)
+            else:
+                gevent.sleep(0.000_2 if left_ns > 300_000 else _NAP_S)
             left_ns = at_ns - now_ns()
     except BaseException:
         if alarm is not None:
