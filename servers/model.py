@@ -24,6 +24,9 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f'model.device is "{name}" but torch sees no GPU: use cpu, or install a CUDA build of torch')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count()
+        raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs: use cuda:0 to cuda:{seen - 1}')
     return device
 
 
@@ -50,9 +53,13 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
 def load_model(model: ModelConfig) -> nn.Module:
     """The model in evaluation mode on its device, in its dtype, with the attention asked for.
 
-    Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them.
+    Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them. On
+    cuda:N, N is this thread's current device afterwards.
     """
     device = resolve_device(model.device)
+    if device.type == "cuda" and device.index is not None:
+        # Kernels are launched and graphs captured on this thread's current device, wherever their tensors are.
+        torch.cuda.set_device(device)
     dtype = resolve_dtype(model.dtype, device)
     config = model_config(model)
     implementation = attention.register() if model.attention == "sdpa" else model.attention

@@ -35,6 +35,22 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
         assert {"compile", "graph_capture"} <= warm
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")
+@pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
+def test_an_arm_runs_on_the_gpu_that_it_is_given(preset: str, recorder: CompileRecorder) -> None:
+    second = replace(FLOAT32, device="cuda:1")
+    try:
+        runner = runner_for(ArmConfig.from_preset(preset, model=second, engine=ENGINE), recorder)
+        recorder.drain()
+        jobs = jobs_for(runner.vocab_size, seed=1)
+        serve(runner, jobs)
+        assert runner.device == torch.device("cuda:1")
+        assert [(event.kind, event.shape) for event in recorder.drain()] == []
+        assert_greedy_like_generate(runner, jobs)
+    finally:
+        torch.cuda.set_device(0)
+
+
 def test_the_naive_arm_recompiles_on_a_gpu_too(recorder: CompileRecorder) -> None:
     arm = ArmConfig.from_preset("compiled-naive", model=FLOAT32, engine=ENGINE)
     runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
