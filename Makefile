@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu bench bench-load check format proto clean
+.PHONY: demo test test-gpu bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -25,6 +25,11 @@ bench: $(VENV)/installed
 bench-load: $(VENV)/installed
 	$(BIN)/python benchmarks/splitter.py --repeats 10
 	$(BIN)/python benchmarks/generator.py $(or $(ARGS),server streams short open stall recorder --repeats 1 --window 4 --recorder-seconds 10)
+
+# Whether the statistics hold, on made-up servers whose truth is known, and how long a million requests take.
+bench-judging: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/judging.py $(ARGS)
+	$(BIN)/python benchmarks/analysis.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -1,7 +1,8 @@
 """How much slower or faster one arm is than the control at a quantile, with limits that the data can carry.
 
-The unit is the time block, not the request: requests of one moment share their fate, so tests that count them as
-independent call noise significant. Effects are log ratios, treatment over control.
+The unit is a stretch of time, not the request: requests of one moment share their fate, so tests that count them as
+independent call noise significant. Effects are log ratios, treatment over control. The tests themselves are in
+`analysis.resampling`.
 
 References
 ----------
@@ -11,6 +12,7 @@ References
 [4] Ibragimov, R. and Müller, U. K. (2010). t-statistic based correlation and heterogeneity robust inference.
 [5] Holm, S. (1979). A simple sequentially rejective multiple test procedure.
 [6] Berger, R. L. (1982). Multiparameter hypothesis testing and acceptance sampling.
+[7] Künsch, H. R. (1989). The jackknife and the bootstrap for general stationary observations.
 """
 
 from __future__ import annotations
@@ -23,18 +25,25 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from analysis.quantiles import BlockHistogram, block_histogram, quantile, swapped_log_ratios
+from analysis.limits import Method
+from analysis.quantiles import BlockHistogram, block_histogram, quantile, quantiles, shared_blocks
+from analysis.resampling import (
+    Limits,
+    block_scores,
+    bootstrap_limits,
+    ewc_p_values,
+    group_correlation,
+    grouped,
+    groups_of,
+    swap_limits,
+    widening,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Singles = npt.NDArray[np.float32]
 
 TRIALS_FOR_T_TEST = 6
-_EWC_DEGREES = 8
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data
-_FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
-_LIMIT_DRAWS = 1999
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,7 @@ class Sample:
     """One metric of one arm: a latency in ms for each request, the block it fell in, and its trial. No NaN."""
 
     values: Floats
-    block: Ints  # unique over trials
+    block: Ints  # counted from 0 or a little above, unique over trials and rising with them
     trial: Ints
 
     def __len__(self) -> int:
@@ -73,15 +82,105 @@ class Comparison:
     p_inferior_holm: float | None = None
     cross_p_noninferior: float | None = None  # the same two from the exceedance scores
     cross_p_inferior: float | None = None
-    autocorrelation: float | None = None  # lag one, of the block scores
+    autocorrelation: float | None = None  # between neighbouring groups, as far as blocks foretell it
     spread: float | None = None  # standard error of the log ratio
     method: str
     blocks: int
+    groups: int = 0  # of blocks; what is resampled
     trials: int
     requests: int  # of the smaller sample
     obstacle: str | None = None  # why no test was made
     verdict: str = "INCONCLUSIVE"
     reason: str = ""
+
+
+def compare_quantiles(
+    treatment: Sample,
+    control: Sample,
+    *,
+    qs: Sequence[float],
+    margin: float,
+    alpha: float,
+    draws: int,
+    rng: np.random.Generator,
+    paired: bool = True,
+    method: Method = "label swap",
+) -> list[Comparison]:
+    """One comparison of two samples for each quantile in `qs`, undecided (see `decide`).
+
+    Below six trials: labels are swapped within groups of neighbouring time blocks [1, 2], all 2^groups ways where they
+    are at most draws + 1, and the limits come from inverting that test over shifts in log scale. It assumes that the
+    difference of a group may have had either sign were the arms equal, and that groups are independent; what the blocks
+    foretell of the correlation of groups, `autocorrelation`, widens the limits. Requests in blocks that one sample
+    lacks are left out.
+    With `method` "block bootstrap": Student's t around the ratio, with the standard error of a circular block
+    bootstrap [7].
+    From six trials on: Student's t over the log ratios of the trials [4]. Always: the exceedance score with an
+    equal-weighted cosine variance estimate [3] as a second opinion.
+    With no data, one block, or all latencies equal there is no test, and `obstacle` says so.
+    """
+    treatment, control, trial_of_block, sizes = _in_shared_blocks(treatment, control)
+    trials = np.unique(trial_of_block)
+    group = groups_of(trial_of_block)
+    base = Comparison(
+        quantile=0.5,
+        margin=margin,
+        alpha=alpha,
+        method=("paired" if paired else "unpaired")
+        + (" block label swap" if method == "label swap" else " block bootstrap"),
+        blocks=len(trial_of_block),
+        groups=int(group[-1]) + 1 if len(group) else 0,
+        trials=len(trials),
+        requests=min(sizes),
+    )
+    obstacle = _obstacle(treatment, control, sizes, base.blocks)
+    if obstacle is not None:
+        above, below = quantiles(treatment.values, qs), quantiles(control.values, qs)
+        return [
+            replace(base, quantile=q, ratio=_over(one, other), obstacle=obstacle)
+            for q, one, other in zip(qs, above, below, strict=True)
+        ]
+    anchor = math.log1p(margin)
+    treatment, control = _inside(treatment), _inside(control)
+    histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
+    by_group = grouped(histogram, group)
+    above, below = quantiles(treatment.values, qs), quantiles(control.values, qs)
+    found = []
+    for q, one, other in zip(qs, above, below, strict=True):
+        item = _with_scores(replace(base, quantile=q, ratio=_over(one, other)), histogram, group)
+        ratios = _trial_ratios(treatment, control, trials, q) if len(trials) >= TRIALS_FOR_T_TEST else None
+        if ratios is not None:
+            found.append(_by_trials(item, ratios, anchor))
+            continue
+        widen = widening(item.autocorrelation, item.groups)
+        if method == "label swap":
+            limits: Limits | None = swap_limits(
+                by_group,
+                q,
+                bound=anchor,
+                alpha=alpha,
+                draws=draws,
+                rng=rng,
+                widen=widen,
+                scores=(item.cross_p_noninferior, item.cross_p_inferior),
+            )
+        else:
+            limits = bootstrap_limits(histogram, q, group, bound=anchor, alpha=alpha, draws=draws, rng=rng, widen=widen)
+        if limits is None:
+            found.append(replace(item, obstacle="resampled blocks do not differ"))
+            continue
+        found.append(
+            replace(
+                item,
+                low=None if limits.low is None else math.exp(limits.low),
+                high=None if limits.high is None else math.exp(limits.high),
+                p_worse=limits.p_worse,
+                p_noninferior=limits.p_noninferior,
+                p_inferior=limits.p_inferior,
+                spread=limits.spread,
+            )
+        )
+    return found
 
 
 def compare(
@@ -94,57 +193,52 @@ def compare(
     draws: int,
     rng: np.random.Generator,
     paired: bool = True,
+    method: Method = "label swap",
 ) -> Comparison:
-    """The comparison of two samples at quantile `q`, undecided (see `decide`).
-
-    Below six trials: labels are swapped within time blocks [1, 2], all 2^blocks ways where they are few, and the
-    limits come from inverting that test over shifts in log scale. It assumes that the difference of a block may have
-    had either sign were the arms equal, and that blocks are independent; `autocorrelation` is there to doubt it.
-    From six trials on: Student's t over the log ratios of the trials [4]. Always: the exceedance score with an
-    equal-weighted cosine variance estimate [3] as a second opinion.
-    With no data, one block, or all latencies equal there is no test, and `obstacle` says so.
-    """
-    shared = np.intersect1d(treatment.block, control.block)
-    trials = np.intersect1d(treatment.trial, control.trial)
-    method = ("paired" if paired else "unpaired") + " block label swap"
-    empty = Comparison(
-        quantile=q,
+    """The comparison at the one quantile `q`: see `compare_quantiles`."""
+    (found,) = compare_quantiles(
+        treatment,
+        control,
+        qs=(q,),
         margin=margin,
         alpha=alpha,
+        draws=draws,
+        rng=rng,
+        paired=paired,
         method=method,
-        blocks=len(shared),
-        trials=len(trials),
-        requests=min(len(treatment), len(control)),
-        ratio=_ratio(treatment, control, q),
     )
-    obstacle = _obstacle(treatment, control, len(shared))
-    if obstacle is not None:
-        return replace(empty, obstacle=obstacle)
-    anchor = math.log1p(margin)
-    scores = block_scores(treatment, control, q=q, shift=anchor)
-    greater, less = ewc_p_values(scores)
-    own = block_scores(treatment, control, q=q, shift=math.log(empty.ratio) if empty.ratio else 0.0)
-    base = replace(
-        empty, cross_p_noninferior=less, cross_p_inferior=greater, autocorrelation=first_autocorrelation(own)
-    )
-    if len(trials) >= TRIALS_FOR_T_TEST:
-        ratios = np.array(
-            [math.log(_ratio(_of_trial(treatment, n), _of_trial(control, n), q) or math.nan) for n in trials]
-        )
-        if np.isfinite(ratios).all() and np.ptp(ratios) > 0:
-            return _by_trials(base, ratios, anchor)
-    histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
-    return _by_blocks(base, histogram, q, anchor, draws, rng)
+    return found
 
 
-def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
-    for name, sample in (("the arm", treatment), ("the control", control)):
-        if not len(sample):
+def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, tuple[int, int]]:
+    """Both samples with the blocks that hold requests of both numbered from 0 (-1: the others), the trial of each
+    such block, and how many requests each sample has."""
+    sizes = (len(treatment), len(control))
+    if not min(sizes):
+        return treatment, control, np.zeros(0, dtype=np.int64), sizes
+    number, count = shared_blocks(treatment.block, control.block)
+    numbered = [replace(sample, block=number(sample.block)) for sample in (treatment, control)]
+    trial = np.zeros(count + 1, dtype=np.int64)  # the last place takes the blocks that are not shared
+    trial[numbered[1].block] = control.trial
+    return numbered[0], numbered[1], trial[:count], sizes
+
+
+def _inside(sample: Sample) -> Sample:
+    """The requests in blocks that the samples share."""
+    inside = sample.block >= 0
+    if inside.all():
+        return sample
+    return Sample(values=sample.values[inside], block=sample.block[inside], trial=sample.trial[inside])
+
+
+def _obstacle(treatment: Sample, control: Sample, sizes: tuple[int, int], blocks: int) -> str | None:
+    for name, size in zip(("the arm", "the control"), sizes, strict=True):
+        if not size:
             return f"{name} has no request to compare"
     if blocks == 0:
         return "the arms share no time block"
     for name, sample in (("the arm", treatment), ("the control", control)):
-        distinct = len(np.unique(sample.values))
+        distinct = _distinct(sample.values)
         if distinct < _FEWEST_DISTINCT:
             return f"{name} shows only {distinct} different latencies"
     if blocks == 1:
@@ -152,14 +246,36 @@ def _obstacle(treatment: Sample, control: Sample, blocks: int) -> str | None:
     return None
 
 
-def _ratio(treatment: Sample, control: Sample, q: float) -> float | None:
-    above, below = quantile(treatment.values, q), quantile(control.values, q)
+def _distinct(values: Floats) -> int:
+    """How many different values there are; where they are many, at least how many."""
+    head = len(np.unique(values[:1000]))
+    return head if head >= _FEWEST_DISTINCT else len(np.unique(values))
+
+
+def _over(above: float, below: float) -> float | None:
     return above / below if above > 0 and below > 0 else None
 
 
-def _of_trial(sample: Sample, number: int) -> Sample:
-    own = sample.trial == number
-    return Sample(values=sample.values[own], block=sample.block[own], trial=sample.trial[own])
+def _with_scores(item: Comparison, histogram: BlockHistogram, group: Ints) -> Comparison:
+    anchor = round(math.log1p(item.margin) / histogram.width)
+    greater, less = ewc_p_values(block_scores(histogram, item.quantile, shift=anchor))
+    own = round(math.log(item.ratio) / histogram.width) if item.ratio else 0
+    return replace(
+        item,
+        cross_p_noninferior=less,
+        cross_p_inferior=greater,
+        autocorrelation=group_correlation(block_scores(histogram, item.quantile, shift=own), group),
+    )
+
+
+def _trial_ratios(treatment: Sample, control: Sample, trials: Ints, q: float) -> Floats | None:
+    """The log ratio of each trial; None where one is unknown or all are the same."""
+    ratios = []
+    for number in trials:
+        one, other = (quantile(sample.values[sample.trial == number], q) for sample in (treatment, control))
+        ratios.append(math.log(one / other) if one > 0 and other > 0 else math.nan)
+    found = np.array(ratios)
+    return found if np.isfinite(found).all() and np.ptp(found) > 0 else None
 
 
 def _by_trials(base: Comparison, ratios: Floats, anchor: float) -> Comparison:
@@ -171,6 +287,8 @@ def _by_trials(base: Comparison, ratios: Floats, anchor: float) -> Comparison:
     return replace(
         base,
         method="t-test over trials",
+        autocorrelation=None,  # what happens within a trial does not matter
+        groups=len(ratios),
         ratio=math.exp(float(ratios.mean())),
         low=math.exp(float(interval.low)),
         high=math.exp(float(interval.high)),
@@ -179,121 +297,6 @@ def _by_trials(base: Comparison, ratios: Floats, anchor: float) -> Comparison:
         p_inferior=p_of(anchor, "greater"),
         spread=float(ratios.std(ddof=1) / math.sqrt(len(ratios))),
     )
-
-
-def label_swaps(blocks: int, draws: int, rng: np.random.Generator) -> Singles:
-    """Which blocks swap labels, one row a draw; row 0 swaps none. All 2^blocks rows when they are at most draws + 1."""
-    if blocks < 30 and 2**blocks <= draws + 1:
-        return ((np.arange(2**blocks)[:, None] >> np.arange(blocks)) & 1).astype(np.float32)
-    swaps = rng.integers(0, 2, size=(draws + 1, blocks)).astype(np.float32)
-    swaps[0] = 0.0
-    return swaps
-
-
-def _by_blocks(
-    base: Comparison, histogram: BlockHistogram, q: float, anchor: float, draws: int, rng: np.random.Generator
-) -> Comparison:
-    swaps = label_swaps(histogram.blocks, draws, rng)
-    limit_swaps = swaps if len(swaps) <= _LIMIT_DRAWS + 1 else swaps[: _LIMIT_DRAWS + 1]
-
-    def tails(shift: int, rows: Singles) -> tuple[float, float, Floats]:
-        """P(as low as seen), P(as high as seen) if the true log ratio is shift × width; row 0 was seen [1]."""
-        ratios = swapped_log_ratios(histogram, q, rows, shift=shift)
-        return (
-            float(np.mean(ratios <= ratios[0] + _TOLERANCE)),
-            float(np.mean(ratios >= ratios[0] - _TOLERANCE)),
-            ratios,
-        )
-
-    at_margin = round(anchor / histogram.width)
-    low_tail, high_tail, _ = tails(at_margin, swaps)
-    worse = tails(0, swaps)[1]
-    seen = float(swapped_log_ratios(histogram, q, swaps[:1])[0])
-    centre = round(seen / histogram.width)
-    spread = float(tails(centre, limit_swaps)[2].std())
-    farthest = round(_FARTHEST / histogram.width)
-
-    def limit(direction: int) -> float | None:
-        """The first shift from `centre` outwards that the test rejects, by doubling and halving; None without one."""
-        tail = 0 if direction > 0 else 1
-        if tails(centre + direction * farthest, limit_swaps)[tail] > base.alpha:
-            return None
-        kept, step = 0, max(1, round(spread / histogram.width))
-        while step < farthest and tails(centre + direction * step, limit_swaps)[tail] > base.alpha:
-            kept, step = step, step * 2
-        rejected = min(step, farthest)
-        while rejected - kept > 1:
-            middle = (kept + rejected) // 2
-            if tails(centre + direction * middle, limit_swaps)[tail] > base.alpha:
-                kept = middle
-            else:
-                rejected = middle
-        return (centre + direction * rejected) * histogram.width
-
-    high, low = limit(1), limit(-1)
-    # The limits come from fewer draws than the p-values; where the two disagree about the margin, p-values rule.
-    if high is not None:
-        high = min(high, anchor) if low_tail <= base.alpha else max(high, anchor)
-    if low is not None:
-        low = max(low, anchor) if high_tail <= base.alpha else min(low, anchor)
-    return replace(
-        base,
-        low=None if low is None else math.exp(low),
-        high=None if high is None else math.exp(high),
-        p_worse=worse,
-        p_noninferior=low_tail,
-        p_inferior=high_tail,
-        spread=spread,
-    )
-
-
-def block_scores(treatment: Sample, control: Sample, *, q: float, shift: float) -> Floats:
-    """By how much the treatment exceeds the pooled `q` quantile more often than the control, block by block.
-
-    The treatment's latencies are first divided by exp(shift). Blocks weigh by their requests; mean weight is 1.
-    """
-    shared = np.intersect1d(treatment.block, control.block)
-    if not shared.size:
-        return np.zeros(0)
-    moved = treatment.values / math.exp(shift)
-    threshold = quantile(np.concatenate((moved, control.values)), q)
-    shares, totals = [], []
-    for values, block in ((moved, treatment.block), (control.values, control.block)):
-        own = np.isin(block, shared)
-        index = np.searchsorted(shared, block[own])
-        total = np.bincount(index, minlength=shared.size)
-        above = np.bincount(index, weights=(values[own] > threshold).astype(np.float64), minlength=shared.size)
-        shares.append(above / total)
-        totals.append(total)
-    weight = totals[0] + totals[1]
-    return np.asarray((shares[0] - shares[1]) * weight / weight.mean())
-
-
-def ewc_p_values(series: Floats) -> tuple[float | None, float | None]:
-    """p of H0: mean <= 0 and of H0: mean >= 0, by the t-test with an equal-weighted cosine variance estimate [3].
-
-    Eight cosines, fewer when there are fewer than 16 blocks; None below 8 blocks or when nothing varies.
-    """
-    size = len(series)
-    if size < 8:
-        return None, None
-    degrees = min(_EWC_DEGREES, size // 2)
-    steps = (np.arange(size) + 0.5) / size
-    cosines = math.sqrt(2.0 / size) * np.cos(math.pi * np.outer(np.arange(1, degrees + 1), steps))
-    variance = float(np.mean((cosines @ series) ** 2))
-    if variance <= 0:
-        return None, None
-    statistic = math.sqrt(size) * float(series.mean()) / math.sqrt(variance)
-    return float(stats.t.sf(statistic, degrees)), float(stats.t.cdf(statistic, degrees))
-
-
-def first_autocorrelation(series: Floats) -> float | None:
-    """The correlation of neighbouring blocks; None below 8 blocks or when nothing varies."""
-    if len(series) < 8:
-        return None
-    centred = series - series.mean()
-    total = float(centred @ centred)
-    return float(centred[1:] @ centred[:-1]) / total if total > 0 else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

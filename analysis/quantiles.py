@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ _SMALLEST_MS = 1e-3
 _FINEST_WIDTH = 0.001
 _COARSEST_WIDTH = 0.004
 _MOST_CELLS = 4_000_000
+_SLACK = 0.01  # counts of weighted requests are sums of floats
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
@@ -38,6 +41,29 @@ def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
     if not known.size:
         return [math.nan] * len(qs)
     return [float(value) for value in np.quantile(known, np.asarray(qs), method="linear")]
+
+
+def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[float]) -> Floats:
+    """The quantiles of each group's values, as `quantiles` gives them, from one sort. Shape (groups, quantiles).
+
+    `group` numbers the group of each value from 0. NaN for a group without a number.
+    """
+    known = ~np.isnan(values)
+    values, group = values[known], group[known]
+    if not values.size:
+        return np.full((groups, len(qs)), math.nan)
+    ordered = values[np.lexsort((values, group))]
+    counts = np.bincount(group, minlength=groups)[:, None]
+    first = np.cumsum(counts, axis=0) - counts
+    place = np.maximum(counts - 1, 0) * np.asarray(qs)
+    below = np.floor(place).astype(np.int64)
+    share = place - below
+    last = np.maximum(counts - 1, 0)
+    low = ordered[np.minimum(first + below, ordered.size - 1)]
+    high = ordered[np.minimum(first + np.minimum(below + 1, last), ordered.size - 1)]
+    # From whichever end is nearer, so that the largest is exactly itself.
+    found = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1.0 - share))
+    return np.where(counts > 0, found, math.nan)
 
 
 def quantile_interval(
@@ -89,35 +115,52 @@ def block_histogram(
 
     A log shift of `anchor` is a whole number of bins, so that a margin is tested where it lies.
     """
-    shared = np.intersect1d(treatment_block, control_block)
-    keep_treatment, keep_control = np.isin(treatment_block, shared), np.isin(control_block, shared)
-    logs_treatment = np.log(np.maximum(treatment[keep_treatment], _SMALLEST_MS))
-    logs_control = np.log(np.maximum(control[keep_control], _SMALLEST_MS))
-    if not shared.size:
+    number, count = shared_blocks(treatment_block, control_block)
+    if not count:
         empty = np.zeros((1, 0), dtype=np.float32)
         return BlockHistogram(width=_FINEST_WIDTH, lowest=0.0, treatment=empty, control=empty, size=0.0)
+    blocks = [number(block) for block in (treatment_block, control_block)]
+    inside = [block >= 0 for block in blocks]
+    blocks = [block if own.all() else block[own] for block, own in zip(blocks, inside, strict=True)]
+    logs_treatment, logs_control = (
+        np.log(np.maximum(values if own.all() else values[own], _SMALLEST_MS))
+        for values, own in zip((treatment, control), inside, strict=True)
+    )
     lowest = min(float(logs_treatment.min()), float(logs_control.min()))
     highest = max(float(logs_treatment.max()), float(logs_control.max()))
-    width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * shared.size / _MOST_CELLS))
+    width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * count / _MOST_CELLS))
     if anchor > 0:
         width = anchor / math.ceil(anchor / width)
     bins = int((highest - lowest) / width) + 1
     counts = [
-        _counts(logs, np.searchsorted(shared, block), lowest, width, bins, shared.size)
-        for logs, block in (
-            (logs_treatment, treatment_block[keep_treatment]),
-            (logs_control, control_block[keep_control]),
-        )
+        _counts(logs, block, lowest, width, bins, count)
+        for logs, block in zip((logs_treatment, logs_control), blocks, strict=True)
     ]
-    totals = [count.sum(axis=0) for count in counts]
+    totals = [held.sum(axis=0) for held in counts]
     weight = (totals[0] + totals[1]) / 2.0
     cumulated = [
-        np.cumsum(count * (weight / total), axis=0).astype(np.float32)
-        for count, total in zip(counts, totals, strict=True)
+        np.cumsum(held * (weight / total), axis=0).astype(np.float32)
+        for held, total in zip(counts, totals, strict=True)
     ]
     return BlockHistogram(
         width=width, lowest=lowest, treatment=cumulated[0], control=cumulated[1], size=float(weight.sum())
     )
+
+
+def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints], int]:
+    """How blocks that both samples have are numbered from 0, rising (-1: the others), and how many there are.
+
+    Blocks are counters, so a table of all between the lowest and the highest is small.
+    """
+    if not len(treatment) or not len(control):
+        return lambda block: np.full(len(block), -1, dtype=np.int64), 0
+    lowest = min(int(treatment.min()), int(control.min()))
+    span = max(int(treatment.max()), int(control.max())) - lowest + 1
+    present = np.ones(span, dtype=np.bool_)
+    for block in (treatment, control):
+        present &= np.bincount(block - lowest, minlength=span) > 0
+    number = np.where(present, np.cumsum(present) - 1, -1)
+    return lambda block: number[block - lowest], int(present.sum())
 
 
 def _counts(logs: Floats, block: Ints, lowest: float, width: float, bins: int, blocks: int) -> Floats:
@@ -132,53 +175,90 @@ def swapped_log_ratios(histogram: BlockHistogram, q: float, swaps: Singles, *, s
     The treatment's latencies are first divided by exp(`shift` × width). Quantiles are those of definition 7 up to
     the width of a bin.
     """
-    treatment, control = _shifted(histogram.treatment, histogram.control, shift)
-    excess = control - treatment  # what a swapped block adds to the treatment's group
+    draws = len(swaps)
     position = (histogram.size - 1.0) * q
     rank = math.floor(position + 1e-9)
     fraction = min(max(position - rank, 0.0), 1.0)
-    fewer = np.minimum(excess, 0.0).sum(axis=1, dtype=np.float64)
-    more = np.maximum(excess, 0.0).sum(axis=1, dtype=np.float64)
-    quantile_bins = []
-    for group, sign in ((treatment, 1.0), (control, -1.0)):
-        base = group.sum(axis=1, dtype=np.float64)
-        # The group's counts under the unluckiest and the luckiest swap: every draw lies between.
-        bounds = (base + fewer, base + more) if sign > 0 else (base - more, base - fewer)
-        found = _order_bin(base, excess, sign, swaps, rank + 0.5, bounds)
-        if fraction > 0:
-            above = _order_bin(base, excess, sign, swaps, rank + 1.5, bounds)
-            # The largest of fewer than two requests has nothing above it.
-            found = found + fraction * (np.minimum(above, len(base) - 1) - found)
-        quantile_bins.append(found)
-    return np.asarray((quantile_bins[0] - quantile_bins[1]) * histogram.width)
+    # The control's group holds in each block what the treatment's group does not.
+    at, above = _order_bins(histogram, np.concatenate((swaps, 1.0 - swaps)), shift, (rank + 0.5, rank + 1.5))
+    # The largest of fewer than two requests has nothing above it.
+    last = max(len(histogram.control), len(histogram.treatment) - shift) - 1
+    found = at + fraction * (np.minimum(above, last) - at)
+    return np.asarray((found[:draws] - found[draws:]) * histogram.width)
 
 
-def _shifted(treatment: Singles, control: Singles, shift: int) -> tuple[Singles, Singles]:
-    """Both counts on the one grid that holds the treatment moved down by `shift` bins (up when negative)."""
-    below = ((max(-shift, 0), 0), (0, 0))
-    above = ((max(shift, 0), 0), (0, 0))
-    # Whichever sample ends first stays at its total above its last bin.
-    return (
-        np.pad(np.pad(treatment, below), ((0, max(shift, 0)), (0, 0)), mode="edge"),
-        np.pad(np.pad(control, above), ((0, max(-shift, 0)), (0, 0)), mode="edge"),
-    )
+def _order_bins(
+    histogram: BlockHistogram, from_control: Singles, shift: int, thresholds: tuple[float, float]
+) -> tuple[Floats, Floats]:
+    """The first bins at which a group holds two rising numbers of requests, for each row of `from_control`.
+
+    from_control: (rows, blocks); 1 takes the control's requests of a block into the group, 0 the treatment's, which lie
+    `shift` bins lower.
+    """
+    treatment, control = histogram.treatment, histogram.control
+    top = len(control) - 1
+    places = range(min(0, -shift), max(top, top - shift) + 1)
+
+    def held(place: int, luck: Callable[[Singles, Singles], Singles]) -> float:
+        """What the luckiest or the unluckiest group holds up to a bin: every other lies between."""
+        of_treatment = treatment[min(place + shift, top)] if place + shift >= 0 else np.zeros_like(treatment[0])
+        of_control = control[min(place, top)] if place >= 0 else np.zeros_like(control[0])
+        return float(luck(of_treatment, of_control).sum(dtype=np.float64))
+
+    first = bisect_left(places, thresholds[0] - _SLACK, key=lambda place: held(place, np.maximum))
+    last = bisect_left(places, thresholds[1] + _SLACK, key=lambda place: held(place, np.minimum))
+    near = np.arange(places[0] + first, min(places[0] + last, places[-1]) + 1)
+    of_treatment, of_control = rows_upto(treatment, near + shift), rows_upto(control, near)
+    # Most bins of a thin tail hold nothing: a group's count changes only where one of the samples' does.
+    changes = np.ones(len(near), dtype=np.bool_)
+    changes[1:] = ((of_treatment[1:] != of_treatment[:-1]) | (of_control[1:] != of_control[:-1])).any(axis=1)
+    of_treatment, of_control = of_treatment[changes], of_control[changes]
+    bins = np.append(near[changes], near[-1] + 1 if len(near) else places[0] + first).astype(np.float64)
+    excess, base = of_control - of_treatment, of_treatment.sum(axis=1, dtype=np.float64)
+    found = np.empty((2, len(from_control)))
+    rows = max(1, _MOST_CELLS // len(bins))
+    for start in range(0, len(from_control), rows):
+        chunk = slice(start, start + rows)
+        counts = base[:, None] + excess @ from_control[chunk].T
+        for place, threshold in enumerate(thresholds):
+            found[place, chunk] = bins[(counts < threshold).sum(axis=0)]
+    return found[0], found[1]
 
 
-def _order_bin(
-    base: Floats, excess: Singles, sign: float, swaps: Singles, threshold: float, bounds: tuple[Floats, Floats]
-) -> Floats:
-    """The first bin at which the group base + sign × swaps·excess holds `threshold` requests, for each draw."""
-    least, most = bounds
-    first = int(np.searchsorted(most, threshold - 1e-2))
-    last = int(np.searchsorted(least, threshold + 1e-2))
-    low = np.full(len(swaps), first - 1, dtype=np.int64)
-    high = np.full(len(swaps), min(last, len(base)), dtype=np.int64)
-    while True:
+def rows_upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> npt.NDArray[np.floating[Any]]:
+    """Rows of a table of cumulated counts: zero before its first row, its last row from there on."""
+    rows = cumulated[np.clip(places, 0, len(cumulated) - 1)]
+    rows[places < 0] = 0.0
+    return rows
+
+
+def weighted_log_ratios(histogram: BlockHistogram, q: float, weights: Singles) -> Floats:
+    """log(treatment quantile / control quantile) with each block counted as often as `weights` (draws, blocks) says.
+
+    Quantiles are those of definition 7 up to the width of a bin. A row without any weight raises ValueError.
+    """
+    sizes = (weights @ histogram.treatment[-1]).astype(np.float64)
+    if not (sizes > 0).all():
+        raise ValueError("a draw holds no request: give every row a weight above 0")
+    position = (sizes - 1.0) * q
+    rank = np.floor(position + 1e-6)
+    fraction = np.clip(position - rank, 0.0, 1.0)
+    found = []
+    for cumulated in (histogram.treatment, histogram.control):
+        at = _weighted_bin(cumulated, weights, rank + 0.5)
+        above = np.minimum(_weighted_bin(cumulated, weights, rank + 1.5), len(cumulated) - 1)
+        found.append(at + fraction * (above - at))
+    return np.asarray((found[0] - found[1]) * histogram.width)
+
+
+def _weighted_bin(cumulated: Singles, weights: Singles, threshold: Floats) -> Floats:
+    """The first bin at which the weighted count reaches the draw's threshold, by bisection of all draws at once."""
+    low = np.full(len(weights), -1, dtype=np.int64)
+    high = np.full(len(weights), len(cumulated), dtype=np.int64)
+    while (high - low > 1).any():
+        middle = np.clip((low + high) // 2, 0, len(cumulated) - 1)
+        reached = np.einsum("db,db->d", weights, cumulated[middle]) >= threshold
         open_draws = high - low > 1
-        if not open_draws.any():
-            return high.astype(np.float64)
-        middle = np.where(open_draws, (low + high) // 2, np.clip(high, 0, len(base) - 1))
-        held = base[middle] + sign * np.einsum("db,db->d", swaps, excess[middle])
-        reached = held >= threshold
         high = np.where(open_draws & reached, middle, high)
         low = np.where(open_draws & ~reached, middle, low)
+    return high.astype(np.float64)

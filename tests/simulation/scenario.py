@@ -22,7 +22,8 @@ class Scenario:
     `shared` and `private`: standard deviations of noise in log work that lasts for about `lasting_s`, common to the
     arms and own to each. `jitter`: of what each request brings by itself. Compiles take `compile_s` for each shape that
     was not met in the warm-up; `collections_s` is the mean time between garbage collections of 50 to 200 ms on an arm,
-    `host_stalls` how many times the host stops both arms for 0.5 to 3 s.
+    `host_stalls` how many times the host stops both arms for 0.5 to 3 s, `private_stalls` how many times the treatment
+    stands still for 0.5 to 5 s for no reason of its requests. Prompts are padded to multiples of `step`.
     """
 
     duration_s: float = 600.0
@@ -40,6 +41,7 @@ class Scenario:
     collections_s: float = 0.0
     host_stalls: int = 0
     private_stalls: int = 0
+    step: int = 1
 
 
 def lasting_noise(scenario: Scenario, spread: float, rng: np.random.Generator) -> Floats:
@@ -67,21 +69,22 @@ def arrivals(scenario: Scenario, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Two arms of one trial, and when the host stood still."""
+    """Two arms of one trial, and when the host stood still. `more` are arms like the control."""
 
     treatment: Served
     control: Served
     host_stalls: tuple[tuple[float, float], ...]
+    more: tuple[Served, ...] = ()
 
 
-def run(scenario: Scenario, rng: np.random.Generator) -> Run:
-    """One trial. Under `mirrored` each request goes to both arms; else each arm has its own."""
+def run(scenario: Scenario, rng: np.random.Generator, *, arms: int = 2) -> Run:
+    """One trial. Under `mirrored` each request goes to all arms; else each arm has its own."""
     shared = lasting_noise(scenario, scenario.shared, rng)
     host = tuple((float(at), float(rng.uniform(0.5, 3.0))) for at in _times(scenario, scenario.host_stalls, rng))
     times = arrivals(scenario, rng)
     work, shape = _requests(scenario, len(times), rng)
     served = []
-    for arm in range(2):
+    for arm in range(arms):
         if arm and scenario.design == "separate":
             shared = lasting_noise(scenario, scenario.shared, rng)
         if arm and scenario.design != "mirrored":
@@ -98,7 +101,7 @@ def run(scenario: Scenario, rng: np.random.Generator) -> Run:
             # an arm's own stalls that no compile caused
             private = scenario.private_stalls
             stalls += [(float(at), float(rng.uniform(0.5, 5.0))) for at in _times(scenario, private, rng)]
-            compiles = first_of_new_shapes(scenario, times, shape, rng)
+            compiles = first_of_new_shapes(scenario, times, -(-shape // scenario.step), rng)
         served.append(
             serve(
                 times,
@@ -110,7 +113,7 @@ def run(scenario: Scenario, rng: np.random.Generator) -> Run:
                 compiles=compiles,
             )
         )
-    return Run(treatment=served[0], control=served[1], host_stalls=host)
+    return Run(treatment=served[0], control=served[1], host_stalls=host, more=tuple(served[2:]))
 
 
 def first_of_new_shapes(scenario: Scenario, times: Floats, shape: np.ndarray, rng: np.random.Generator) -> Bools | None:
@@ -128,7 +131,7 @@ def first_of_new_shapes(scenario: Scenario, times: Floats, shape: np.ndarray, rn
 def sample(served: Served, *, ratio: float = 1.0, trial: int = 1, requests: Bools | None = None) -> Sample:
     """The end-to-end latencies times `ratio`, by 30 s block of the arrival."""
     chosen = slice(None) if requests is None else requests
-    block = (served.arrival_s[chosen] / BLOCK_S).astype(np.int64) + trial * 1_000_000
+    block = (served.arrival_s[chosen] / BLOCK_S).astype(np.int64) + trial * 10_000
     values = served.e2e_ms[chosen] * ratio
     return Sample(values=values, block=block, trial=np.full(len(values), trial))
 

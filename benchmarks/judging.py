@@ -1,0 +1,71 @@
+"""Whether the statistics hold: their errors on made-up servers whose truth is known, as a table.
+
+    python benchmarks/judging.py [comparisons] [detection] [closed] [--seeds 400] [--processes 2]
+
+Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
+Exit code 1 when a line misses its goal. The simulator is in tests/simulation. 400 seeds take some ten minutes on two
+processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.simulation.calibration import calibration_table
+from tests.simulation.closed import closed_loop_table
+from tests.simulation.detection import detection_table
+from tests.simulation.table import Row
+
+SECTIONS = ("comparisons", "detection", "closed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--seeds", type=int, default=400, help="runs behind each line (%(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="side by side (%(default)s)")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.processes < 1:
+        parser.error(f"--seeds is {options.seeds} and --processes {options.processes}: give 1 or more of each")
+    started = time.monotonic()
+    rows: list[Row] = []
+
+    def tell(text: str) -> None:
+        print(text, flush=True)
+
+    for section in options.sections or SECTIONS:
+        if section == "comparisons":
+            rows += calibration_table(options.seeds, processes=options.processes, tell=tell)
+        elif section == "detection":
+            rows += detection_table(options.seeds, processes=options.processes, tell=tell)
+        else:
+            with tempfile.TemporaryDirectory() as place:
+                rows += closed_loop_table(options.seeds, folder=Path(place), tell=tell)
+    missed = [row.check.strip() for row in rows if row.ok is False]
+    seconds = time.monotonic() - started
+    print(f"{len(rows)} lines in {seconds:.0f} s; " + (f"missed: {'; '.join(missed)}" if missed else "none missed"))
+    print(
+        json.dumps(
+            {
+                "benchmark": "judging",
+                "seeds": options.seeds,
+                "seconds": seconds,
+                "rows": [asdict(row) | {"check": row.check.strip(), "ok": row.ok} for row in rows],
+            }
+        )
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Closed loops: users who wait for one answer before they ask again, so that a stall is seen once by each of them.
+
+The treatment stands still for seconds at a time; open-loop traffic would see it at p99, and this traffic hardly does.
+Whether the records say that they are of a closed loop or not, no gate on the tail may PASS.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from analysis.records import REQUESTS
+from analysis.summary import analyze
+from tests.simulation.table import Row, Tell, told
+
+EPOCH_NS = 1_700_000_000_000_000_000
+DURATION_S = 660.0
+USERS = 8
+WAYS = ("told", "no schedule", "schedule as sent")
+_TAIL_GATES = ("noninferiority", "slo", "goodput")
+
+EXPERIMENT = """
+name = "closed"
+seed = 1
+[[arms]]
+name = "eager"
+control = true
+[[arms]]
+name = "compiled"
+[traffic]
+design = "split"
+[slo]
+p99_e2e_ms = 20000
+"""
+
+
+def closed_loop(
+    rng: np.random.Generator, *, stalls: tuple[tuple[float, float], ...], work_s: float = 0.8
+) -> tuple[np.ndarray, np.ndarray]:
+    """(start, end) in seconds of every request that USERS users make; nothing ends while the server stands still."""
+    ready = [(float(rng.uniform(0, 1)), user) for user in range(USERS)]
+    heapq.heapify(ready)
+    starts, ends = [], []
+    while ready[0][0] < DURATION_S:
+        start, user = heapq.heappop(ready)
+        end = start + work_s * float(np.exp(0.4 * rng.standard_normal()))
+        for at, seconds in stalls:
+            if start < at + seconds and end > at:
+                end += at + seconds - max(start, at)
+        starts.append(start)
+        ends.append(end)
+        # The client needs a moment to take the answer and ask again.
+        heapq.heappush(ready, (end + float(rng.uniform(0.0001, 0.0008)), user))
+    return np.array(starts), np.array(ends)
+
+
+def write_closed(directory: Path, seed: int, way: str) -> Path:
+    """A run directory of a closed loop on two arms, as one of WAYS records it; the treatment stalls five times."""
+    rng = np.random.default_rng(seed)
+    trial = directory / "trial-01"
+    trial.mkdir(parents=True)
+    (directory / "experiment.toml").write_text(EXPERIMENT)
+    columns: dict[str, list[object]] = {name: [] for name in REQUESTS.names}
+    for arm, stalls in (
+        ("eager", ()),
+        ("compiled", tuple((float(at), 4.0) for at in np.sort(rng.uniform(40, 600, 5)))),
+    ):
+        starts, ends = closed_loop(rng, stalls=stalls)
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            sent = EPOCH_NS + int(start * 1e9)
+            row: dict[str, object] = {
+                "request_id": f"{number}-{arm}",
+                "arm": arm,
+                "trial": 1,
+                "scheduled_ns": None if way == "no schedule" else sent,
+                "sent_ns": sent,
+                "first_token_ns": sent + int((end - start) * 2e8),
+                "end_ns": EPOCH_NS + int(end * 1e9),
+                "status": "OK",
+                "output_tokens": 20,
+            }
+            for name in REQUESTS.names:
+                columns[name].append(row.get(name))
+    table = pa.table({name: pa.array(values, REQUESTS.field(name).type) for name, values in columns.items()})
+    with pa.ipc.new_stream(trial / "requests-0.arrow", REQUESTS) as writer:
+        writer.write_table(table)
+    info: dict[str, object] = {"trial": 1, "complete": True, "start_ns": EPOCH_NS, "duration_s": DURATION_S}
+    if way == "told":
+        info |= {"open_loop": False, "loop": "closed", "concurrency": USERS}
+    (trial / "trial.json").write_text(json.dumps(info))
+    return directory
+
+
+def tail_passes(directory: Path) -> int:
+    """How many gates on the tail the run passes."""
+    gates = analyze(directory)["gates"]
+    return sum(gate["kind"] in _TAIL_GATES and gate["verdict"] == "PASS" for gate in gates)
+
+
+def closed_loop_table(seeds: int, *, folder: Path, tell: Tell = print) -> list[Row]:
+    """The share of closed-loop runs that PASS any gate on the tail, for each way of recording them."""
+    rows: list[Row] = []
+    runs = max(1, seeds // 8)  # each is a whole analysis
+    for way in WAYS:
+        passed = 0
+        for seed in range(runs):
+            passed += tail_passes(write_closed(folder / f"{way}-{seed}", seed, way)) > 0
+        row = Row(check=f"closed loop, {way}: PASS on a tail gate", measured=passed / runs, runs=runs, most=0.0)
+        rows += told([row], tell)
+    return rows
