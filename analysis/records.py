@@ -1,7 +1,6 @@
-"""The records of a run: three Arrow tables, appended while the run goes on and readable after a kill.
+"""The records of a run: three tables in files (see `analysis.tables`), and the requests in them as they are judged.
 
-Times are integer nanoseconds since the epoch on a clock that is monotonic within a run. A table is an Arrow IPC
-stream that grows by whole batches; a kill in the middle of a batch costs that batch and nothing before it.
+Times are integer nanoseconds since the epoch on a clock that is monotonic within a run.
 """
 
 from __future__ import annotations
@@ -10,21 +9,41 @@ import contextlib
 import json
 import math
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
-import pyarrow.parquet
+
+from analysis.columns import Columns
+from analysis.tables import RecordError, RecordWriter, conform, one_line, read_pieces, read_table
+
+__all__ = [
+    "COMPILE_EVENTS",
+    "METRICS",
+    "REQUESTS",
+    "REQUIRED_REQUEST_COLUMNS",
+    "STEPS",
+    "Codes",
+    "RecordError",
+    "RecordWriter",
+    "Requests",
+    "RunRecords",
+    "conform",
+    "fingerprints",
+    "read_run",
+    "read_table",
+    "requests_of",
+    "shifted",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.signedinteger[Any]]  # whole numbers that are small, held in 32 bits
 Bools = npt.NDArray[np.bool_]
 
 REQUESTS = pa.schema(
@@ -104,196 +123,22 @@ STEPS = pa.schema(
     ]
 )
 
+# What judging reads of a request, as it is held in memory: names that many requests share are kept once.
+_SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
+_JUDGED_REQUESTS = pa.schema(
+    [
+        pa.field(name, _SHARED_NAME if name in ("arm", "replica", "status", "phase") else REQUESTS.field(name).type)
+        for name in (
+            *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
+            *("first_token_ns", "end_ns", "status", "prompt_tokens", "max_tokens", "output_tokens", "token_ns"),
+            *("compile_stall_ns", "batch_id", "phase"),
+        )
+    ]
+)
+
 REQUIRED_REQUEST_COLUMNS = ("arm", "end_ns", "status")
 REQUIRED_EVENT_COLUMNS = ("arm", "kind", "start_ns", "end_ns")
 REQUIRED_STEP_COLUMNS = ("arm", "start_ns", "end_ns")
-
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_LARGEST_INT = 9.2e18
-
-
-class RecordError(ValueError):
-    """The records cannot be read or judged. The message is one line: what, where, remedy."""
-
-
-class RecordWriter:
-    """Rows appended to one Arrow IPC stream file; what `flush` wrote survives a kill of the process.
-
-    An existing file is continued: a torn last batch is cut off first, and another schema raises RecordError.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._rows: list[Mapping[str, Any]] = []
-        # The whole batches are written beside the file and moved over it: a kill here loses nothing either.
-        fresh = path.with_name(path.name + ".new")
-        with fresh.open("wb") as file:
-            file.write(schema.serialize().to_pybytes())
-            for batch in _kept_batches(path, schema):
-                file.write(batch.serialize().to_pybytes())
-        fresh.replace(path)
-        self._file = path.open("ab")
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """The row is part of the next batch; columns it lacks are null."""
-        self._rows.append(row)
-
-    def append_columns(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """All rows of equally long `columns` are part of the next batch; columns it lacks are null."""
-        names = list(columns)
-        lengths = {len(columns[name]) for name in names}
-        if len(lengths) > 1:
-            raise RecordError(f"columns have {sorted(lengths)} rows: give columns of one length")
-        self._rows.extend(dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True))
-
-    def flush(self) -> None:
-        """Every row appended so far is in the file, as one batch."""
-        if self._rows:
-            columns = [pa.array([row.get(field.name) for row in self._rows], field.type) for field in self._schema]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-            self._file.write(batch.serialize().to_pybytes())
-            self._rows = []
-        self._file.flush()
-
-    def close(self) -> None:
-        """The rows are in the file and the stream is marked as ended. Closing twice does nothing more."""
-        if self._file.closed:
-            return
-        self.flush()
-        self._file.write(_END_OF_STREAM)
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
-    if not path.exists() or path.stat().st_size == 0:
-        return []
-    table, _ = _read_stream(path)
-    if table is None:
-        return []
-    if not table.schema.equals(schema):
-        raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
-    return list(table.to_batches())
-
-
-def _read_stream(path: Path) -> tuple[pa.Table | None, bool]:
-    """The whole batches of an Arrow file, and whether its tail is torn. No table when not even the schema is whole."""
-    # Read, not memory-mapped: a writer that continues the file must be free to replace it.
-    data = pa.py_buffer(path.read_bytes())
-    if data.size == 0:
-        return None, False
-    batches: list[pa.RecordBatch] = []
-    try:
-        if data.slice(0, min(6, data.size)).to_pybytes() == b"ARROW1":
-            return pa.ipc.open_file(data).read_all(), False
-        stream = pa.ipc.open_stream(data)
-    except (pa.ArrowInvalid, OSError):
-        return None, True
-    torn = False
-    while True:
-        try:
-            batch = stream.read_next_batch()
-            batch.validate()
-        except StopIteration:
-            break
-        except (pa.ArrowInvalid, OSError):
-            torn = True
-            break
-        batches.append(batch)
-    return pa.Table.from_batches(batches, schema=stream.schema), torn
-
-
-def _read_json_lines(path: Path) -> tuple[pa.Table | None, bool]:
-    data = path.read_bytes()
-    torn = False
-    cut = data.rfind(b"\n") + 1
-    tail = data[cut:]
-    if tail.strip():
-        try:
-            json.loads(tail)
-        except ValueError:
-            data, torn = data[:cut], True
-    if not data.strip():
-        return None, torn
-    # A block must hold at least one whole line; a request with thousands of token times is long.
-    options = pa.json.ReadOptions(block_size=max(1 << 24, min(len(data) + 1, 1 << 30)))
-    return pa.json.read_json(pa.BufferReader(data), read_options=options), torn
-
-
-def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, bool]:
-    """The rows of an Arrow, Parquet or JSON Lines file in `schema`, and whether the tail of the file is torn.
-
-    Missing columns are null; a missing `required` column or a column of another kind raises RecordError.
-    """
-    try:
-        if path.suffix == ".parquet":
-            table, torn = pa.parquet.read_table(path), False
-        elif path.suffix == ".jsonl":
-            table, torn = _read_json_lines(path)
-        else:
-            table, torn = _read_stream(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RecordError(f"{path.name} cannot be read ({_one_line(error)}): give the file again") from error
-    if table is None:
-        return schema.empty_table(), torn
-    return conform(table, schema, required, path.name), torn
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source: str) -> pa.Table:
-    """The rows of `table` in `schema`, with null for columns that it lacks. RecordError names `source`.
-
-    A missing `required` column or a column of another kind raises it.
-    """
-    columns: list[Any] = []
-    for field in schema:
-        found = table.schema.get_all_field_indices(field.name)
-        if len(found) > 1:
-            raise RecordError(f'{source}: column "{field.name}" appears {len(found)} times: keep one')
-        if not found:
-            if field.name in required:
-                raise RecordError(f'{source}: column "{field.name}" is missing: {_wanted(required)}')
-            columns.append(pa.nulls(table.num_rows, field.type))
-            continue
-        columns.append(_cast(table.column(found[0]), field, source))
-    return pa.table(columns, schema=schema)
-
-
-def _wanted(required: Sequence[str]) -> str:
-    return "this table needs " + ", ".join(required)
-
-
-def _cast(column: Any, field: pa.Field, source: str) -> Any:
-    if column.type == field.type:
-        return column
-    try:
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
-        if pa.types.is_floating(column.type) and pa.types.is_integer(field.type):
-            # Not-a-number and values beyond any clock are unknown, not zero.
-            usable = pc.and_kleene(pc.is_finite(column), pc.less(pc.abs(column), _LARGEST_INT))
-            column = pc.round(pc.if_else(usable, column, None))
-        text = pa.types.is_string(field.type)
-        if text and pa.types.is_dictionary(column.type):
-            column = pc.cast(column, pa.string())
-        if not text and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise pa.ArrowInvalid("text")
-        return column.cast(field.type)
-    except (pa.ArrowException, ValueError) as error:
-        raise RecordError(
-            f'{source}: column "{field.name}" holds {column.type} that is not {field.type} '
-            f"({_one_line(error)}): convert it"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +150,7 @@ class RunRecords:
     environment: dict[str, Any]
     trials: tuple[dict[str, Any], ...]  # trial.json of each trial, in order; empty for bare tables
     generators: tuple[dict[str, Any], ...]
-    requests: pa.Table
+    requests: pa.Table  # the columns of REQUESTS that are judged by
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None
     problems: tuple[str, ...]  # what is torn or unreadable, in words
@@ -321,7 +166,7 @@ def read_run(directory: Path) -> RunRecords:
         raise RecordError(f"{directory} is not a directory: give the directory of a run")
     problems: list[str] = []
     folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
-    tables: dict[str, list[pa.Table]] = {"requests": [], "compile_events": [], "steps": []}
+    tables: dict[str, Columns] = {}
     trials: list[dict[str, Any]] = []
     generators: list[dict[str, Any]] = []
     for position, folder in enumerate(folders, start=1):
@@ -337,21 +182,32 @@ def read_run(directory: Path) -> RunRecords:
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
         for stem, schema, required in (
-            ("requests", REQUESTS, REQUIRED_REQUEST_COLUMNS),
+            ("requests", _JUDGED_REQUESTS, REQUIRED_REQUEST_COLUMNS),
             ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
             ("steps", STEPS, REQUIRED_STEP_COLUMNS),
         ):
             for path in _table_files(folder, stem):
-                table, torn = read_table(path, schema, required=required)
-                if torn:
+                into = tables.setdefault(stem, Columns(schema))
+                account = own.get(_load_process(path)) if stem == "requests" else None
+                if account is not None:
+                    account["rows"] = 0
+
+                def take(
+                    table: pa.Table,
+                    expected: int,
+                    *,
+                    into: Columns = into,
+                    account: dict[str, Any] | None = account,
+                    number: int = number,
+                ) -> None:
+                    into.append(_with_trial(_of_generator(table, account), number), expected)
+
+                if read_pieces(path, schema, take, required=required):
                     problems.append(f"{_label(directory, path)} is cut off at its end")
-                if stem == "requests":
-                    table = _of_generator(table, path, own)
-                tables[stem].append(_with_trial(table, number))
         generators += own.values()
     problems += _exported_problems(directory, problems)
     parity = _read_json(directory / "parity.json", problems)
-    if not tables["requests"]:
+    if "requests" not in tables:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     return RunRecords(
         directory=directory,
@@ -359,27 +215,31 @@ def read_run(directory: Path) -> RunRecords:
         environment=_read_json(directory / "environment.json", problems) or {},
         trials=tuple(trials),
         generators=tuple(generators),
-        requests=pa.concat_tables(tables["requests"]).combine_chunks(),
-        events=pa.concat_tables(tables["compile_events"]) if tables["compile_events"] else None,
-        steps=pa.concat_tables(tables["steps"]) if tables["steps"] else None,
+        requests=tables["requests"].table(),
+        events=tables["compile_events"].table() if "compile_events" in tables else None,
+        steps=tables["steps"].table() if "steps" in tables else None,
         problems=tuple(problems),
         parity=parity,
     )
 
 
-def _of_generator(table: pa.Table, path: Path, generators: dict[str, dict[str, Any]]) -> pa.Table:
-    """The requests of one load process in the run's time; its account then says how many rows there are.
+def _load_process(path: Path) -> str:
+    return path.name.removeprefix("requests-").partition(".")[0]
+
+
+def _of_generator(table: pa.Table, account: dict[str, Any] | None) -> pa.Table:
+    """Some requests of one load process in the run's time; its account then counts them among its rows.
 
     A file that was copied from a load process's own disk is still in that host's time, as the account beside it says.
     """
-    generator = generators.get(path.name.removeprefix("requests-").partition(".")[0])
-    if generator is None:
+    if account is None:
         return table
-    generator["rows"] = table.num_rows
-    clock = generator.get("clock")
+    account["rows"] += table.num_rows
+    clock = account.get("clock")
     if not isinstance(clock, Mapping) or clock.get("applied") is not False or not clock.get("offset_ns"):
         return table
-    return pa.Table.from_batches([shifted(batch, int(clock["offset_ns"])) for batch in table.to_batches()], REQUESTS)
+    moved = [shifted(batch, int(clock["offset_ns"])) for batch in table.to_batches()]
+    return pa.Table.from_batches(moved, table.schema)
 
 
 # The times of a request that its load process took; the others are the server's.
@@ -432,12 +292,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path.name} cannot be read ({_one_line(error)}): correct it") from error
+        raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
 
 
 def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:
     given = (info or {}).get("trial")
-    if isinstance(given, int) and not isinstance(given, bool):
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
         return given
     name = folder.name.removeprefix("trial-")
     return int(name) if name.isdecimal() else position
@@ -461,12 +321,11 @@ class Requests:
     """
 
     arms: tuple[str, ...]
-    arm: Ints  # index into arms
+    arm: Codes  # index into arms
     replicas: tuple[str, ...]
-    replica: Ints  # index into replicas, -1 where unknown
-    trial: Ints
-    pair: Ints  # equal for the copies of one request, -1 where there is none
-    session: Ints  # -1 where unknown
+    replica: Codes  # index into replicas, -1 where unknown
+    trial: Codes
+    pair: Codes  # equal for the copies of one request, -1 where there is none; below len(self)
     start_ns: Ints  # scheduled, or sent where no schedule is known
     scheduled: Bools  # whether start_ns is a scheduled time
     lag_ms: Floats  # sent - scheduled, NaN where unknown
@@ -481,12 +340,16 @@ class Requests:
     e2e_ms: Floats
     tpot_ms: Floats
     max_itl_ms: Floats
-    output_tokens: Ints
+    prompt_tokens: Codes  # -1 where unknown
+    max_tokens: Codes  # -1 where unknown
+    output_tokens: Codes
     batch: Ints  # the server's id of the step that first ran it, -1 where unknown
-    stall_ns: Floats  # what the server reported, NaN where it did not
+    stall_ns: Ints  # what the server reported, negative where it did not
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
-    request_ids: pa.Array
+    token_times: Codes  # how many times of tokens are recorded
+    request_ids: pa.ChunkedArray
+    session_ids: pa.ChunkedArray
     repeated: int  # rows dropped because their request id was already there
 
     def __len__(self) -> int:
@@ -509,6 +372,7 @@ METRICS = ("ttft", "e2e", "tpot", "max_itl")
 
 # A request cancelled this close to the end of the trial was cut by it; earlier, the server or the client failed.
 _CUT_SLACK_NS = 1_000_000_000
+_LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 
 
 def requests_of(
@@ -524,11 +388,14 @@ def requests_of(
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
     counts as the longest time seen.
     """
-    table, repeated = _without_repeats(table)
-    rows = table.num_rows
     arm, arms = _codes(table.column("arm"))
+    rows = table.num_rows
     if rows and arm.min() < 0:
         raise RecordError(f"{int((arm < 0).sum())} requests name no arm: fill the column arm")
+    unique = _first_of_each(table, arm)
+    repeated = 0 if unique is None else rows - int(unique.sum())
+    if unique is not None:
+        table, arm, rows = table.filter(pa.array(unique)), arm[unique], rows - repeated
     replica, replicas = _codes(table.column("replica"))
     trial = _integers(table.column("trial"), 1)
     scheduled = _integers(table.column("scheduled_ns"), -1)
@@ -536,80 +403,102 @@ def requests_of(
     first = _integers(table.column("first_token_ns"), -1)
     end = _integers(table.column("end_ns"), -1)
     has_schedule = scheduled > 0
-    start = np.where(has_schedule, scheduled, sent)
-    status = np.asarray(table.column("status").fill_null("").to_numpy(zero_copy_only=False), dtype=object)
-    last = _last_end(trial, np.maximum(end, start), ends_ns or {})
+    start = scheduled if has_schedule.all() else np.where(has_schedule, scheduled, sent)
+    status, statuses = _codes(table.column("status"))
+    completed = _is(status, statuses, "OK")
     unended = end <= 0
-    end = np.where(unended, np.maximum(last, start), end)
-    broken = (start <= 0) | (end < start) | ((first > 0) & ((first < start) | (first > end)))
-    broken |= unended & (status == "OK")
-    cancelled = status == "CANCELLED"
-    cut = ~broken & ((cancelled & (end >= last - _CUT_SLACK_NS)) | (unended & (status != "OK")))
-    if cut_short:
-        with_the_run = np.isin(trial, list(cut_short)) & (end >= last - _CUT_SLACK_NS)
-        cut |= ~broken & with_the_run & (status == "UNAVAILABLE")
-    ok = ~broken & ~cut & (status == "OK")
-    failed = ~broken & ~cut & ~ok
-    output = _integers(table.column("output_tokens"), 0)
-    gaps, offsets, broken_gaps = _token_gaps(table.column("token_ns"), rows)
-    broken = broken | broken_gaps
-    ok, failed, cut = ok & ~broken, failed & ~broken, cut & ~broken
-
-    nothing = np.full(rows, math.nan)
-    age = np.where(broken, math.nan, (end - start) / 1e6)
     seen = first > 0
-    ttft = np.where(seen & ~broken, (first - start) / 1e6, math.nan)
-    tpot = np.where(
-        ok & seen & (output > 1), (end - np.where(seen, first, end)) / 1e6 / np.maximum(output - 1, 1), math.nan
+    at_the_end = np.zeros(rows, dtype=np.bool_)
+    if not completed.all() or unended.any():
+        last = _last_end(trial, np.maximum(end, start), ends_ns or {})
+        end = np.where(unended, np.maximum(last, start), end)
+        at_the_end = end >= last - _CUT_SLACK_NS
+        del last
+    broken = (
+        (start <= 0)
+        | (end < start)
+        | (end > _LAST_NS)
+        | (seen & ((first < start) | (first > end)))
+        | (unended & completed)
     )
-    has_gaps = np.diff(offsets) > 0
-    max_itl = nothing.copy()
-    if has_gaps.any():
+    cut = (_is(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
+    if cut_short:
+        cut |= np.isin(trial, list(cut_short)) & at_the_end & _is(status, statuses, "UNAVAILABLE")
+    output = _integers(table.column("output_tokens"), 0)
+    if rows and output.min() < 0:
+        output = np.maximum(output, 0)
+    gaps, offsets, times, backwards = _token_gaps(table.column("token_ns"))
+    broken |= backwards
+    cut &= ~broken
+    ok = completed & ~cut & ~broken
+    failed = ~(ok | cut | broken)
+
+    age = (end - start) / 1e6
+    age[broken] = math.nan
+    ttft = (first - start) / 1e6
+    ttft[~seen | broken] = math.nan
+    tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
+    tpot[~(ok & seen & (output > 1))] = math.nan
+    max_itl = np.full(rows, math.nan)
+    if len(gaps):
+        has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
-    max_itl[~ok & ~cut] = math.nan
-    longest = float(np.nanmax(age)) if np.isfinite(age).any() else math.nan
-    penalty = np.fmax(age, deadline_ms if deadline_ms is not None else longest)
-    e2e = np.where(ok, age, math.nan)
-    for number in range(len(arms)):
+        max_itl[~(ok | cut)] = math.nan
+    lag = (sent - scheduled) / 1e6
+    lag[~has_schedule | (sent <= 0)] = math.nan
+    penalty = np.fmax(age[failed], deadline_ms) if deadline_ms is not None else np.full(failed.sum(), _longest(age))
+    e2e = age  # of those that completed it is their age
+    for number in np.unique(arm[cut]).tolist():
         own = arm == number
-        e2e[own & cut] = _when_long(age[own & cut], e2e[own & ok])
         waiting = own & cut & ~seen
         ttft[waiting] = _when_long(age[waiting], ttft[own & ok])
-    for metric in (e2e, tpot, max_itl):
-        metric[failed] = penalty[failed]
-    ttft[failed & ~seen] = penalty[failed & ~seen]
+        e2e[own & cut] = _when_long(age[own & cut], age[own & ok])
+    if failed.any():
+        for metric in (e2e, tpot, max_itl):
+            metric[failed] = penalty
+        ttft[failed & ~seen] = penalty[~seen[failed]]
 
-    phase = np.asarray(table.column("phase").fill_null("measure").to_numpy(zero_copy_only=False), dtype=object)
+    phase, phases = _codes(table.column("phase"))
     return Requests(
         arms=arms,
         arm=arm,
         replicas=replicas,
         replica=replica,
         trial=trial,
-        pair=_codes(table.column("pair_id"))[0],
-        session=_codes(table.column("session_id"))[0],
+        pair=_groups(table.column("pair_id")),
         start_ns=start,
         scheduled=has_schedule,
-        lag_ms=np.where(has_schedule & (sent > 0), (sent - scheduled) / 1e6, math.nan),
+        lag_ms=lag,
         first_ns=first,
         end_ns=end,
         ok=ok,
         failed=failed,
         cut=cut,
         broken=broken,
-        measured=phase != "rampup",
+        measured=~_is(phase, phases, "rampup"),
         ttft_ms=ttft,
         e2e_ms=e2e,
         tpot_ms=tpot,
         max_itl_ms=max_itl,
-        output_tokens=np.maximum(output, 0),
+        prompt_tokens=_integers(table.column("prompt_tokens"), -1),
+        max_tokens=_integers(table.column("max_tokens"), -1),
+        output_tokens=output,
         batch=_integers(table.column("batch_id"), -1),
-        stall_ns=_floats(table.column("compile_stall_ns")),
+        stall_ns=_integers(table.column("compile_stall_ns"), -1),
         gaps_ms=gaps,
         gap_offsets=offsets,
-        request_ids=table.column("request_id").combine_chunks(),
+        token_times=times,
+        request_ids=table.column("request_id"),
+        session_ids=table.column("session_id"),
         repeated=repeated,
     )
+
+
+_CHUNK = 1 << 16
+
+
+def _longest(age: Floats) -> float:
+    return float(np.nanmax(age)) if not np.isnan(age).all() else math.nan
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:
@@ -619,71 +508,166 @@ def _when_long(age: Floats, completed: Floats) -> Floats:
     return np.where(age > median, age, math.nan)
 
 
-def _without_repeats(table: pa.Table) -> tuple[pa.Table, int]:
-    known = pc.is_valid(table.column("request_id"))
-    if not pc.any(known).as_py():
-        return table, 0
-    identity = pa.table(
-        {
-            "trial": table.column("trial"),
-            "arm": table.column("arm"),
-            "request_id": table.column("request_id"),
-            "row": pa.array(np.arange(table.num_rows)),
-        }
-    ).filter(known)
-    kept = identity.group_by(["trial", "arm", "request_id"]).aggregate([("row", "min")]).column("row_min")
-    repeated = identity.num_rows - len(kept)
-    if not repeated:
-        return table, 0
-    keep = ~known.to_numpy(zero_copy_only=False)
-    keep[kept.to_numpy()] = True
-    return table.filter(pa.array(keep)), repeated
+def _first_of_each(table: pa.Table, arm: Codes) -> Bools | None:
+    """Which rows are the first of their trial, arm and request id, or have no id; None when all are."""
+    names = table.column("request_id")
+    known = names.is_valid().to_numpy()
+    prints = fingerprints(names)
+    # Equal ids have equal fingerprints; the few others that have them too are told apart below.
+    if prints is not None and not _repeated(prints if known.all() else prints[known]).size:
+        return None
+    identity = pa.table({"trial": table.column("trial"), "arm": arm, "id": names, "row": np.arange(len(names))})
+    first = identity.filter(pa.array(known)).group_by(["trial", "arm", "id"]).aggregate([("row", "min")])
+    keep = ~known
+    keep[first.column("row_min").to_numpy()] = True
+    return None if keep.all() else keep
 
 
-def _last_end(trial: Ints, end: Ints, planned: Mapping[int, int]) -> Ints:
+def _repeated(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The values that are there more than once, rising. Sorts `values` in place."""
+    values.sort()
+    return np.unique(values[1:][values[1:] == values[:-1]])
+
+
+_LONGEST_PRINTED = 64
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
+
+
+def fingerprints(column: pa.ChunkedArray) -> npt.NDArray[np.uint64] | None:
+    """64 bits of each text (of null: any), equal for equal texts and almost never for others.
+
+    None where a text is longer than 64 bytes. To sort these takes a tenth of the time that a table of the texts does.
+    """
+    longest = pc.max(pc.binary_length(column)).as_py() or 0
+    if longest > _LONGEST_PRINTED:
+        return None
+    prints = [np.zeros(0, dtype=np.uint64)]
+    for texts in _pieces(column):
+        _, offset_bytes, text_bytes = texts.buffers()
+        offsets = np.frombuffer(offset_bytes, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        padded = np.zeros(int(offsets[-1] - offsets[0]) + longest + 16, dtype=np.uint8)
+        if text_bytes is not None:
+            padded[: offsets[-1] - offsets[0]] = np.frombuffer(text_bytes, dtype=np.uint8)[offsets[0] : offsets[-1]]
+        # The eight bytes from each byte on, as one word.
+        words: npt.NDArray[np.uint64] = np.ndarray((len(padded) - 7,), dtype="<u8", buffer=padded, strides=(1,))
+        starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+        mixed = lengths.astype(np.uint64)
+        for place in range(0, longest, 8):
+            mixed ^= words[starts + place] & _LOW_BYTES[np.clip(lengths - place, 0, 8)]
+            mixed *= _ODD
+            mixed ^= mixed >> np.uint64(29)
+        prints.append(mixed)
+    return np.concatenate(prints)
+
+
+def _last_end(trial: Codes, end: Ints, planned: Mapping[int, int]) -> Ints:
+    """The last end of each request's trial, at most the planned one."""
     last = np.zeros(len(trial), dtype=np.int64)
-    for number in np.unique(trial):
+    for number in np.unique(trial).tolist():
         own = trial == number
-        seen = int(end[own].max())
-        last[own] = min(seen, planned.get(int(number), seen))
+        seen = int(end.max(where=own, initial=0))
+        last[own] = min(seen, planned.get(number, seen))
     return last
 
 
-def _integers(column: Any, missing: int) -> Ints:
-    return np.asarray(pc.fill_null(column.cast(pa.int64()), missing).to_numpy(), dtype=np.int64)
+def _whole(column: Any) -> Any:
+    """The column as one array, without a copy where it is one already."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    # combine_chunks copies also where there is one chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _floats(column: Any) -> Floats:
-    return np.asarray(pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy(), dtype=np.float64)
+def _integers(column: Any, missing: int) -> Any:
+    """Whole numbers as wide as the column's, with `missing` for null. May be read-only."""
+    whole = _whole(column)
+    # fill_null copies also where there is nothing to fill.
+    return (pc.fill_null(whole, missing) if whole.null_count else whole).to_numpy(zero_copy_only=False)
 
 
-def _codes(column: Any) -> tuple[Ints, tuple[str, ...]]:
+def _codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
     """One small integer for each distinct text, in alphabetical order of the texts; -1 for null."""
-    encoded = column.combine_chunks().dictionary_encode()
+    encoded = _encoded(column)
     names = [str(name) for name in encoded.dictionary.to_pylist()]
     order = sorted(range(len(names)), key=names.__getitem__)
-    rank = np.full(len(names) + 1, -1, dtype=np.int64)
+    rank = np.full(len(names) + 1, -1, dtype=np.int32)
     rank[order] = np.arange(len(names))
-    indices = np.asarray(pc.fill_null(encoded.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False))
-    return rank[indices.astype(np.int64)], tuple(names[index] for index in order)
+    return rank[_integers(encoded.indices, -1)], tuple(names[index] for index in order)
 
 
-def _token_gaps(column: Any, rows: int) -> tuple[npt.NDArray[np.float32], Ints, Bools]:
-    """Gaps between tokens in ms, their offsets, and which requests have token times that run backwards."""
-    lists = column.combine_chunks()
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
-    times = np.asarray(pc.fill_null(pc.list_flatten(lists), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+def _groups(column: pa.ChunkedArray) -> Codes:
+    """One number below the length for each distinct text; -1 for null.
+
+    Chunk by chunk, since copies lie near each other; the texts that several chunks hold are then given one number.
+    """
+    codes: list[Codes] = [np.zeros(0, dtype=np.int32)]
+    texts = []
+    count = 0
+    for chunk in column.chunks:
+        encoded = chunk.dictionary_encode()
+        own: Codes = _integers(encoded.indices, -1)
+        codes.append(np.where(own < 0, -1, own + np.int32(count)))
+        texts.append(encoded.dictionary)
+        count += len(encoded.dictionary)
+    if len(texts) < 2:
+        return codes[-1]
+    names = pa.chunked_array(texts)
+    prints = fingerprints(names)
+    shared = None if prints is None else _repeated(prints.copy())
+    if prints is None or shared is None or shared.size > count // 16:
+        found: Codes = _integers(_whole(column).dictionary_encode().indices, -1)
+        return found
+    if not shared.size:
+        return np.concatenate(codes)
+    first: dict[str, int] = {}
+    number = np.arange(count, dtype=np.int32)
+    places = np.flatnonzero(np.isin(prints, shared))
+    for place, name in zip(places.tolist(), names.take(pa.array(places)).to_pylist(), strict=True):
+        number[place] = first.setdefault(name, place)
+    joined = np.concatenate(codes)
+    return np.where(joined < 0, -1, number[joined])
+
+
+def _pieces(column: Any) -> Iterator[Any]:
+    """The column in pieces that fit a processor's cache; empty ones are left out."""
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        for begin in range(0, len(chunk), _CHUNK):
+            yield chunk.slice(begin, _CHUNK)
+
+
+def _encoded(column: Any) -> Any:
+    whole = _whole(column)
+    return whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+
+
+def _is(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
+    return codes == names.index(name) if name in names else np.zeros(len(codes), dtype=np.bool_)
+
+
+def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bools]:
+    """Gaps between tokens in ms, their offsets, how many times each request has, and which of them run backwards."""
+    lengths: Codes = _integers(pc.list_value_length(column), 0)
     counts = np.maximum(lengths - 1, 0)
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    backwards = np.zeros(len(lengths), dtype=np.bool_)
     if not counts.any():
-        return np.zeros(0, dtype=np.float32), offsets, np.zeros(rows, dtype=np.bool_)
-    within = np.ones(len(times) - 1, dtype=np.bool_)
-    ends = np.cumsum(lengths)
-    edges = ends[(ends > 0) & (ends < len(times))] - 1
-    within[edges] = False
-    gaps = (np.diff(times)[within] / 1e6).astype(np.float32)
-    backwards = np.zeros(rows, dtype=np.bool_)
-    if gaps.size and gaps.min() < 0:
-        owner = np.repeat(np.arange(rows), counts)
-        backwards[owner[gaps < 0]] = True
-    return gaps, offsets, backwards
+        return np.zeros(0, dtype=np.float32), offsets, lengths, backwards
+    np.cumsum(counts, out=offsets[1:])
+    gaps = np.empty(offsets[-1], dtype=np.float32)
+    done = 0
+    for chunk in _pieces(column):
+        rows = slice(done, done + len(chunk))
+        done += len(chunk)
+        found = gaps[offsets[rows.start] : offsets[rows.stop]]
+        if not found.size:
+            continue
+        times = _integers(pc.list_flatten(chunk), 0)
+        within = np.ones(len(times) - 1, dtype=np.bool_)
+        ends = np.cumsum(lengths[rows])
+        within[ends[(ends > 0) & (ends < len(times))] - 1] = False
+        found[:] = np.diff(times)[within] / 1e6
+        if found.min() < 0:
+            owner = np.repeat(np.arange(rows.start, rows.stop), counts[rows])
+            backwards[owner[found < 0]] = True
+    return gaps, offsets, lengths, backwards

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,16 @@ import pyarrow.compute as pc
 
 from analysis.limits import GateLimits
 from analysis.quantiles import quantile
-from analysis.records import RecordError, Requests, RunRecords, requests_of
-from analysis.slo import SloTarget, parse_goodput, parse_slo
+from analysis.records import Codes, RecordError, Requests, RunRecords, requests_of
+from analysis.slo import parse_goodput
 from analysis.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows, windows_of
+from analysis.targets import SloTarget, parse_cold, parse_slo
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SECOND = 1_000_000_000
+_LONGEST_S = 1e9  # thirty years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Run:
     seed: int
     limits: GateLimits
     targets: tuple[SloTarget, ...]
+    cold_targets: tuple[SloTarget, ...]  # for the first traffic after ready alone
     goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
     attainment: float | None  # the share of requests that must be good; None where none is asked for
     design: str
@@ -58,7 +61,7 @@ class Run:
     events: tuple[CompileEvent, ...]
     attribution: Attribution
     trials: tuple[Trial, ...]
-    block: Ints  # of each request, unique over trials
+    block: Codes  # of each request, unique over trials
     cold: Bools
     usable: Bools  # measured and with times in order
 
@@ -72,7 +75,7 @@ class Run:
         limits = GateLimits.from_table(_table(experiment, "gates"))
         infos = records.trials
         design = str(_first_of(infos, "design") or _table(experiment, "traffic").get("design") or "mirrored")
-        block_s = number(_first_of(infos, "block_s")) or number(_table(experiment, "trials").get("block_s"))
+        block_s = _seconds(_first_of(infos, "block_s")) or _seconds(_table(experiment, "trials").get("block_s"))
         block_s = block_s if block_s and block_s > 0 else limits.block_s
         timeout_s = number(_table(experiment, "traffic").get("timeout_s"))
         requests = requests_of(
@@ -86,24 +89,27 @@ class Run:
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = _trials(requests, infos, width_s)
-        block = np.zeros(len(requests), dtype=np.int64)
+        block = np.zeros(len(requests), dtype=np.int32)
         cold = np.zeros(len(requests), dtype=np.bool_)
         for trial in trials:
             own = requests.trial == trial.number
-            since = requests.start_ns[own] - trial.start_ns
-            index = np.clip(since // int(width_s * SECOND), 0, trial.blocks - 1)
-            block[own] = trial.first_block + index
-            cold[own] = requests.start_ns[own] < trial.first_ns + int(limits.cold_s * SECOND)
+            start = requests.start_ns if own.all() else requests.start_ns[own]
+            index = start - trial.start_ns
+            index //= int(width_s * SECOND)
+            block[own] = trial.first_block + np.clip(index, 0, trial.blocks - 1, out=index)
+            cold[own] = start < trial.first_ns + int(limits.cold_s * SECOND)
         targets = parse_slo(_table(experiment, "slo"))
         goodput, attainment = parse_goodput(_table(experiment, "goodput"))
         if seed is None:
             given = experiment.get("seed")
             seed = given if isinstance(given, int) else 0
         return cls(
-            records=records,
+            # What is judged of the table is in `requests` now: memory need not hold it twice.
+            records=replace(records, requests=records.requests.select([])),
             seed=abs(seed),
             limits=limits,
             targets=targets,
+            cold_targets=parse_cold(_table(experiment, "slo")),
             goodput_targets=goodput or targets,
             attainment=attainment,
             design=design,
@@ -230,9 +236,10 @@ class Run:
     def sessions(self, arm: str) -> int:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself."""
         own = self.of_arm(arm)
-        sessions = np.column_stack((self.requests.trial[own], self.requests.session[own]))
-        known = sessions[:, 1] >= 0
-        return len(np.unique(sessions[known], axis=0)) + int((~known).sum())
+        names = self.requests.session_ids.filter(pa.array(own))
+        sessions = pa.table({"trial": self.requests.trial[own], "session": names})
+        known = sessions.filter(names.is_valid())
+        return int(known.group_by(["trial", "session"]).aggregate([]).num_rows + names.null_count)
 
     # --- Arms ---------------------------------------------------------------------------------------------------------
 
@@ -255,11 +262,9 @@ class Run:
         mean, the control's). Of copies of the same requests where there are any, else against what was planned."""
         requests = self.requests
         mine, theirs = (np.flatnonzero(self.of_arm(name) & self.usable & requests.ok) for name in (arm, self.control))
-        columns = [
-            np.asarray(pc.fill_null(self.records.requests.column(name), 0).to_numpy(), dtype=np.float64)
-            for name in ("prompt_tokens", "output_tokens", "max_tokens")
-        ]
-        prompts, answers, wanted = columns
+        prompts, answers, wanted = (
+            np.maximum(column, 0) for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens)
+        )
         if self.design == "mirrored":
             shared = np.intersect1d(requests.pair[mine], requests.pair[theirs])
             mine, theirs = (rows[np.isin(requests.pair[rows], shared)] for rows in (mine, theirs))
@@ -279,8 +284,21 @@ class Run:
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
         own = np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(self.records.requests.column("token_ns")), 0).to_numpy())
-        return int(lengths[own].sum()), int(self.requests.output_tokens[own].sum())
+        return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
+
+    def length_ladder(self, arm: str) -> tuple[int, ...]:
+        """The lengths to which the arm's server pads prompts, as far as it is told; empty where each length stays."""
+        told = self.external(arm).get("length_ladder")
+        if told is None:
+            shapes, engine = mapping(self.config(arm).get("shapes")), mapping(self.config(arm).get("engine"))
+            longest = number(engine.get("max_prompt_tokens"))
+            told = shapes.get("length_ladder")
+            if shapes.get("kind") == "pad" and longest:
+                told = [longest]
+            elif shapes.get("kind") == "buckets" and longest and not told:
+                told = [*(32 * 2**step for step in range(int(longest).bit_length()) if 32 * 2**step < longest), longest]
+        steps = [number(step) for step in told] if isinstance(told, (list, tuple)) else []
+        return tuple(sorted({int(step) for step in steps if step is not None and step >= 1}))
 
     def counts_tokens(self, arm: str) -> bool:
         """Whether the arm's server tells how many tokens it answered, so that `output_tokens` is no count of pieces."""
@@ -396,7 +414,7 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
 def _planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     ends = {}
     for info in infos:
-        start, duration = number(info.get("start_ns")), number(info.get("duration_s"))
+        start, duration = number(info.get("start_ns")), _seconds(info.get("duration_s"))
         if start is not None and duration is not None:
             ends[int(info["trial"])] = int(info["start_ns"]) + int(duration * SECOND)
     return ends
@@ -413,8 +431,8 @@ def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: flo
         told = number(info.get("start_ns"))
         start = int(info["start_ns"]) if told is not None and 0 < told <= first else first
         seen = (int(requests.start_ns[own].max()) - start) / 1e9 if own.any() else 0.0
-        duration = number(info.get("duration_s"))
-        if duration is None or duration <= 0:
+        duration = _seconds(info.get("duration_s"))
+        if duration is None:
             seconds = max(seen, 1e-9)
         else:
             seconds = duration if info.get("complete") else max(min(duration, seen), 1e-9)
@@ -452,6 +470,12 @@ def number(value: Any) -> float | None:
     """The value where it is a finite number, else None."""
     known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None
+
+
+def _seconds(value: Any) -> float | None:
+    """The value where it is a time above 0 that a run could last, else None."""
+    known = number(value)
+    return known if known is not None and 0 < known < _LONGEST_S else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -163,7 +163,7 @@ class Attribution:
 
     stall_ms: Floats  # time that a compile held the request up
     stall_before_first_ms: Floats  # the part of it before the first token
-    cause: Ints  # index into CAUSES
+    cause: npt.NDArray[np.int8]  # index into CAUSES
     hit: Bools  # it triggered a compile or waited for one
     event_requests: tuple[Ints, ...]  # for each event, the requests it hit
 
@@ -174,23 +174,24 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     overlap, before = np.zeros(rows), np.zeros(rows)
     ends_wait = np.where(requests.first_ns > 0, requests.first_ns, requests.end_ns)
     usable = ~requests.broken
-    groups = np.unique(np.column_stack((requests.arm, requests.trial, requests.replica))[usable], axis=0)
     relevant = [event for event in events if event.serving and event.stalls]
-    with_events = {(event.arm, event.trial) for event in relevant}
-    for arm, trial, replica in groups.tolist():
-        if (requests.arms[arm], trial) not in with_events:
-            continue
-        own = usable & (requests.arm == arm) & (requests.trial == trial) & (requests.replica == replica)
-        name = requests.replicas[replica] if replica >= 0 else None
-        windows = stall_windows(relevant, arm=requests.arms[arm], trial=trial, replica=name)
-        overlap[own] = windows.overlap_ns(requests.start_ns[own], requests.end_ns[own])
-        before[own] = windows.overlap_ns(requests.start_ns[own], ends_wait[own])
-    reported = ~np.isnan(requests.stall_ns)
-    stall = np.where(reported, np.maximum(requests.stall_ns, 0.0), overlap)
+    for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
+        of_arm = np.flatnonzero(usable & (requests.arm == requests.arms.index(arm)) & (requests.trial == trial))
+        for replica in np.unique(requests.replica[of_arm]).tolist():
+            own = of_arm[requests.replica[of_arm] == replica]
+            name = requests.replicas[replica] if replica >= 0 else None
+            windows = stall_windows(relevant, arm=arm, trial=trial, replica=name)
+            overlap[own] = windows.overlap_ns(requests.start_ns[own], requests.end_ns[own])
+            before[own] = windows.overlap_ns(requests.start_ns[own], ends_wait[own])
+    reported = requests.stall_ns
+    held = np.flatnonzero(usable & ((reported > 0) | ((reported < 0) & (overlap > 0))))
+    # Most requests met no compile, and what is not written to takes no memory.
+    stall, stall_before = np.zeros(rows), np.zeros(rows)
+    stall[held] = np.where(reported[held] >= 0, reported[held], overlap[held]) / 1e6
     # A reported stall is laid before and after the first token as the overlap is; without overlap, before it.
-    share = np.where(overlap > 0, before / np.maximum(overlap, 1.0), 1.0)
-    wait = (ends_wait - requests.start_ns).astype(np.float64)
-    stall_before = np.minimum(stall * share, np.maximum(wait, 0.0))
+    share = np.where(overlap[held] > 0, before[held] / np.maximum(overlap[held], 1.0), 1.0)
+    wait = (ends_wait[held] - requests.start_ns[held]) / 1e6
+    stall_before[held] = np.minimum(stall[held] * share, np.maximum(wait, 0.0))
 
     triggered = np.zeros(rows, dtype=np.bool_)
     behind = np.zeros(rows, dtype=np.bool_)
@@ -206,14 +207,14 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         hits[id(event)] = np.union1d(waited, named[number])
     overlapped = overlap > 0
     hit = usable & (triggered | (stall > 0))
-    cause = np.full(rows, _OTHER, dtype=np.int64)
+    cause = np.full(rows, _OTHER, dtype=np.int8)
     cause[usable & (overlapped | hit)] = _SLOWED
     cause[hit & (behind | (~overlapped & (stall_before > 0)))] = _QUEUED
     cause[usable & triggered] = _RECOMPILED
     nobody = np.zeros(0, dtype=np.int64)
     return Attribution(
-        stall_ms=np.where(usable, stall, 0.0) / 1e6,
-        stall_before_first_ms=np.where(usable, stall_before, 0.0) / 1e6,
+        stall_ms=stall,
+        stall_before_first_ms=stall_before,
         cause=cause,
         hit=hit,
         event_requests=tuple(hits.get(id(event), nobody) for event in events),
@@ -324,24 +325,39 @@ def find_spikes(
     Excursions in flight less than a second apart are one spike. An arm with fewer than eight quiet requests borrows
     the control's baseline.
     """
-    quiet = requests.ok & (attribution.cause == _OTHER)
-    baselines = {
-        name: _baseline(requests, quiet & (requests.arm == number)) for number, name in enumerate(requests.arms)
-    }
     spikes: list[Spike] = []
-    for number, name in enumerate(requests.arms):
-        baseline = baselines[name] or baselines.get(control)
-        if baseline is None:
-            continue
-        own = np.flatnonzero((requests.arm == number) & ~np.isnan(requests.e2e_ms))
-        expected = baseline.expected_ms(requests.output_tokens[own])
-        excess = requests.e2e_ms[own] - expected
-        beyond = (excess > baseline.threshold_ms) & (requests.e2e_ms[own] > baseline.threshold_ratio * expected)
-        for trial in np.unique(requests.trial[own]).tolist():
-            of_trial = beyond & (requests.trial[own] == trial)
-            spikes.extend(_merged(requests, attribution, events, name, trial, own[of_trial], excess[of_trial]))
+    for name in requests.arms:
+        found = excursions(requests, attribution, arm=name, control=control)
+        for trial in np.unique(requests.trial[found.rows]).tolist():
+            of_trial = requests.trial[found.rows] == trial
+            rows, excess = found.rows[of_trial], found.excess_ms[of_trial]
+            spikes.extend(_merged(requests, attribution, events, name, trial, rows, excess))
     spikes.sort(key=lambda spike: (-spike.peak_ms, spike.arm, spike.trial, spike.start_ns))
     return spikes[:_MOST_SPIKES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excursions:
+    """Requests that took much longer than their length explains, and by how much; both of shape (n,)."""
+
+    rows: Ints
+    excess_ms: Floats
+
+
+def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Excursions:
+    """The arm's excursions of E2E as `find_spikes` tells them, request by request."""
+    number = requests.arms.index(arm) if arm in requests.arms else -1
+    quiet = requests.ok & (attribution.cause == _OTHER)
+    baseline = _baseline(requests, quiet & (requests.arm == number))
+    if baseline is None and control in requests.arms:
+        baseline = _baseline(requests, quiet & (requests.arm == requests.arms.index(control)))
+    own = np.flatnonzero((requests.arm == number) & ~np.isnan(requests.e2e_ms))
+    if baseline is None:
+        return Excursions(rows=own[:0], excess_ms=np.zeros(0))
+    expected = baseline.expected_ms(requests.output_tokens[own])
+    excess = requests.e2e_ms[own] - expected
+    beyond = (excess > baseline.threshold_ms) & (requests.e2e_ms[own] > baseline.threshold_ratio * expected)
+    return Excursions(rows=own[beyond], excess_ms=excess[beyond])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,16 @@
-import json
+import itertools
 import math
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis.records import (
-    COMPILE_EVENTS,
     REQUESTS,
-    REQUIRED_REQUEST_COLUMNS,
     RecordError,
     RecordWriter,
+    fingerprints,
     read_run,
-    read_table,
     requests_of,
 )
 from tests.fakes.runs import FakeRun, write_run
@@ -47,129 +44,6 @@ def write_rows(path, rows, *, batch=1):
             for item in rows[start : start + batch]:
                 writer.append(item)
             writer.flush()
-
-
-class TestWriting:
-    def test_rows_come_back_as_they_went_in(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        rows = [row(index, token_ns=[1, 2, 3]) for index in range(5)]
-        write_rows(path, rows, batch=2)
-        table, torn = read_table(path, REQUESTS)
-        assert not torn
-        assert table.schema.equals(REQUESTS)
-        assert table.to_pylist() == table_of(rows).to_pylist()
-
-    def test_a_plain_arrow_reader_reads_the_file(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(3)])
-        with pa.ipc.open_stream(path.open("rb")) as stream:
-            assert stream.read_all().num_rows == 3
-
-    def test_flushed_rows_are_readable_before_close(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        writer = RecordWriter(path, REQUESTS)
-        writer.append(row())
-        writer.flush()
-        writer.append(row(1))
-        assert read_table(path, REQUESTS)[0].num_rows == 1
-        writer.close()
-        assert read_table(path, REQUESTS)[0].num_rows == 2
-
-    def test_a_closed_file_is_continued(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(0)])
-        write_rows(path, [row(1)])
-        table, torn = read_table(path, REQUESTS)
-        assert (table.num_rows, torn) == (2, False)
-
-    def test_a_torn_file_is_mended_before_it_is_continued(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(3)])
-        path.write_bytes(path.read_bytes()[:-60])
-        write_rows(path, [row(9)])
-        table, torn = read_table(path, REQUESTS)
-        assert not torn
-        assert table.column("request_id").to_pylist() == ["1-0-eager", "1-1-eager", "1-9-eager"]
-
-    def test_other_columns_are_not_appended_to_a_file(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row()])
-        with pytest.raises(RecordError, match="other columns"):
-            RecordWriter(path, COMPILE_EVENTS)
-
-    def test_columns_of_unequal_length_are_refused(self, tmp_path):
-        with RecordWriter(tmp_path / "requests.arrow", REQUESTS) as writer:
-            writer.append_columns({"arm": ["a", "b"], "status": ["OK", "OK"]})
-            with pytest.raises(RecordError, match="one length"):
-                writer.append_columns({"arm": ["a"], "status": ["OK", "OK"]})
-        assert read_table(tmp_path / "requests.arrow", REQUESTS)[0].num_rows == 2
-
-
-class TestReading:
-    def test_every_cut_loses_at_most_the_torn_batch(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(4)])
-        whole = path.read_bytes()
-        held = []
-        for size in [*range(0, len(whole), 97), len(whole)]:
-            path.write_bytes(whole[:size])
-            table, _ = read_table(path, REQUESTS)
-            names = table.column("request_id").to_pylist()
-            assert names == [f"1-{index}-eager" for index in range(len(names))]
-            held.append(len(names))
-        assert held == sorted(held)
-        assert set(held) == {0, 1, 2, 3, 4}
-
-    def test_a_cut_within_the_last_batch_is_reported(self, tmp_path):
-        path = tmp_path / "requests.arrow"
-        write_rows(path, [row(index) for index in range(4)])
-        path.write_bytes(path.read_bytes()[:-40])
-        table, torn = read_table(path, REQUESTS)
-        assert (table.num_rows, torn) == (3, True)
-
-    def test_parquet_and_json_lines_equal_arrow(self, tmp_path):
-        rows = [row(index, token_ns=[0, 5]) for index in range(3)]
-        write_rows(tmp_path / "a.arrow", rows)
-        pq.write_table(table_of(rows), tmp_path / "a.parquet")
-        (tmp_path / "a.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
-        tables = [read_table(tmp_path / f"a.{kind}", REQUESTS)[0] for kind in ("arrow", "parquet", "jsonl")]
-        assert tables[0].to_pylist() == tables[1].to_pylist() == tables[2].to_pylist()
-
-    def test_a_torn_json_line_is_dropped_and_reported(self, tmp_path):
-        text = json.dumps(row(0)) + "\n" + json.dumps(row(1))[:-10]
-        (tmp_path / "a.jsonl").write_text(text)
-        table, torn = read_table(tmp_path / "a.jsonl", REQUESTS)
-        assert (table.num_rows, torn) == (1, True)
-
-    def test_a_missing_server_column_is_null(self, tmp_path):
-        pq.write_table(table_of([row()]).drop_columns(["queue_ns"]), tmp_path / "a.parquet")
-        assert read_table(tmp_path / "a.parquet", REQUESTS)[0].column("queue_ns").null_count == 1
-
-    def test_a_missing_required_column_is_named(self, tmp_path):
-        pq.write_table(table_of([row()]).drop_columns(["end_ns"]), tmp_path / "a.parquet")
-        with pytest.raises(RecordError, match='column "end_ns" is missing') as error:
-            read_table(tmp_path / "a.parquet", REQUESTS, required=REQUIRED_REQUEST_COLUMNS)
-        assert "\n" not in str(error.value)
-
-    def test_text_in_place_of_a_time_is_named(self, tmp_path):
-        pq.write_table(pa.table({"arm": ["a"], "status": ["OK"], "end_ns": ["soon"]}), tmp_path / "a.parquet")
-        with pytest.raises(RecordError, match='column "end_ns" holds string'):
-            read_table(tmp_path / "a.parquet", REQUESTS)
-
-    def test_not_a_number_in_a_time_is_unknown(self, tmp_path):
-        pq.write_table(pa.table({"arm": ["a"] * 3, "end_ns": [1e18, math.nan, math.inf]}), tmp_path / "a.parquet")
-        table, _ = read_table(tmp_path / "a.parquet", REQUESTS)
-        assert table.column("end_ns").to_pylist() == [10**18, None, None]
-
-    def test_timestamps_are_taken_as_ns(self, tmp_path):
-        stamps = pa.array([T0 // 1000], pa.timestamp("us"))
-        pq.write_table(pa.table({"arm": ["a"], "end_ns": stamps}), tmp_path / "a.parquet")
-        assert read_table(tmp_path / "a.parquet", REQUESTS)[0].column("end_ns").to_pylist() == [T0]
-
-    def test_garbage_is_a_record_error(self, tmp_path):
-        (tmp_path / "a.parquet").write_bytes(b"no parquet")
-        with pytest.raises(RecordError, match="cannot be read"):
-            read_table(tmp_path / "a.parquet", REQUESTS)
 
 
 class TestRun:
@@ -297,3 +171,47 @@ class TestLatency:
     def test_a_request_without_an_arm_is_refused(self):
         with pytest.raises(RecordError, match="name no arm"):
             requests_of(table_of([row(0) | {"arm": None}]))
+
+    def test_the_first_of_repeated_rows_is_kept_with_all_its_columns(self):
+        table = table_of([row(0, prompt_tokens=3), row(1, prompt_tokens=4), row(0, prompt_tokens=5), row(2)])
+        requests = requests_of(table)
+        assert requests.prompt_tokens.tolist() == [3, 4, -1]
+        assert requests.request_ids.to_pylist() == ["1-0-eager", "1-1-eager", "1-2-eager"]
+
+    def test_one_id_on_two_arms_or_in_two_trials_is_no_repeat(self):
+        rows = [row(0), row(0, arm="b", request_id="1-0-eager"), row(0, trial=2)]
+        assert requests_of(table_of(rows)).repeated == 0
+
+    def test_copies_have_one_number_whichever_chunks_they_lie_in(self):
+        names = ["a", "b", None, "c", "b", "a", None, "d"]
+        rows = [row(index, pair_id=name) for index, name in enumerate(names)]
+        for sizes in ([8], [4, 4], [1] * 8, [3, 0, 5]):
+            edges = np.cumsum([0, *sizes])
+            chunks = [table_of(rows[begin:end]) for begin, end in itertools.pairwise(edges)]
+            pair = requests_of(pa.concat_tables(chunks)).pair.tolist()
+            assert (pair[0], pair[1], pair[2], pair[6]) == (pair[5], pair[4], -1, -1)
+            assert len(set(pair)) == 5
+            assert max(pair) < len(rows)
+
+    def test_many_copies_across_chunks_have_one_number_each(self):
+        chunks = [table_of([row(index, pair_id=f"p{index}", arm=arm) for index in range(40)]) for arm in "ab"]
+        chunks[1:1] = [table_of([row(index, pair_id=f"q{index}") for index in range(2000)])]
+        pair = requests_of(pa.concat_tables(chunks)).pair
+        assert pair[:40].tolist() == pair[-40:].tolist()
+        assert len(np.unique(pair)) == 2040
+
+
+class TestFingerprints:
+    def test_texts_differ_in_them_as_they_differ(self):
+        texts = [*(f"1-{index}-{arm}" for index in range(5000) for arm in ("eager", "compiled")), "", "a", "a\0", "\0a"]
+        prints = fingerprints(pa.chunked_array([texts[:17], texts[17:]]))
+        assert len(np.unique(prints)) == len(texts)
+        whole = fingerprints(pa.chunked_array([pa.array(["x", *texts]).slice(1)]))
+        assert whole.tolist() == prints.tolist()
+
+    def test_a_long_text_has_none(self):
+        assert fingerprints(pa.chunked_array([["x" * 65]])) is None
+
+    def test_null_and_nothing_are_no_trouble(self):
+        assert len(fingerprints(pa.chunked_array([[None, "a", None]], pa.string()))) == 3
+        assert len(fingerprints(pa.chunked_array([], pa.string()))) == 0

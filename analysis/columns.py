@@ -1,0 +1,92 @@
+"""Rows of one schema gathered from many pieces, while memory holds each row once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+class Columns:
+    """A table that grows. Numbers and shared names (dictionaries) end up in one piece, other columns in many."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._columns: list[_Numbers | _Pieces] = [
+            _Numbers(field.type) if _fixed(field.type) else _Pieces(field.type) for field in schema
+        ]
+
+    def append(self, table: pa.Table, expected: int) -> None:
+        """The rows of `table` are in. About `expected` rows are to come in all; a wrong guess costs time alone."""
+        for column, given in zip(self._columns, table.columns, strict=True):
+            column.append(given, expected)
+
+    def table(self) -> pa.Table:
+        """All rows so far."""
+        return pa.table([column.whole() for column in self._columns], schema=self._schema)
+
+
+def _fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_dictionary(kind))
+
+
+class _Pieces:
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._chunks: list[pa.Array] = []
+
+    def append(self, column: pa.ChunkedArray, expected: int) -> None:
+        self._chunks += column.chunks
+
+    def whole(self) -> pa.ChunkedArray:
+        return pa.chunked_array(self._chunks, self._kind)
+
+
+class _Numbers:
+    """Numbers, or the codes of names, in one array with room to spare: what is not written to takes no memory."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._codes = pa.types.is_dictionary(kind)
+        self._rows = 0
+        self._values: npt.NDArray[Any] = np.empty(0, dtype=(kind.index_type if self._codes else kind).to_pandas_dtype())
+        self._valid: npt.NDArray[np.bool_] | None = None  # None: every row so far
+        self._names: dict[str, int] = {}
+
+    def append(self, column: pa.ChunkedArray, expected: int) -> None:
+        begin, end = self._rows, self._rows + len(column)
+        if end > len(self._values):
+            self._values = _with_room(self._values, max(end, expected + expected // 64, 3 * begin // 2))
+        if column.null_count and self._valid is None:
+            self._valid = np.ones(len(self._values), dtype=np.bool_)
+        if self._valid is not None:
+            if end > len(self._valid):
+                self._valid = _with_room(self._valid, len(self._values))
+            self._valid[begin:end] = column.is_valid()
+        piece = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        numbers = piece.indices if self._codes else piece
+        own = (pc.fill_null(numbers, 0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False)
+        if self._codes:
+            codes = [self._names.setdefault(name, len(self._names)) for name in piece.dictionary.to_pylist()]
+            if codes != list(range(len(codes))):
+                own = np.array(codes, dtype=own.dtype)[own]
+        self._values[begin:end] = own
+        self._rows = end
+
+    def whole(self) -> pa.Array:
+        valid = self._valid
+        known = None if valid is None else pa.py_buffer(np.packbits(valid[: self._rows], bitorder="little"))
+        kind = self._kind.index_type if self._codes else self._kind
+        values = pa.Array.from_buffers(kind, self._rows, [known, pa.py_buffer(self._values[: self._rows])])
+        if not self._codes:
+            return values
+        return pa.DictionaryArray.from_arrays(values, pa.array(list(self._names), self._kind.value_type))
+
+
+def _with_room(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    larger = np.empty(rows, dtype=values.dtype)
+    larger[: len(values)] = values
+    return larger

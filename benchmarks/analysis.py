@@ -1,0 +1,304 @@
+"""What judging costs: seconds and memory from a run's Arrow files to comparisons, beside scipy's bootstrap.
+
+    python benchmarks/analysis.py [--requests 1000000] [--tokens 0] [--peer-draws 999]
+
+Makes a run of two mirrored arms in a temporary folder, an hour long, with `--requests` rows in all. In a process of its
+own for each, once its modules are loaded: (1) *comparisons*: `read_run`, `Run.of` and the comparisons of p50, p95 and
+p99 of E2E of the arm with the control over 999 draws, all within the clock; (2) *analyze*: all of `tailgate analyze`
+but its imports, with summary and reports written; (3) *peer*: `scipy.stats.bootstrap` by percentiles of the same log
+ratios of the same latencies, which are in memory before its clock starts, of all quantiles at once and in a call each.
+The last line on stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy import stats
+
+# First, since this file has the name of the package beside it.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.comparisons import compared, judge_quantiles
+from analysis.records import REQUESTS, read_run
+from analysis.report import write_reports
+from analysis.run import Run
+from analysis.summary import analyze, write_summary
+
+QUANTILES = (0.5, 0.95, 0.99)
+DRAWS = 999
+METRIC = "e2e"
+SECONDS = 3600
+
+_START_NS = 1_700_000_000_000_000_000
+
+_PEER_BATCH = 1  # what a batch larger than the processor's cache gains is lost in fetching it
+
+Floats = npt.NDArray[np.float64]
+
+
+# --- The run ----------------------------------------------------------------------------------------------------------
+
+
+def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds: int = SECONDS) -> int:
+    """A run of `requests` rows, half of each arm, lies in `directory`. Returns the bytes of its records.
+
+    Each second is a batch, as the recorder writes it. `tokens` is the times kept for each request, 0 for none.
+    """
+    folder = directory / "trial-01"
+    folder.mkdir(parents=True)
+    (directory / "experiment.toml").write_text(
+        f'name = "benchmark"\nseed = {seed}\n[[arms]]\nname = "eager"\ncontrol = true\n[[arms]]\nname = "compiled"\n'
+        f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\ndraws = {DRAWS}\nmetrics = ["{METRIC}"]\n'
+    )
+    pairs = requests // 2
+    trial = {
+        "trial": 1,
+        "design": "mirrored",
+        "start_ns": _START_NS,
+        "duration_s": seconds,
+        "block_s": 30,
+        "open_loop": True,
+        "complete": True,
+        "planned": {"eager": pairs, "compiled": pairs},
+    }
+    (folder / "trial.json").write_text(json.dumps(trial))
+    rng = np.random.default_rng(seed)
+    due = np.sort(rng.uniform(0.0, seconds, pairs))
+    level = np.repeat(np.exp(0.1 * rng.standard_normal(seconds // 30)), 30)
+    edges = np.searchsorted(due, np.arange(seconds + 1))
+    path = folder / "requests-0.arrow"
+    with path.open("wb") as file, pa.ipc.new_stream(file, REQUESTS) as stream:
+        for second in range(seconds):
+            first, last = int(edges[second]), int(edges[second + 1])
+            if first < last:
+                stream.write_batch(_batch(first, due[first:last], float(level[second]), tokens, rng))
+    return path.stat().st_size
+
+
+def _batch(first: int, due: Floats, level: float, tokens: int, rng: np.random.Generator) -> pa.RecordBatch:
+    """The requests of one second on both arms."""
+    count = len(due)
+    output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
+    columns: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
+    for arm in ("eager", "compiled"):
+        numbers = np.arange(first, first + count)
+        names = pa.array(numbers).cast(pa.string())
+        scheduled = _START_NS + (due * 1e9).astype(np.int64)
+        wait = np.exp(0.3 * rng.standard_normal(count)) * level
+        ttft = (0.08e9 * wait).astype(np.int64)
+        took = ttft + (0.02e9 * wait * (output - 1)).astype(np.int64)
+        known: dict[str, Any] = {
+            "request_id": pc.binary_join_element_wise("1", names, arm, "-"),
+            "session_id": pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
+            "turn": pa.array((numbers % 3).astype(np.int32)),
+            "trial": pa.repeat(pa.scalar(1, pa.int32()), count),
+            "arm": pa.repeat(arm, count),
+            "replica": pa.repeat(f"{arm}-0", count),
+            "pair_id": pc.binary_join_element_wise("1", names, "-"),
+            "scheduled_ns": scheduled,
+            "sent_ns": scheduled + 300_000,
+            "first_token_ns": scheduled + ttft,
+            "end_ns": scheduled + took,
+            "status": pa.repeat("OK", count),
+            "prompt_tokens": rng.integers(16, 4096, count).astype(np.int32),
+            "max_tokens": pa.repeat(pa.scalar(2048, pa.int32()), count),
+            "output_tokens": output,
+            "queue_ns": ttft // 4,
+            "prefill_ns": ttft // 2,
+            "decode_ns": took - ttft,
+            "compile_stall_ns": np.zeros(count, dtype=np.int64),
+            "batch_id": numbers // 4,
+            "batch_size": np.full(count, 4, dtype=np.int32),
+            "padded_batch": np.full(count, 4, dtype=np.int32),
+            "padded_length": np.full(count, 4096, dtype=np.int32),
+            "server_recv_ns": scheduled + 400_000,
+            "server_end_ns": scheduled + took - 100_000,
+            "phase": pa.repeat("measure", count),
+        }
+        if tokens:
+            shares = np.linspace(0.0, 1.0, tokens)
+            times = (ttft[:, None] + shares * (took - ttft)[:, None]).astype(np.int64).ravel()
+            known["token_ns"] = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * tokens, times)
+        for field in REQUESTS:
+            values = known.get(field.name)
+            columns[field.name].append(pa.nulls(count, field.type) if values is None else pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(parts) for parts in columns.values()], schema=REQUESTS)
+
+
+# --- The contestants, each in a process of its own --------------------------------------------------------------------
+
+
+def comparisons(directory: Path) -> dict[str, Any]:
+    """Reading, cutting and comparing; the seconds of each, and the ratios."""
+    began, worked = time.perf_counter(), time.process_time()
+    records = read_run(directory)
+    read = time.perf_counter()
+    run = Run.of(records)
+    del records
+    cut, before = time.perf_counter(), time.process_time()
+    found = judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
+    ended = time.perf_counter()
+    return {
+        "seconds": ended - began,
+        "read_s": read - began,
+        "cut_s": cut - read,
+        "compare_s": ended - cut,
+        "cpu_s": time.process_time() - worked,
+        "compare_cpu_s": time.process_time() - before,
+        "ratios": [[item.low, item.ratio, item.high] for item in found],
+    }
+
+
+def whole(directory: Path) -> dict[str, Any]:
+    """All of `tailgate analyze`: the summary and the reports are in the run directory."""
+    began = time.perf_counter()
+    summary = analyze(directory)
+    judged = time.perf_counter()
+    write_summary(summary, directory / "summary.json")
+    write_reports(summary, directory)
+    ended = time.perf_counter()
+    return {"seconds": ended - began, "judge_s": judged - began, "verdict": summary["overall"]}
+
+
+def peer(directory: Path, draws: int, *, together: bool = True) -> dict[str, Any]:
+    """scipy's bootstrap of the three log ratios: `together` from the same resamples, else in a call each."""
+    run = Run.of(read_run(directory))
+    samples = [sample.values for sample in compared(run, "compiled", METRIC, "steady")]
+
+    def log_ratios(treatment: Floats, control: Floats, axis: int, qs: tuple[float, ...]) -> Floats:
+        above, below = (np.quantile(values, qs, axis=axis, method="linear") for values in (treatment, control))
+        return np.asarray(np.log(above / below))
+
+    began, worked = time.perf_counter(), time.process_time()
+    limits: list[list[float]] = []
+    for qs in (QUANTILES,) if together else tuple((q,) for q in QUANTILES):
+        interval = stats.bootstrap(
+            samples,
+            partial(log_ratios, qs=qs),
+            n_resamples=draws,
+            batch=_PEER_BATCH,
+            vectorized=True,
+            paired=False,
+            axis=-1,
+            confidence_level=0.9,
+            method="percentile",
+            rng=np.random.default_rng(1),
+        ).confidence_interval
+        limits += np.exp(np.column_stack((interval.low, interval.high))).tolist()
+    return {
+        "seconds": time.perf_counter() - began,
+        "cpu_s": time.process_time() - worked,
+        "draws": draws,
+        "requests": sum(len(sample) for sample in samples),
+        "limits": limits,
+    }
+
+
+def memory_mb(key: str) -> float:
+    """VmRSS or VmHWM (its highest so far) of this process, in MB of 10^6 bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise RuntimeError(f"/proc/self/status has no {key}: run this on Linux")
+
+
+def alone(what: str, directory: Path, draws: int) -> dict[str, Any]:
+    """What a fresh process found that did `what` alone."""
+    command = [sys.executable, __file__, "--only", what, "--peer-draws", str(draws), str(directory)]
+    # One thread in the linear algebra, as on a machine that has other work to do.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def here(what: str, directory: Path, draws: int) -> dict[str, Any]:
+    """`what`, done in this process, and the memory that it took beyond what the loaded modules take."""
+    before = memory_mb("VmRSS")
+    if what == "comparisons":
+        found = comparisons(directory)
+    elif what == "analyze":
+        found = whole(directory)
+    else:
+        found = peer(directory, draws, together=what == "peer")
+    return {**found, "added_mb": memory_mb("VmHWM") - before}
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=1_000_000, help="rows, both arms together (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=0, help="token times a request (default: none)")
+    parser.add_argument("--peer-draws", type=int, default=DRAWS, help="of scipy's, scaled to 999; 0: no peer")
+    parser.add_argument("--repeats", type=int, default=3, help="of the comparisons; the median counts (%(default)s)")
+    parser.add_argument("--only", choices=("comparisons", "analyze", "peer", "peer-apart"), help=argparse.SUPPRESS)
+    parser.add_argument("directory", nargs="?", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.only:
+        print(json.dumps(here(options.only, options.directory, options.peer_draws)))
+        return 0
+    if options.requests < 2 * SECONDS:
+        parser.error(f"--requests is {options.requests}: give at least {2 * SECONDS}, one a second and arm")
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place) / "run"
+        size = write_run(directory, requests=options.requests, tokens=options.tokens, seed=1)
+        told = f"{options.requests:,} requests, {size / 1e6:.0f} MB of records"
+        print(f"{told}, {options.tokens} token times each" if options.tokens else told)
+        tries = [alone("comparisons", directory, 0) for _ in range(options.repeats)]
+        own = {key: statistics.median(row[key] for row in tries) for key in tries[0] if key != "ratios"}
+        print(
+            f"comparisons  {own['seconds']:8.2f} s  (read {own['read_s']:.2f}, cut {own['cut_s']:.2f}, "
+            f"compare {own['compare_s']:.2f})  {own['added_mb']:6.0f} MB"
+        )
+        analyzed = alone("analyze", directory, 0)
+        print(f"analyze      {analyzed['seconds']:8.2f} s  {'':43}{analyzed['added_mb']:6.0f} MB")
+        result: dict[str, Any] = {
+            "benchmark": "analysis",
+            "requests": options.requests,
+            "tokens": options.tokens,
+            "records_mb": size / 1e6,
+            "draws": DRAWS,
+            "quantiles": QUANTILES,
+            "comparisons": own | {"ratios": tries[0]["ratios"]},
+            "analyze": analyzed,
+        }
+        if options.peer_draws:
+            for name, told in (("peer", "all quantiles at once"), ("peer-apart", "a call a quantile")):
+                other = alone(name, directory, options.peer_draws)
+                scale = DRAWS / other["draws"]
+                # In processor time, which other work on the machine changes less than it does the clock.
+                ratios = {
+                    "all": scale * other["cpu_s"] / own["cpu_s"],
+                    "comparing": scale * other["cpu_s"] / own["compare_cpu_s"],
+                }
+                result[name] = other | {"seconds_999": scale * other["seconds"], "times_faster": ratios}
+                print(
+                    f"bootstrap    {scale * other['seconds']:8.2f} s  ({other['draws']} draws, {told}): "
+                    f"{ratios['all']:.0f} × all, "
+                    f"{ratios['comparing']:.0f} × the comparing alone, in processor time"
+                )
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
