@@ -169,12 +169,17 @@ class OipOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalConfig:
-    """One external arm. Each of `addresses` is a replica. `vocab_size` bounds the token ids of prompts."""
+    """One external arm. Each of `addresses` is a replica. `vocab_size` bounds the token ids of prompts.
+
+    `length_ladder` are the lengths to which the server pads prompts, where that is known: what looks for compiles from
+    outside then knows which shapes are the same.
+    """
 
     kind: Kind
     addresses: tuple[str, ...]
     model_name: str
     vocab_size: int = 0
+    length_ladder: tuple[int, ...] = ()
     security: SecurityConfig = OPEN
     openai: OpenAiOptions | None = None
     oip: OipOptions | None = None
@@ -192,6 +197,8 @@ class ExternalConfig:
             raise ConfigError("tls_ and certificates are given but no address uses TLS: write https://, or remove them")
         if self.vocab_size and self.vocab_size < 4:
             raise ConfigError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
+        if any(step < 1 for step in self.length_ladder) or list(self.length_ladder) != sorted(set(self.length_ladder)):
+            raise ConfigError(f"length_ladder is {list(self.length_ladder)}: give rising positive integers")
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:
             raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from loadtests.experiment import Experiment, from_table, load, to_table
-from loadtests.external import Address, ExternalConfig, OipOptions, OpenAiOptions, external_from_flags, parse_address
+from loadtests.external import (
+    Address,
+    ExternalConfig,
+    OipOptions,
+    OpenAiOptions,
+    external_from_flags,
+    external_from_table,
+    external_table,
+    parse_address,
+)
 from loadtests.tls import OPEN, SecurityConfig
 from servers.config import ConfigError
 
@@ -228,6 +237,16 @@ def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypa
         check(openai={"tokenizer": str(tmp_path / "nowhere")})
     monkeypatch.setenv("VLLM_TOKEN", "abc")
     check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)})
+
+
+def test_lengths_that_a_server_pads_to_rise() -> None:
+    table = {"kind": "openai", "address": "http://a:1/v1", "model_name": "m"}
+    padded = external_from_table({**table, "length_ladder": [64, 128]}, where="arms[1]")
+    assert padded.length_ladder == (64, 128)
+    assert external_from_table(external_table(padded), where="arms[1]") == padded
+    for ladder in ([128, 64], [0, 64], [64, 64]):
+        with pytest.raises(ConfigError, match=r"length_ladder is .* give rising positive integers"):
+            external_from_table({**table, "length_ladder": ladder}, where="arms[1]")
 
 
 def test_command_line_describes_an_arm() -> None:

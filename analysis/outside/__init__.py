@@ -1,0 +1,1 @@
+"""What compiles look like from outside: from the records of requests alone, without telemetry."""

@@ -1,0 +1,61 @@
+"""The sections on causes and on stalls seen from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.report import outside
+from analysis.report.html import html_report
+from analysis.report.markdown import markdown_report
+from analysis.summary import analyze
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.simulation.detection import write_external
+from tests.simulation.scenario import Scenario, run
+
+
+@pytest.fixture(scope="module")
+def external(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    made = run(Scenario(step=64, duration_s=300.0, new_shapes=5, compile_s=3.0), rng)
+    return analyze(write_external(tmp_path_factory.mktemp("external"), made, rng, gates={"draws": 99, "min_blocks": 2}))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    arms = (EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=100, seconds=5)]))
+    folder = write_run(tmp_path_factory.mktemp("own"), FakeRun(arms=arms, duration_s=200.0, gates={"draws": 99}))
+    return analyze(folder)
+
+
+def test_stalls_of_an_external_arm_are_listed_with_their_shape(external: dict[str, Any]) -> None:
+    lines = outside.stalls(external)
+    assert 4 <= len(lines) <= 5
+    assert {line.cause for line in lines} == {"compile"}
+    assert all(line.took.startswith("3") and line.shape.replace(",", "").isdigit() for line in lines)
+    for report in (html_report(external), markdown_report(external)):
+        assert "Stalls seen from outside" in report
+        assert lines[0].shape in report
+
+
+def test_causes_and_their_limits_are_shown_for_arms_with_telemetry(own: dict[str, Any]) -> None:
+    figures = {(row.group, row.name): row.values for row in outside.causes(own)}
+    control, compiled = figures["Queued behind a compile", "requests"]
+    assert control == "0"
+    assert int(compiled) > 5
+    assert "[" in figures["Without compiles, 95 % limits", "share of p99 E2E explained"][1]
+    for report in (html_report(own), markdown_report(own)):
+        assert "What compiles did to requests" in report
+
+
+def test_agreement_is_shown_where_there_is_telemetry(own: dict[str, Any], external: dict[str, Any]) -> None:
+    assert ("Beside telemetry", "missed") in {(row.group, row.name) for row in outside.outside(own)}
+    assert not any(row.group == "Beside telemetry" for row in outside.outside(external))
+    assert outside.stalls(own) == []
+
+
+def test_an_older_summary_has_no_such_section() -> None:
+    summary: dict[str, Any] = {"arms": [{"name": "eager", "compile": {}}]}
+    assert outside.causes(summary) == outside.outside(summary) == outside.stalls(summary) == []

@@ -1,0 +1,270 @@
+"""Servers that compile, collect garbage, stall with their host or by themselves, seen from outside: what is found.
+
+Each scenario is a run of two arms whose truth is known. `detection_table` measures recall, precision, the error of the
+onset and the share of runs with a false call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.outside.blackbox import COMPILE, UNKNOWN
+from analysis.outside.firstseen import shapes_of
+from analysis.outside.view import outside_of
+from analysis.records import REQUESTS, Requests, requests_of
+from tests.simulation.scenario import Run, Scenario, run
+from tests.simulation.server import Floats, Served
+from tests.simulation.table import Row, Tell, over_seeds, told
+
+S = 1_000_000_000
+EPOCH_NS = 1_700_000_000 * S
+TREATMENT, CONTROL = "compiled", "eager"
+TOKEN_S = 0.02  # the made-up server's time for a token
+NETWORK_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A scenario and how the black box sees it."""
+
+    scenario: Scenario
+    tokens: bool = True  # whether token times are recorded
+    told: bool = True  # whether the black box knows to what prompts are padded
+
+
+NOISE = Scenario(step=64, cox=0.3, collections_s=20.0, host_stalls=2, private_stalls=1)
+CASES = {
+    "clean": Case(scenario=Scenario(step=64)),
+    "GC": Case(scenario=Scenario(step=64, collections_s=5.0)),
+    "burst": Case(scenario=Scenario(step=64, cox=0.5)),
+    "host stall": Case(scenario=Scenario(step=64, host_stalls=4)),
+    # every length is a shape of its own, four in ten requests bring a new one, and none compiles
+    "dynamic shapes": Case(scenario=Scenario(cox=0.3, collections_s=20.0, host_stalls=2)),
+    "unrelated arm stalls": Case(scenario=Scenario(step=64, private_stalls=4)),
+    "unrelated arm stalls, dynamic shapes": Case(scenario=Scenario(private_stalls=4)),
+    "compiles of 2 s": Case(scenario=Scenario(step=64, new_shapes=6, compile_s=2.0)),
+    "compiles of 5 s": Case(scenario=Scenario(step=64, new_shapes=6, compile_s=5.0)),
+    "mixed noise": Case(scenario=replace(NOISE, new_shapes=6, compile_s=2.0)),
+    "one compile of 2 s": Case(scenario=Scenario(step=64, new_shapes=1, compile_s=2.0)),
+    "exact shapes, six of 2 s": Case(scenario=Scenario(new_shapes=6, compile_s=2.0)),
+    "split, mixed noise": Case(scenario=replace(NOISE, new_shapes=6, compile_s=2.0, design="split")),
+    "heavy load, 2 s": Case(scenario=Scenario(step=64, rate=8.0, new_shapes=6, compile_s=2.0)),
+}
+FALSE_CALLS = {
+    "clean": 0.01,
+    "GC": 0.01,
+    "burst": 0.01,
+    "host stall": 0.01,
+    "dynamic shapes": 0.01,
+    "unrelated arm stalls": 0.05,
+    "unrelated arm stalls, dynamic shapes": 0.05,
+}
+
+
+def detection_table(
+    seeds: int, *, first_seed: int = 0, beside: bool = True, processes: int = 1, tell: Tell = print
+) -> list[Row]:
+    """What the black box finds in `seeds` runs of each case, against what it should.
+
+    `beside` adds what has no target of its own: runs without token times, with exact shapes, split, under heavy load.
+    """
+    rows: list[Row] = []
+
+    def runs(name: str, *, tokens: bool = True) -> list[Found]:
+        case = replace(CASES[name], tokens=tokens)
+        return over_seeds(_Find(case=case, first_seed=first_seed), range(seeds), processes=processes)
+
+    def add(check: str, measured: float, *, most: float | None = None, least: float | None = None) -> None:
+        rows.extend(told([Row(check=check, measured=measured, runs=seeds, most=most, least=least)], tell))
+
+    short, long, mixed = (runs(name) for name in ("compiles of 2 s", "compiles of 5 s", "mixed noise"))
+    errors = [error for found in (*short, *long, *mixed) for error in found.errors_s]
+    add("recall of 2 s stalls", recall(short), least=0.90)
+    add("recall of 5 s stalls", recall(long), least=0.95)
+    add("recall of 2 s stalls in mixed noise", recall(mixed), least=0.90)
+    add("precision in mixed noise", precision(mixed), least=0.98)
+    add("onset error in s, median", float(np.median(errors)) if errors else 1e9, most=0.050)
+    for name, limit in FALSE_CALLS.items():
+        add(f"runs with a false call: {name}", called(runs(name)), most=limit)
+    if not beside:
+        return rows
+    for name in ("one compile of 2 s", "exact shapes, six of 2 s", "split, mixed noise", "heavy load, 2 s"):
+        found = runs(name)
+        add(f"  recall: {name}", recall(found))
+        add(f"  precision: {name}", precision(found))
+    for name in ("compiles of 2 s", "compiles of 5 s", "mixed noise"):
+        found = runs(name, tokens=False)
+        add(f"  recall without token times: {name}", recall(found))
+        add(f"  precision without token times: {name}", precision(found))
+    for name in FALSE_CALLS:
+        add(f"  runs with a false call, without token times: {name}", called(runs(name, tokens=False)))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Find:
+    """`find` for a seed, as a value that processes can be given."""
+
+    case: Case
+    first_seed: int
+
+    def __call__(self, seed: int) -> Found:
+        return find(self.case, np.random.default_rng([self.first_seed, seed]))
+
+
+def recall(runs: Sequence[Found]) -> float:
+    """The share of compiles that were called."""
+    return sum(found.found for found in runs) / max(1, sum(found.compiles for found in runs))
+
+
+def precision(runs: Sequence[Found]) -> float:
+    """The share of calls that were compiles; 0 where nothing was called, so that silence is no success."""
+    return sum(found.true for found in runs) / max(1, sum(found.called for found in runs))
+
+
+def called(runs: Sequence[Found]) -> float:
+    """The share of runs in which a stall was called a compile."""
+    return sum(found.called > 0 for found in runs) / max(1, len(runs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One run seen from outside, against the truth."""
+
+    compiles: int
+    found: int  # compiles that were called
+    called: int  # stalls that were called compiles
+    true: int  # of them, those that were
+    errors_s: tuple[float, ...]  # of the onset, of each found one
+    unknown: int
+    detectable_s: float
+    p_value: float
+
+
+def find(case: Case, rng: np.random.Generator) -> Found:
+    made = run(case.scenario, rng)
+    requests = records(made, rng, tokens=case.tokens, copies=case.scenario.design == "mirrored")
+    step = case.scenario.step if case.told else 1
+    ladder = range(step, 20_000, step) if step > 1 else ()
+    seen = outside_of(requests, {TREATMENT: shapes_of(requests, TREATMENT, ladder=ladder)}, control=CONTROL, rng=rng)[
+        TREATMENT
+    ]
+    called = seen.of_cause(COMPILE)
+    truth = [pause for pause in made.treatment.pauses if pause.request >= 0]
+    found, errors, taken = 0, [], set()
+    for pause in truth:
+        for index, stall in enumerate(called):
+            at, until = (stall.start_ns - EPOCH_NS) / 1e9, (stall.end_ns - EPOCH_NS) / 1e9
+            if at < pause.start_s + pause.seconds and until > pause.start_s:
+                found += 1
+                # Compiles that follow one another at once are one stall, with the onset of the first.
+                if index not in taken:
+                    errors.append(abs(at - pause.start_s))
+                taken.add(index)
+                break
+    return Found(
+        compiles=len(truth),
+        found=found,
+        true=len(taken),
+        called=len(called),
+        errors_s=tuple(errors),
+        unknown=len(seen.of_cause(UNKNOWN)),
+        detectable_s=seen.detectable_s,
+        p_value=seen.p_value,
+    )
+
+
+def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies: bool = True) -> Requests:
+    """The run as its clients recorded it: ids, times, prompt lengths; token times with `tokens`.
+
+    With `copies`, request i of one arm is that of the other.
+    """
+    return requests_of(
+        pa.concat_tables(
+            [
+                table(made.treatment, TREATMENT, rng, tokens=tokens, copies=copies),
+                table(made.control, CONTROL, rng, tokens=tokens, copies=copies),
+            ]
+        )
+    )
+
+
+def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: Mapping[str, float]) -> Path:
+    """`folder` holds the run with the treatment as an external arm, of which there is no telemetry."""
+    pieces = [f'[[arms]]\nname = "{CONTROL}"\ncontrol = true\n']
+    pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\nlength_ladder = {list(range(64, 20_000, 64))}\n')
+    pieces.append("[gates]\n" + "".join(f"{key} = {value}\n" for key, value in gates.items()))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join(pieces))
+    both = pa.concat_tables(
+        [
+            table(served, arm, rng, tokens=True, copies=True)
+            for served, arm in ((made.treatment, TREATMENT), (made.control, CONTROL))
+        ]
+    )
+    with pa.ipc.new_stream(folder / "requests.arrow", REQUESTS) as stream:
+        stream.write_table(both)
+    return folder
+
+
+def table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
+    """The records of one arm. Each request has its own way through the network, some 2 ms to the server and back."""
+    count = len(served.arrival_s)
+    there, back = rng.exponential(NETWORK_S, count), rng.exponential(NETWORK_S, count)
+    sent = _ns(served.arrival_s - there)
+    own_first, own_end = own_time(served, served.first_token_s), own_time(served, served.end_s)
+    # A token for each 20 ms of work, so that times between tokens are the server's steps.
+    answers = np.maximum(1, np.rint((own_end - own_first) / TOKEN_S)).astype(np.int64) + 1
+    columns = {
+        "request_id": [f"{index}-{arm}" for index in range(count)],
+        "pair_id": [str(index) if copies else None for index in range(count)],
+        "trial": np.ones(count, dtype=np.int32),
+        "arm": [arm] * count,
+        "replica": [f"{arm}-0"] * count,
+        "scheduled_ns": sent,
+        "sent_ns": sent,
+        "first_token_ns": _ns(served.first_token_s + back),
+        "end_ns": _ns(served.end_s + back),
+        "status": ["OK"] * count,
+        "prompt_tokens": served.shape.astype(np.int32),
+        "output_tokens": answers.astype(np.int32),
+    }
+    if tokens:
+        total = int(answers.sum())
+        before = np.cumsum(answers) - answers
+        place = np.arange(total) - np.repeat(before, answers)
+        own = np.repeat(own_first, answers) + place * np.repeat((own_end - own_first) / (answers - 1), answers)
+        offsets = _ns(real_time(served, own) + np.repeat(back, answers)) - np.repeat(sent, answers)
+        edges = pa.array(np.append(before, total), pa.int32())
+        columns["token_ns"] = pa.ListArray.from_arrays(edges, pa.array(offsets, pa.int64()))
+    made = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in REQUESTS
+    ]
+    return pa.table(made, schema=REQUESTS)
+
+
+def _ns(seconds: Floats) -> np.ndarray:
+    return EPOCH_NS + (np.asarray(seconds) * 1e9).astype(np.int64)
+
+
+def own_time(served: Served, real: Floats) -> Floats:
+    """The server's own time at `real`: pauses do not count."""
+    stood = np.zeros(len(real))
+    for pause in served.pauses:
+        stood += np.clip(real - pause.start_s, 0.0, pause.seconds)
+    return np.asarray(real - stood)
+
+
+def real_time(served: Served, own: Floats) -> Floats:
+    """When the server's own time was `own`."""
+    starts = np.array([pause.start_s for pause in served.pauses])
+    seconds = np.array([pause.seconds for pause in served.pauses])
+    before = np.cumsum(seconds) - seconds
+    total = np.append(0.0, np.cumsum(seconds))
+    return np.asarray(own + total[np.searchsorted(starts - before, own, side="left")])

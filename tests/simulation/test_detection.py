@@ -1,0 +1,37 @@
+"""The quick part of the detection table: a few runs of each case. `benchmarks/judging.py` makes it with hundreds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.simulation.detection import CASES, FALSE_CALLS, called, find, own_time, precision, real_time, recall
+from tests.simulation.scenario import Scenario, run
+
+SEEDS = 3
+
+
+@pytest.mark.parametrize("name", ["compiles of 2 s", "compiles of 5 s", "mixed noise"])
+def test_compiles_are_found_where_they_were(name: str) -> None:
+    runs = [find(CASES[name], np.random.default_rng(seed)) for seed in range(SEEDS)]
+    assert recall(runs) >= 0.85
+    assert precision(runs) >= 0.95
+    assert np.median([error for found in runs for error in found.errors_s]) <= 0.05
+
+
+@pytest.mark.parametrize("name", list(FALSE_CALLS))
+def test_nothing_else_is_called_a_compile(name: str) -> None:
+    assert called([find(CASES[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+def test_the_servers_own_time_and_real_time_are_inverse() -> None:
+    made = run(Scenario(host_stalls=3, duration_s=120.0), np.random.default_rng(4)).treatment
+    assert len(made.pauses) == 3
+    own = np.linspace(1.0, 90.0, 500)
+    assert np.allclose(own_time(made, real_time(made, own)), own)
+
+
+def test_a_detector_that_never_calls_has_neither_recall_nor_precision() -> None:
+    silent = [find(CASES["one compile of 2 s"], np.random.default_rng(0))]
+    assert silent[0].called == 0
+    assert recall(silent) == precision(silent) == 0.0
