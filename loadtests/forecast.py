@@ -6,13 +6,13 @@ sizes up to the slots, which every policy can warm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analysis.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
+from loadtests.columns import aligned
 from loadtests.traces import Trace
 from servers.config import ConfigError
 
@@ -255,16 +255,4 @@ def forecast_text(found: dict[str, Any]) -> str:
         if seconds:
             cells[3:3] = [f"{row['warm_up_s']:,.0f} s", f"{row['stalled_s']:,.0f} s"]
         rows.append(cells)
-    return "\n".join([*lines, "", *_aligned(rows)])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            cell.ljust(width) if column in (0, last) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return "\n".join([*lines, "", *aligned(rows)])

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.breakeven import Capacity, Span, Start, break_even_rows, weigh
+from analysis.report.breakeven import payoffs
+from analysis.report.html import html_report
+from analysis.report.markdown import markdown_report
+from analysis.rollout import Rollout
+
+
+def summary(load: float | None) -> dict[str, Any]:
+    rollout = Rollout(load_rps=load)
+    start = Start(serving_s=304.0, warmup_s=300.0, memory_bytes=2.0**30)
+    control = Capacity(source="search", rps=Span(low=7.0, seen=8.0, high=10.0), trials=2)
+    new = Capacity(source="search", rps=Span(low=9.0, seen=16.0, high=20.0), trials=2)
+    rows = [
+        weigh("eager", own=control, control=None, start=Start(), rollout=rollout, verdict=None),
+        weigh("<new>", own=new, control=control, start=start, rollout=rollout, verdict="PASS"),
+    ]
+    return {"name": "search", "overall": "PASS", "break_even": break_even_rows(rows, rollout)}
+
+
+def test_ranges_read_as_seen_with_their_limits() -> None:
+    found = payoffs(summary(200.0))
+    eager, new = found.arms
+    assert (new.holds, new.needs, new.start, new.memory) == ("16 (9 to 20)", "13 (10 to 23)", "304 s", "1 GiB")
+    assert new.hours == "5 min 29 s (2 min 40 s to never)"
+    assert (eager.saves, eager.hours, eager.requests) == ("–", "–", "–")
+    assert found.saves == "GPUs saved"
+    assert payoffs(summary(None)).saves == "GPU-seconds saved a request"
+
+
+def test_reports_show_it_and_stay_silent_without_it() -> None:
+    markdown, html = markdown_report(summary(200.0)), html_report(summary(200.0))
+    assert "### When it pays" in markdown
+    assert 'id="pays"' in html
+    assert "&lt;new&gt;" in html
+    assert "<new>" not in html
+    assert payoffs({}).arms == ()
+    assert "When it pays" not in markdown_report({"name": "plain"})
+    assert 'id="pays"' not in html_report({"name": "plain"})
