@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.counterfactual import counterfactual
 from analysis.gates import CompileFacts
 from analysis.judgement import Judgement
-from analysis.quantiles import quantile, quantiles
+from analysis.outside.row import outside_row
+from analysis.quantiles import quantiles
 from analysis.records import METRICS
 from analysis.run import Run
 from analysis.slo import meets_all
-from analysis.spikes import windows_of, without_stalls_ms
+from analysis.spikes import CAUSES, excursions, windows_of
 from analysis.startup import compiler_facts, startup_row
 
 Bools = npt.NDArray[np.bool_]
@@ -52,15 +55,17 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "slo": [
             {
                 "key": target.key,
+                "phase": "cold" if target.cold else "all",
                 "limit": target.limit,
                 "value": gate.value,
                 "verdict": gate.verdict,
                 "reason": gate.reason,
             }
-            for target, gate in zip(run.targets, judgement.slo[arm], strict=True)
+            for target, gate in zip((*run.targets, *run.cold_targets), judgement.slo[arm], strict=True)
         ],
         "external": _external_row(run, arm),
-        "compile": _compile_row(run, arm, judgement.facts[arm]),
+        "compile": _compile_row(run, arm, judgement.facts[arm], judgement.parts[arm]),
+        "blackbox": outside_row(run, judgement.outside[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
         "deaths": len(run.deaths(arm)),
@@ -128,19 +133,20 @@ _COMPILE_COLUMNS = (
     *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits"),
     *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
     *("requests_hit", "requests_hit_pct", "graph_breaks", "cudagraph_skips"),
-    *(f"p99_{metric}_ms_without" for metric in ("ttft", "e2e")),
-    *(f"p99_{metric}_explained_pct" for metric in ("ttft", "e2e")),
+    *("cold", "steady"),
+    "causes",
+    *(f"p99_{metric}_ms_without{end}" for metric in ("ttft", "e2e") for end in ("", "_low", "_high")),
+    *(f"p99_{metric}_explained{end}_pct" for metric in ("ttft", "e2e") for end in ("", "_low", "_high")),
 )
 
 
-def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
+def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
     events = [event for event in run.events if event.arm == arm]
     warmup = [event for event in events if not event.serving]
     serving = run.serving_events(arm)
     if run.external(arm):
         return dict.fromkeys(_COMPILE_COLUMNS)
     known = run.records.events is not None
-    usable = run.of_arm(arm) & run.usable
     warmup_s = 0.0
     for trial, replica in sorted({(event.trial, event.replica or "") for event in warmup}):
         warmup_s += windows_of(
@@ -162,14 +168,48 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
         "stall_s_per_min": facts.stall_s_per_min if known else None,
         "requests_hit": facts.requests_hit,
         "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if facts.requests else None,
+        "causes": _causes(run, arm) if known else None,
         **compiler_facts(run.records.directory, arm),
+        **{part: _part_row(own) if known else None for part, own in parts.items()},
     }
     for metric in ("ttft", "e2e"):
-        with_stalls = quantile(run.requests.metric_ms(metric)[usable], 0.99)
-        without = quantile(without_stalls_ms(run.requests, run.attribution, metric)[usable], 0.99)
-        row[f"p99_{metric}_ms_without"] = without
-        row[f"p99_{metric}_explained_pct"] = 100.0 * (1.0 - without / with_stalls) if with_stalls > 0 else None
+        found = counterfactual(run, arm, metric)
+        row[f"p99_{metric}_ms_without"] = found.without_ms
+        row[f"p99_{metric}_ms_without_low"] = found.low_ms
+        row[f"p99_{metric}_ms_without_high"] = found.high_ms
+        row[f"p99_{metric}_explained_pct"] = found.explained_pct
+        row[f"p99_{metric}_explained_low_pct"] = found.explained_low_pct
+        row[f"p99_{metric}_explained_high_pct"] = found.explained_high_pct
     return row
+
+
+def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
+    """What compiles did to the arm's requests, and what the requests that took much too long are put down to."""
+    own = np.flatnonzero(run.of_arm(arm) & ~run.requests.broken)
+    beyond = excursions(run.requests, run.attribution, arm=arm, control=run.control)
+    rows = {}
+    for code, cause in reversed(list(enumerate(CAUSES))):
+        held = own[run.attribution.cause[own] == code]
+        mine = run.attribution.cause[beyond.rows] == code
+        rows[cause] = {
+            "requests": int(held.size),
+            "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
+            "excursions": int(mine.sum()),
+            "excess_s": float(beyond.excess_ms[mine].sum()) / 1e3,
+        }
+    return rows
+
+
+def _part_row(facts: CompileFacts) -> dict[str, Any]:
+    """What compiles did in the cold starts, or past them."""
+    return {
+        "recompiles": facts.recompiles,
+        "longest_event_s": facts.longest_event_s,
+        "longest_stall_s": facts.longest_stall_s,
+        "stall_s_per_min": facts.stall_s_per_min,
+        "requests_hit": facts.requests_hit,
+        "requests": facts.requests,
+    }
 
 
 def _eager_fallback_pct(run: Run, arm: str) -> float | None:

@@ -7,11 +7,15 @@ happened: they FAIL in a run of any length.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.compare import METRIC_NAMES, Comparison
-from analysis.limits import GateLimits
-from analysis.slo import ShareResult, SloTarget
+from analysis.limits import CompileBudget
+from analysis.rates import RateComparison
+from analysis.slo import ShareResult
+from analysis.targets import SloTarget
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 
@@ -22,7 +26,7 @@ class Gate:
 
     arm: str
     gate: str
-    kind: str  # noninferiority | slo | goodput | recompile | error
+    kind: str  # noninferiority | slo | cold | goodput | recompile | error | parity
     value: float | None
     limit: float | None
     unit: str  # ratio | ms | count | s | pct
@@ -30,12 +34,12 @@ class Gate:
     reason: str
     needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
     blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
-    unseen: bool = False  # no run can tell: the arm shows nothing of it
+    unseen: bool = False  # open because the arm is only seen from outside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFacts:
-    """What the telemetry says of one arm while it served."""
+    """What the telemetry says of one arm while it served, or in one part of that time."""
 
     known: bool
     recompiles: int  # over all trials
@@ -46,7 +50,6 @@ class CompileFacts:
     requests_hit: int
     requests: int
     trials: int
-    seen: bool = True  # whether the arm has telemetry at all; an external one has none
 
 
 def noninferiority_gate(comparison: Comparison, needed_s: float | None) -> Gate:
@@ -72,27 +75,57 @@ def noninferiority_name(comparison: Comparison) -> str:
 
 def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, needed_s: float | None) -> Gate:
     """Whether the arm keeps the target, with the count behind it."""
-    share = f"{result.missed} of {result.requests} requests"
+    what = "token gaps" if target.metric == "itl" else "requests"
+    share = f"{result.missed} of {result.requests} {'cold ' if target.cold else ''}{what}"
     sure = f"the true share may lie between {_pct(result.low)} and {_pct(result.high)}"
     if target.quantile is None:
         seen, name = f"{share} failed", f"at most {target.limit:g} % errors"
     else:
         label = f"p{100.0 * target.quantile:.10g} {METRIC_NAMES[target.metric]}"
-        seen, name = f"{share} took longer than {target.limit:g} ms", f"{label} within {target.limit:g} ms"
+        bound = "below" if target.strict else "within"
+        seen = f"{share} took {'' if target.strict else 'longer than '}{target.limit:g} ms"
+        seen += " or longer" if target.strict else ""
+        name = f"{label} {bound} {target.limit:g} ms"
     if not result.requests:
         reason = f"No request to judge {name}."
     else:
         reason = f"{seen}; {name} allows {_pct(result.allowed)}, {sure}."
     return Gate(
         arm=arm,
-        gate=f"slo {target.key}",
-        kind="slo",
+        gate=f"{'cold ' if target.cold else ''}slo {target.key}",
+        kind="cold" if target.cold else "slo",
         value=None if math.isnan(value) else value,
         limit=target.limit,
         unit="pct" if target.quantile is None else "ms",
         verdict=result.verdict,
         reason=reason,
         needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
+    )
+
+
+def goodput_ratio_gate(rate: RateComparison, least: float, needed_s: float | None) -> Gate:
+    """Whether the arm surely makes at least `least` times the control's goodput of the same load."""
+    verdict = INCONCLUSIVE
+    if rate.ratio is None:
+        reason = f"Goodput cannot be compared: {rate.obstacle}."
+    else:
+        seen = f"Goodput is {rate.ratio:.3f} times that of {rate.control}"
+        shares = f"{rate.share_pct:.4g} % of the requests are good, {rate.control_share_pct:.4g} % of {rate.control}'s"
+        if rate.low is None or rate.high is None:
+            reason = f"{seen}; {shares}; there are no limits: {rate.obstacle or 'so few blocks set none'}."
+        else:
+            verdict = PASS if rate.low >= least else FAIL if rate.high < least else INCONCLUSIVE
+            reason = f"{seen} (between {rate.low:.3f} and {rate.high:.3f}), at least {least:g} is asked for; {shares}."
+    return Gate(
+        arm=rate.arm,
+        gate="goodput ratio",
+        kind="goodput",
+        value=rate.ratio,
+        limit=least,
+        unit="ratio",
+        verdict=verdict,
+        reason=reason,
+        needed_s=needed_s if verdict == INCONCLUSIVE else None,
     )
 
 
@@ -141,62 +174,124 @@ def death_gate(arm: str, deaths: int) -> Gate:
     )
 
 
-def recompile_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Gate]:
-    """The four gates on compiles while serving: facts, so they FAIL in a run of any length."""
+def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, part: str = "") -> list[Gate]:
+    """The four gates on compiles while serving: facts, so they FAIL in a run of any length.
+
+    `part` is "cold" or "steady" where the two have budgets of their own.
+    """
+    during = {"": "while serving", "cold": "in the cold start", "steady": "past the cold start"}[part]
     per_trial = "" if facts.trials == 1 else f" in one trial, {facts.recompiles} in all"
     hit_pct = 100.0 * facts.requests_hit / facts.requests if facts.requests else 0.0
     waited = f"{facts.requests_hit} of {facts.requests} requests waited"
-    count = f"{facts.most_in_a_trial} recompile{'' if facts.most_in_a_trial == 1 else 's'} while serving{per_trial}"
+    count = f"{facts.most_in_a_trial} recompile{'' if facts.most_in_a_trial == 1 else 's'} {during}{per_trial}"
     if facts.most_in_a_trial:
-        count += f", longest {facts.longest_event_s:.1f} s, limit {limits.max_recompiles}; {waited}"
+        count += f", longest {facts.longest_event_s:.1f} s, limit {budget.max_recompiles}; {waited}"
     else:
-        count += f", limit {limits.max_recompiles}"
+        count += f", limit {budget.max_recompiles}"
     rows: list[tuple[str, float, float, str, str]] = [
-        ("recompiles", float(facts.most_in_a_trial), float(limits.max_recompiles), "count", f"{count}."),
+        ("recompiles", float(facts.most_in_a_trial), float(budget.max_recompiles), "count", f"{count}."),
         (
             "longest stall",
             facts.longest_stall_s,
-            limits.max_stall_s,
+            budget.max_stall_s,
             "s",
-            f"Compiles held up one request for {facts.longest_stall_s:.2g} s, limit {limits.max_stall_s:g} s.",
+            f"Compiles held up one request for {facts.longest_stall_s:.2g} s, limit {budget.max_stall_s:g} s.",
         ),
         (
             "stall per minute",
             facts.stall_s_per_min,
-            limits.max_stall_s_per_min,
+            budget.max_stall_s_per_min,
             "s",
-            f"Compiles took {facts.stall_s_per_min:.2g} s of each minute, limit {limits.max_stall_s_per_min:g} s.",
+            f"Compiles took {facts.stall_s_per_min:.2g} s of each minute, limit {budget.max_stall_s_per_min:g} s.",
         ),
         (
             "requests hit",
             hit_pct,
-            limits.max_requests_hit_pct,
+            budget.max_requests_hit_pct,
             "pct",
-            f"{waited} for a compile ({hit_pct:.3g} %), limit {limits.max_requests_hit_pct:g} %.",
+            f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
         ),
     ]
     gates = []
     for name, value, limit, unit, reason in rows:
-        unknown = not facts.known or not facts.seen
-        undecided = unknown or (facts.requests == 0 and value <= limit)
+        undecided = not facts.known or (facts.requests == 0 and value <= limit)
         gates.append(
             Gate(
                 arm=arm,
-                gate=name,
+                gate=f"cold {name}" if part == "cold" else name,
                 kind="recompile",
-                value=None if unknown else value,
+                value=value if facts.known else None,
                 limit=limit,
                 unit=unit,
                 verdict=INCONCLUSIVE if undecided else FAIL if value > limit else PASS,
-                reason=(
-                    f"No telemetry: {arm} is external and shows none of its compiles. Black-box detection applies, "
-                    "and latencies and errors are judged as ever."
-                    if not facts.seen
-                    else "No compile events were recorded for this arm, so nothing is known."
-                    if unknown
-                    else reason
-                ),
-                unseen=not facts.seen,
+                reason=reason if facts.known else "No compile events were recorded for this arm, so nothing is known.",
             )
         )
     return gates
+
+
+def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, asked: bool) -> Gate:
+    """Whether the arm computes what the control does, by whatever was measured of it.
+
+    `measured` is what `tailgate parity` found before the traffic, `answers` what each replica answered after it to the
+    prompts that every arm got; `asked` says that the experiment wants the first. In float32 the answers must be equal;
+    in lower precision rounding may turn a token, and all that follow it, so that they only show that a replica
+    answers.
+    """
+    found: list[tuple[str, str]] = []
+    if measured:
+        verdict = str(measured.get("verdict"))
+        told = measured.get("reasons")
+        said = " ".join(str(reason) for reason in told) if isinstance(told, list) else ""
+        found.append(
+            (PASS, "It computes what the control does, as nearly as its dtype lets it.")
+            if verdict == PASS
+            else (FAIL if verdict == FAIL else INCONCLUSIVE, f"Parity before the traffic is {verdict}: {said}")
+        )
+    elif asked:
+        found.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
+    if answers:
+        found.append(judge_answers(arm, answers))
+    # A FAIL is said before what is open, and both before what passed.
+    order = (FAIL, INCONCLUSIVE, PASS)
+    found.sort(key=lambda item: order.index(item[0]))
+    same, of = (sum(int(row.get(key) or 0) for row in answers) for key in ("same", "of"))
+    return Gate(
+        arm=arm,
+        gate="parity",
+        kind="parity",
+        value=float(of - same) if of and _is_exact(answers) else None,
+        limit=0.0 if of and _is_exact(answers) else None,
+        unit="count",
+        verdict=found[0][0] if found else INCONCLUSIVE,
+        reason=" ".join(reason for _, reason in found) or "Nothing was measured of it.",
+    )
+
+
+def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """(verdict, reason) of the answers that the arm's replicas gave after the traffic."""
+    silent = [row for row in rows if row.get("error")]
+    differ = [row for row in rows if row.get("departs") is not None]
+    same, asked = (sum(int(row.get(key) or 0) for row in rows) for key in ("same", "of"))
+    told = f"{same} of {asked} greedy answers of {arm} after the traffic are the control's"
+    if _is_exact(rows) and differ:
+        return FAIL, f"{told}, first other at {_departure(differ[0])}: in float32 they must be equal."
+    if silent:
+        who = silent[0].get("replica", arm)
+        return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent[0].get('error')}."
+    if not asked:
+        return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
+    return PASS, f"{told}{', which lower precision allows' if differ else ''}."
+
+
+def _is_exact(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return all(row.get("dtype") == "float32" for row in rows)
+
+
+def _departure(row: Mapping[str, Any]) -> str:
+    departs, prompts = row.get("departs"), row.get("prompts")
+    try:
+        question, token = departs  # type: ignore[misc]
+        return f"token {token + 1} after a prompt of {prompts[question]} tokens"  # type: ignore[index]
+    except (TypeError, ValueError, IndexError):
+        return "an unknown place"

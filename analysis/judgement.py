@@ -12,64 +12,70 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from analysis.compare import Comparison, Sample, compare, decide
+from analysis.checks.arms import check_answers, check_comparable, check_equal_work
+from analysis.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
+from analysis.checks.statistics import (
+    TAIL_REQUESTS,
+    check_autocorrelation,
+    check_blocks,
+    check_cold_starts,
+    check_cross,
+    check_length,
+    check_tail,
+)
+from analysis.checks.traffic import (
+    check_control_errors,
+    check_generator_lag,
+    check_interference,
+    check_open_loop,
+    check_sample_ratio,
+    slowdown_during,
+    starts_after_ends,
+)
+from analysis.compare import Comparison
+from analysis.comparisons import Comparisons, blocks_at, comparisons
 from analysis.gates import (
     INCONCLUSIVE,
     CompileFacts,
     Gate,
     death_gate,
     error_gate,
+    goodput_ratio_gate,
     noninferiority_gate,
+    parity_gate,
     recompile_gates,
     slo_gate,
 )
 from analysis.generators import check_generators
+from analysis.outside.firstseen import shapes_of
+from analysis.outside.gates import outside_gates
+from analysis.outside.view import Outside, outside_of
 from analysis.planner import comparison_needed_s, share_needed_s
-from analysis.records import METRICS
-from analysis.run import SECOND, Run
+from analysis.rates import RateComparison, compare_rates
+from analysis.run import SECOND, Run, mapping
 from analysis.saturation import brackets, goodput_gate, is_search
-from analysis.slo import ShareResult, SloTarget, judge_share, misses, observed
-from analysis.spikes import RECOMPILE_KINDS, normal_e2e_ms, windows_of
-from analysis.validity import (
-    LENGTH_CHECKS,
-    TAIL_REQUESTS,
-    Check,
-    apply_checks,
-    check_answers,
-    check_autocorrelation,
-    check_blocks,
-    check_comparable,
-    check_complete,
-    check_control_errors,
-    check_counts,
-    check_cross,
-    check_cut,
-    check_deaths,
-    check_equal_work,
-    check_generator_lag,
-    check_interference,
-    check_length,
-    check_open_loop,
-    check_parity,
-    check_records,
-    check_sample_ratio,
-    check_tail,
-    slowdown_during,
-)
+from analysis.slo import ShareResult, judge_share, observed, units
+from analysis.spikes import RECOMPILE_KINDS, CompileEvent, normal_e2e_ms, windows_of
+from analysis.targets import SloTarget
+from analysis.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.verdict import Advice, advise, combined, headline
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What was found of a run. Mappings are by arm."""
 
-    steady: tuple[Comparison, ...]  # on these the gates rest
-    everything: tuple[Comparison, ...]  # cold start and compiles included; reported beside
-    facts: Mapping[str, CompileFacts]
-    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks
+    steady: tuple[Comparison, ...]  # those that gate
+    beside: tuple[Comparison, ...]  # all others, of every phase
+    rates: tuple[RateComparison, ...]
+    facts: Mapping[str, CompileFacts]  # of all that an arm served
+    outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
+    parts: Mapping[str, Mapping[str, CompileFacts]]  # of its cold start and of what came after, by "cold" and "steady"
+    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
     verdicts: Mapping[str, str]  # of the treatments
@@ -82,24 +88,34 @@ def judge(run: Run) -> Judgement:
     """The judgement on the run. The same records and seed give an equal one."""
     # A search drives the arms past what they hold, so their latency over all of it says nothing.
     search = is_search(run)
-    steady = () if search else _comparisons(run, "steady")
-    checks = _checks(run, steady)
+    compared = Comparisons() if search else comparisons(run)
+    rates = () if search else compare_rates(run)
+    checks = _checks(run, compared.gated)
     facts = {arm: _compile_facts(run, arm) for arm in run.arms}
-    slo = {arm: tuple(_slo_gate(run, arm, target) for target in run.targets) for arm in run.arms}
+    parts = {arm: {part: _compile_facts(run, arm, part) for part in ("cold", "steady")} for arm in run.arms}
+    outside = _outside(run)
+    slo = {arm: tuple(_slo_gate(run, arm, target) for target in _targets(run)) for arm in run.arms}
     raw: list[Gate] = []
-    for arm in run.treatments if search else ():
-        raw += _search_gates(run, arm, facts[arm])
-    for arm in run.treatments if not search else ():
-        raw += [noninferiority_gate(item, _needed_s(run, item)) for item in steady if item.arm == arm]
-        raw += slo[arm]
-        raw += recompile_gates(arm, facts[arm], run.limits)
-        raw += _error_gates(run, arm)
+    for arm in run.treatments:
+        if search:
+            found = {item.arm: item for item in brackets(run)}
+            raw.append(goodput_gate(found[arm], found[run.control], margin=run.limits.margin))
+        else:
+            raw += [noninferiority_gate(item, _needed_s(run, item)) for item in compared.gated if item.arm == arm]
+            raw += slo[arm]
+            raw += _goodput_gates(run, [item for item in rates if item.arm == arm])
+        raw += _recompile_gates(run, arm, facts[arm], parts[arm], outside[arm])
+        raw += _death_gates(run, arm) if search else _error_gates(run, arm)
+        raw += _parity_gates(run, arm)
     gates = [_with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
-        steady=steady,
-        everything=() if search else _comparisons(run, "all"),
+        steady=compared.gated,
+        beside=compared.beside,
+        rates=rates,
         facts=facts,
+        outside=outside,
+        parts=parts,
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
@@ -108,48 +124,6 @@ def judge(run: Run) -> Judgement:
         headline=headline(verdicts, gates, checks, run.control),
         advice=advise(gates, checks),
     )
-
-
-# --- Comparisons ------------------------------------------------------------------------------------------------------
-
-
-def _comparisons(run: Run, phase: str) -> tuple[Comparison, ...]:
-    return tuple(
-        decide([_comparison(run, arm, metric, phase) for arm in run.treatments for metric in run.limits.metrics])
-    )
-
-
-def _comparison(run: Run, arm: str, metric: str, phase: str) -> Comparison:
-    """The undecided comparison of `arm` with the control.
-
-    The steady phase leaves out the cold start and every request in flight while one of the two compiled. Both arms
-    lose the same stretches, and under a mirrored design a request and its copy go together.
-    """
-    values = run.requests.metric_ms(metric)
-    samples = []
-    for name in (arm, run.control):
-        mask = run.of_arm(name) & run.usable & ~np.isnan(values)
-        samples.append(run.steady(mask, (arm, run.control)) if phase == "steady" else np.flatnonzero(mask))
-    pairs = [run.requests.pair[rows] for rows in samples]
-    paired = run.design == "mirrored" and all(len(pair) > 0 and bool((pair >= 0).all()) for pair in pairs)
-    if paired:
-        shared = np.intersect1d(pairs[0], pairs[1])
-        samples = [rows[np.isin(pair, shared)] for rows, pair in zip(samples, pairs, strict=True)]
-    treatment, control = (
-        Sample(values=values[rows], block=run.block[rows], trial=run.requests.trial[rows]) for rows in samples
-    )
-    place = (run.arms.index(arm), METRICS.index(metric), ("steady", "all").index(phase))
-    result = compare(
-        treatment,
-        control,
-        q=run.limits.quantile,
-        margin=run.limits.margin,
-        alpha=run.limits.alpha,
-        draws=run.limits.draws,
-        rng=run.rng(0, *place),
-        paired=paired,
-    )
-    return replace(result, arm=arm, control=run.control, metric=metric, phase=phase)
 
 
 def _needed_s(run: Run, item: Comparison) -> float | None:
@@ -163,38 +137,129 @@ def _overhead_s(run: Run) -> float:
 # --- Gates ------------------------------------------------------------------------------------------------------------
 
 
+def _targets(run: Run) -> tuple[SloTarget, ...]:
+    return (*run.targets, *run.cold_targets)
+
+
 def _slo_gate(run: Run, arm: str, target: SloTarget) -> Gate:
+    """Whether the arm keeps the target: over all traffic, or over the cold starts, each of which is one observation."""
     mask = run.of_arm(arm) & run.usable
-    missed, counts = misses(run.requests, target)
-    result, needed = _share(run, missed, counts & mask, target.allowed_share)
-    return slo_gate(arm, target, result, observed(run.requests, mask, target), needed)
+    if target.cold:
+        mask &= run.cold
+    found = units(run.requests, mask, target)
+    trial = run.requests.trial[found.row]
+    block = trial if target.cold else blocks_at(run, trial, found.at_ns)
+    result, needed = _share(run, found.missed, block, target.allowed_share)
+    value = observed(run.requests, mask, target)
+    return slo_gate(arm, target, result, value, None if target.cold else needed)
 
 
-def _search_gates(run: Run, arm: str, facts: CompileFacts) -> list[Gate]:
-    """What a saturation search judges: the load held, and what must not happen under any load."""
-    found = {item.arm: item for item in brackets(run)}
-    gates = [goodput_gate(found[arm], found[run.control], margin=run.limits.margin)]
-    gates += recompile_gates(arm, facts, run.limits)
-    # Nobody watches the process of an external arm: its death shows in errors.
-    return gates if run.external(arm) else [*gates, death_gate(arm, len(run.deaths(arm)))]
+def _goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
+    """One where the experiment asks for a share of the control's goodput."""
+    least = run.limits.min_goodput_ratio
+    if least is None:
+        return []
+    return [
+        goodput_ratio_gate(rate, least, _needed_s(run, _turned(rate, least)) if least > 0 else None)
+        for rate in rates
+        if rate.rate == "goodput"
+    ]
+
+
+def _turned(rate: RateComparison, least: float) -> Comparison:
+    """The rate as a comparison that must stay below a limit: the control's goodput over the arm's, below 1 / least."""
+    return Comparison(
+        quantile=0.5,
+        margin=1.0 / least - 1.0,
+        alpha=rate.alpha,
+        ratio=1.0 / rate.ratio if rate.ratio else None,
+        spread=rate.spread,
+        method=rate.method,
+        blocks=rate.blocks,
+        groups=rate.groups,
+        trials=rate.trials,
+        requests=rate.requests,
+        obstacle=rate.obstacle,
+    )
+
+
+def _outside(run: Run) -> dict[str, Outside]:
+    # Nothing restarts an external arm: what it compiled in one trial it has in the next.
+    shapes = {
+        arm: shapes_of(run.requests, arm, ladder=run.length_ladder(arm), restarts=not run.external(arm))
+        for arm in run.arms
+    }
+    return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
+
+
+def _recompile_gates(
+    run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside
+) -> list[Gate]:
+    cold = run.limits.cold
+    if run.external(arm):
+        return _external_gates(run, facts, parts, outside)
+    if cold is None:
+        return recompile_gates(arm, facts, run.limits.budget)
+    return [
+        *recompile_gates(arm, parts["steady"], run.limits.budget, part="steady"),
+        *recompile_gates(arm, parts["cold"], cold, part="cold"),
+    ]
+
+
+def _external_gates(run: Run, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
+    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
+    ends = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
+    minutes = run.replicas(outside.arm) / 60.0
+    budget, cold = run.limits.budget, run.limits.cold
+    if cold is None:
+        return outside_gates(outside, budget, requests=facts.requests, minutes=run.seconds * minutes)
+    return [
+        *outside_gates(
+            outside,
+            budget,
+            requests=parts["steady"].requests,
+            minutes=(run.seconds - cold_s) * minutes,
+            part="steady",
+            cold_ns=ends,
+        ),
+        *outside_gates(
+            outside, cold, requests=parts["cold"].requests, minutes=cold_s * minutes, part="cold", cold_ns=ends
+        ),
+    ]
 
 
 def _error_gates(run: Run, arm: str) -> list[Gate]:
     requests = run.requests
     counts = run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed)
-    result, needed = _share(run, requests.failed, counts, run.limits.max_error_pct / 100.0)
+    result, needed = _share(run, requests.failed[counts], run.block[counts], run.limits.max_error_pct / 100.0)
     gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]
-    if run.records.trials and not run.external(arm):
-        gates.append(death_gate(arm, len(run.deaths(arm))))
-    return gates
+    return [*gates, *_death_gates(run, arm)] if run.records.trials else gates
 
 
-def _share(run: Run, missed: Bools, counts: Bools, allowed: float) -> tuple[ShareResult, float | None]:
-    """The share of `missed` among `counts`, judged, and the run length that would decide it."""
-    result = judge_share(missed[counts], run.block[counts], allowed=allowed, alpha=run.limits.alpha)
+def _death_gates(run: Run, arm: str) -> list[Gate]:
+    # Nobody watches the process of an external arm: its death shows in errors.
+    return [] if run.external(arm) else [death_gate(arm, len(run.deaths(arm)))]
+
+
+def _parity_gates(run: Run, arm: str) -> list[Gate]:
+    """One gate where something can be said: parity was measured or asked for, or answers must be equal or are missing.
+
+    Answers in lower precision alone judge nothing.
+    """
+    answers = run.answers(arm)
+    asked = mapping(run.records.experiment.get("parity")).get("full") is True
+    told = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
+    if not (run.parity(arm) or asked or told):
+        return []
+    return [parity_gate(arm, run.parity(arm), answers, asked=asked)]
+
+
+def _share(run: Run, missed: Bools, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
+    """The share that `missed`, judged over blocks, and the run length that would decide it."""
+    result = judge_share(missed, block, allowed=allowed, alpha=run.limits.alpha)
     needed = share_needed_s(
         result,
-        requests_per_s=run.rate(int(counts.sum())),
+        requests_per_s=run.rate(len(missed)),
         block_s=run.block_s,
         min_blocks=run.limits.min_blocks,
         alpha=run.limits.alpha,
@@ -202,27 +267,49 @@ def _share(run: Run, missed: Bools, counts: Bools, allowed: float) -> tuple[Shar
     return result, needed
 
 
-def _compile_facts(run: Run, arm: str) -> CompileFacts:
-    serving = run.serving_events(arm)
+def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
+    """What compiles did to the arm while it served: in its cold starts, past them ("steady"), or in all."""
+    cold_end = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
+
+    def within(event: CompileEvent) -> bool:
+        return not part or (event.start_ns < cold_end.get(event.trial, 0)) is (part == "cold")
+
+    serving = [event for event in run.serving_events(arm) if within(event)]
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
     own = run.of_arm(arm) & ~run.requests.broken
+    if part:
+        own &= run.cold if part == "cold" else ~run.cold
     stalls = run.attribution.stall_ms[own]
-    minutes = run.seconds / 60.0 * run.replicas(arm)
+    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
+    seconds = {"": run.seconds, "cold": cold_s, "steady": run.seconds - cold_s}[part]
+    minutes = seconds / 60.0 * run.replicas(arm)
     # An arm that compiles has at least its warm-up to tell of; silence means that its telemetry was lost.
     silent = run.compiles(arm) and not any(event.arm == arm for event in run.events)
     return CompileFacts(
         known=run.records.events is not None and not silent,
-        seen=not run.external(arm),
         recompiles=len(recompiles),
         most_in_a_trial=max(
             (sum(event.trial == trial.number for event in recompiles) for trial in run.trials), default=0
         ),
         longest_event_s=max((event.seconds for event in serving if event.stalls), default=0.0),
         longest_stall_s=float(stalls.max()) / 1e3 if stalls.size else 0.0,
-        stall_s_per_min=run.stall_s(arm) / minutes if minutes > 0 else 0.0,
+        stall_s_per_min=_stall_s(serving) / minutes if minutes > 0 else 0.0,
         requests_hit=int(run.attribution.hit[own].sum()),
         requests=int(own.sum()),
         trials=max(1, len(run.trials)),
+    )
+
+
+def _stall_s(events: Sequence[CompileEvent]) -> float:
+    """Seconds that the events held a replica, summed over replicas and trials."""
+    places = sorted({(event.trial, event.replica or "") for event in events})
+    return sum(
+        windows_of(
+            (event.start_ns, event.end_ns)
+            for event in events
+            if event.stalls and (event.trial, event.replica or "") == place
+        ).seconds
+        for place in places
     )
 
 
@@ -265,14 +352,18 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
     yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
     scheduled = bool(requests.scheduled.all()) if len(requests) else False
-    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency)
-    if run.targets and not search:
+    own = run.of_arm(run.control) & ~requests.broken
+    follows = starts_after_ends(requests.start_ns[own], requests.end_ns[own])
+    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency, follows)
+    if run.cold_targets and not search:
+        yield check_cold_starts(len(run.trials))
+    if (run.targets or run.limits.min_goodput_ratio is not None) and not search:
         yield check_length(run.blocks, limits, run.block_s)
     yield check_interference(*_interference(run))
     answers = run.answers(run.control)
     # a single replica is its own measure
     if len({row.get("replica") for row in answers}) > 1 or any(row.get("error") for row in answers):
-        yield check_answers(run.control, answers, control=True)
+        yield check_answers(run.control, answers)
     if infos:
         for arm in (name for name in run.arms if not run.external(name)):
             yield check_deaths(arm, run.deaths(arm), control=arm == run.control)
@@ -291,10 +382,6 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
     yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
     if outside:
         yield check_equal_work(arm, run.control, run.work(arm))
-    if run.parity(arm):
-        yield check_parity(arm, run.parity(arm))
-    if run.answers(arm):
-        yield check_answers(arm, run.answers(arm), control=False)
     if is_search(run):
         return
     # The arm of the two that lost more, though the check is on the treatment's gates.

@@ -13,7 +13,7 @@ In simulation with spreads up to 0.3 it held the true knee in at least 97 % of 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from scipy import special
 
 from analysis.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.run import SECOND, Run, number
-from analysis.slo import meets_all, misses
+from analysis.slo import meets_all, units
 
 Held = Literal["held", "missed", "undecided"]
 
@@ -115,11 +115,11 @@ def _step(
     held: Held = "held"
     reasons = []
     for target in run.targets:
-        missed, counts = misses(requests, target)
-        seen = int((counts & mask).sum())
-        bad = int((missed & mask).sum())
+        found = units(requests, mask, target)
+        seen, bad = len(found.missed), int(found.missed.sum())
         if seen and bad / seen > target.allowed_share + 1e-12:
-            reasons.append(f"{bad} of {seen} requests miss {target.key}")
+            what = "token gaps" if target.metric == "itl" else "requests"
+            reasons.append(f"{bad} of {seen} {what} miss {target.key}")
     share = run.attainment
     if share is not None and count and good / count < share - 1e-12:
         reasons.append(f"{good} of {count} requests meet every limit, {100 * share:g} % must")
@@ -191,36 +191,60 @@ def brackets(run: Run) -> list[Bracket]:
     return [bracket(arm, steps) for arm in run.arms]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRatio:
+    """What an arm holds over what the control holds. `low` and `high` are the far ends of the two intervals, so that
+    both would have to be wrong for the ratio to lie outside; None where open. `goodput` is of the rates held."""
+
+    arm: str
+    control: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    goodput: float | None
+    trials: int
+
+
+def load_ratio(own: Bracket, control: Bracket) -> LoadRatio:
+    """The ratio of the loads held, with its interval."""
+    return LoadRatio(
+        arm=own.arm,
+        control=control.arm,
+        ratio=_ratio(own.passed_rps, control.passed_rps),
+        low=_ratio(own.low_rps, control.high_rps),
+        high=_ratio(own.high_rps, control.low_rps),
+        goodput=_ratio(own.goodput_rps, control.goodput_rps),
+        trials=min(own.trials, control.trials),
+    )
+
+
 def goodput_gate(own: Bracket, control: Bracket, *, margin: float) -> Gate:
     """Whether the arm surely holds at least 1 - `margin` of the load that the control holds.
 
-    The far ends of the two intervals decide: PASS when even the arm's lower end over the control's upper end is enough,
-    FAIL when the arm's upper end over the control's lower end is not. One trial decides nothing: in it a step that
-    fails makes those after it fail too.
+    PASS when even the lower end of the ratio is enough, FAIL when the upper end is not. One trial decides nothing: in
+    it a step that fails makes those after it fail too.
     """
     limit = 1.0 - margin
-    low = _ratio(own.low_rps, control.high_rps)
-    high = _ratio(own.high_rps, control.low_rps)
-    value = _ratio(own.passed_rps, control.passed_rps)
+    found = load_ratio(own, control)
     said = f"{own.arm} holds {_span(own)} and {control.arm} {_span(control)}"
     verdict, more = INCONCLUSIVE, "more trials narrow that."
     if own.low_rps is None and own.high_rps is None:
         more = "no step was long enough to judge."
     elif control.low_rps is None:
         more = f"start the search lower, so that {control.arm} holds a step."
-    elif min(own.trials, control.trials) < 2:
+    elif found.trials < 2:
         more = "one trial cannot tell how sure that is: run two or more."
-    elif low is not None and low >= limit:
-        verdict, more = PASS, f"at least {low:.2f} times as much, {limit:g} is enough."
-    elif high is not None and high < limit:
-        verdict, more = FAIL, f"at most {high:.2f} times as much, {limit:g} is needed."
+    elif found.low is not None and found.low >= limit:
+        verdict, more = PASS, f"at least {found.low:.2f} times as much, {limit:g} is enough."
+    elif found.high is not None and found.high < limit:
+        verdict, more = FAIL, f"at most {found.high:.2f} times as much, {limit:g} is needed."
     elif own.high_rps is None or control.high_rps is None:
         more = "search higher, so that more steps fail."
     return Gate(
         arm=own.arm,
         gate="goodput",
         kind="goodput",
-        value=value,
+        value=found.ratio,
         limit=limit,
         unit="ratio",
         verdict=verdict,
@@ -246,7 +270,7 @@ def summary_rows(run: Run) -> dict[str, Any] | None:
     if not is_search(run):
         return None
     steps = steps_of(run)
-    found: list[Mapping[str, Any]] = [_row(bracket(arm, steps)) for arm in run.arms]
+    control, *others = [bracket(arm, steps) for arm in run.arms]
     objectives = [target.key for target in run.targets]
     return {
         "objectives": objectives,
@@ -254,10 +278,11 @@ def summary_rows(run: Run) -> dict[str, Any] | None:
             target.metric: target.limit for target in run.goodput_targets if target.quantile is not None
         },
         "attainment_pct": None if run.attainment is None else 100.0 * run.attainment,
-        "brackets": found,
+        "brackets": [_row(item) for item in (control, *others)],
+        "ratios": [_row(load_ratio(item, control)) for item in others],
         "steps": [_row(step) for step in steps],
     }
 
 
-def _row(item: Step | Bracket) -> dict[str, Any]:
+def _row(item: Step | Bracket | LoadRatio) -> dict[str, Any]:
     return {name: getattr(item, name) for name in item.__dataclass_fields__}

@@ -7,7 +7,6 @@ longer. A failed request counts as longer than any limit (its TTFT counts as it 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,50 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from analysis.gaps import gaps_of
 from analysis.limits import check_goodput
 from analysis.quantiles import quantile
-from analysis.records import METRICS, RecordError, Requests
+from analysis.records import Requests
+from analysis.targets import SloTarget
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_KEY = re.compile(r"p(?P<whole>\d{1,2})(?:_(?P<part>\d+))?_(?P<metric>[a-z0-9]+(?:_[a-z]+)*)_ms")
 _FEWEST_FOR_FAIL = 3  # one or two bad requests cannot be told from bad luck
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloTarget:
-    """One objective. `quantile` is None for the error rate; `limit` is in ms, or in percent for the error rate."""
-
-    key: str
-    metric: str
-    quantile: float | None
-    limit: float
-
-    @property
-    def allowed_share(self) -> float:
-        """The share of requests that may miss the limit."""
-        return self.limit / 100.0 if self.quantile is None else 1.0 - self.quantile
-
-
-def parse_slo(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
-    """The targets of an [slo] table: p99_ttft_ms, p50_e2e_ms, p99_9_max_itl_ms, error_pct; other keys RecordError."""
-    targets = []
-    for key, limit in table.items():
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not math.isfinite(limit) or limit < 0:
-            raise RecordError(f"slo.{key} is {limit!r}: give a number that is not negative")
-        if key == "error_pct":
-            targets.append(SloTarget(key=key, metric="error", quantile=None, limit=float(limit)))
-            continue
-        match = _KEY.fullmatch(key)
-        if match is None or match["metric"] not in METRICS:
-            raise RecordError(f"slo.{key} is unknown: use keys like p99_ttft_ms ({', '.join(METRICS)}) or error_pct")
-        q = float(f"{match['whole']}.{match['part'] or 0}") / 100.0
-        if q <= 0:
-            raise RecordError(f"slo.{key} asks for quantile 0: use p1 to p99_99")
-        targets.append(SloTarget(key=key, metric=match["metric"], quantile=q, limit=float(limit)))
-    return tuple(targets)
 
 
 def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:
@@ -73,24 +39,58 @@ def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], floa
     return tuple(targets), share
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """What a target counts, one entry each: requests, or token gaps for ITL."""
+
+    missed: Bools
+    row: Ints  # the request
+    at_ns: Ints  # when the request was due, or the gap ended
+
+
+def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
+    """What `target` counts of the requests in `mask`, and what of it missed the limit.
+
+    ITL counts every gap between tokens, and one gap of its deadline for a request that failed: it misses any limit.
+    """
+    if target.metric == "itl":
+        gaps = gaps_of(requests, np.flatnonzero(mask))
+        return Units(missed=_beyond(gaps.ms, target) | gaps.failed, row=gaps.row, at_ns=gaps.end_ns)
+    missed, counts = misses(requests, target)
+    rows = np.flatnonzero(counts & mask)
+    return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows])
+
+
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
-    """Which requests miss the target, and which count for it at all (not those whose value is undefined)."""
+    """Which requests miss the target, and which count for it at all (not those whose value is undefined).
+
+    A target on ITL is none of a request: nobody misses it here, and nobody counts (see `units`).
+    """
     completed = requests.ok | requests.failed
     if target.quantile is None:
         return requests.failed.copy(), completed
+    if target.metric == "itl":
+        return np.zeros(len(requests), dtype=np.bool_), np.zeros(len(requests), dtype=np.bool_)
     values = requests.metric_ms(target.metric)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
     lost = requests.failed if target.metric != "ttft" else requests.failed & (requests.first_ns <= 0)
+    return known & (lost | _beyond(values, target)), known
+
+
+def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
     with np.errstate(invalid="ignore"):
-        return known & (lost | (values > target.limit)), known
+        return np.asarray(values >= target.limit if target.strict else values > target.limit)
 
 
 def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
-    """Which requests completed within every per-request limit: the numerator of goodput."""
+    """Which requests completed within every per-request limit: the numerator of goodput.
+
+    ITL pools the gaps of all requests, so that a target on it asks nothing of one.
+    """
     good = requests.ok.copy()
     for target in targets:
-        if target.quantile is not None:
+        if target.quantile is not None and target.metric != "itl":
             missed, _ = misses(requests, target)
             good &= ~missed
     return good
@@ -157,4 +157,6 @@ def observed(requests: Requests, mask: Bools, target: SloTarget) -> float:
     if target.quantile is None:
         counted = mask & (requests.ok | requests.failed)
         return 100.0 * float(requests.failed[counted].mean()) if counted.any() else math.nan
+    if target.metric == "itl":
+        return quantile(gaps_of(requests, np.flatnonzero(mask)).ms, target.quantile)
     return quantile(requests.metric_ms(target.metric)[mask], target.quantile)

@@ -10,21 +10,26 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.arms import arm_row
+from analysis.breakeven import summary_rows as break_even
 from analysis.compare import Comparison
 from analysis.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judgement import Judgement, judge
 from analysis.quantiles import quantile_interval, quantiles
-from analysis.records import read_run
-from analysis.run import SECOND, Run
+from analysis.rates import RateComparison
+from analysis.records import RunRecords, read_run
+from analysis.run import SECOND, Run, mapping
 from analysis.saturation import summary_rows
+from analysis.series import latency_series
 from analysis.slo import design_effect
 from analysis.spikes import Spike, find_spikes
+from analysis.targets import merged
 from analysis.traffic import traffic_facts
 from analysis.validity import Check
 
@@ -34,17 +39,26 @@ EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _MOST_EVENTS = 500
 _MOST_REQUEST_IDS = 50
-_MOST_BINS = 1200
 _CURVE_BINS = 60
 
 
-def analyze(run_dir: Path, *, seed: int | None = None) -> dict[str, Any]:
+def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
     """The summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
 
-    `seed` drives the permutations; by default the experiment's own.
+    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms <= 500",
+    take the place of the experiment's on the same figures, or join them.
     """
-    run = Run.of(read_run(run_dir), seed)
+    # Nothing here holds the records beside the run, so that it can let go of their table.
+    run = Run.of(_asked(read_run(run_dir), slo), seed)
     return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
+
+
+def _asked(records: RunRecords, slo: Sequence[str]) -> RunRecords:
+    """The records, with the targets in `slo` among the experiment's."""
+    if not slo:
+        return records
+    table = {"slo": merged(mapping(records.experiment.get("slo")), slo)}
+    return replace(records, experiment=records.experiment | table)
 
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:
@@ -72,17 +86,22 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "control": run.control,
         "seed": run.seed,
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
-        "comparisons": [_comparison_row(item, judgement.gates) for item in (*judgement.steady, *judgement.everything)],
+        "comparisons": [
+            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
+            *(_comparison_row(item, None) for item in judgement.beside),
+        ],
+        "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [_check_row(check) for check in judgement.checks],
         "parity": _parity(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
-        "series": _series(run),
+        "series": latency_series(run),
         "distribution": _distribution(run),
         "design": _design(run),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
+        **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
         "advice": {"needed_s": judgement.advice.needed_s, "text": judgement.advice.text},
         "environment": run.records.environment,
     }
@@ -98,17 +117,20 @@ def _created(run: Run) -> str | None:
     return moment.isoformat() if started_ns > 0 else None
 
 
-def _comparison_row(item: Comparison, gates: Sequence[Gate]) -> dict[str, Any]:
+def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
     name = noninferiority_name(item)
-    gate = next(row for row in gates if row.arm == item.arm and row.gate == name)
-    blocked = gate.blocked_by if item.verdict != INCONCLUSIVE else ()
-    steady = item.phase == "steady"
+    return next(row for row in gates if row.arm == item.arm and row.gate == name)
+
+
+def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
+    """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
     return {
         "arm": item.arm,
         "control": item.control,
         "metric": item.metric,
         "phase": item.phase,
         "quantile": item.quantile,
+        "gate": gate is not None,
         "ratio": item.ratio,
         "low": item.low,
         "high": item.high,
@@ -119,17 +141,24 @@ def _comparison_row(item: Comparison, gates: Sequence[Gate]) -> dict[str, Any]:
         "cross_p_noninferior": item.cross_p_noninferior,
         "cross_p_inferior": item.cross_p_inferior,
         "autocorrelation": item.autocorrelation,
-        "margin": item.margin,
+        "margin": None if gate is None else item.margin,
         "method": item.method,
         "blocks": item.blocks,
+        "groups": item.groups,
         "trials": item.trials,
-        "requests": item.requests,
+        "requests": item.requests,  # gaps for ITL
         # What the test alone says; the verdict also heeds the validity checks.
-        "test_verdict": item.verdict,
-        "verdict": gate.verdict if steady else INCONCLUSIVE if blocked else item.verdict,
-        "reason": gate.reason if steady else item.reason,
-        "needed_s": gate.needed_s if steady else None,
+        "test_verdict": None if gate is None else item.verdict,
+        "verdict": None if gate is None else gate.verdict,
+        "reason": item.reason if gate is None else gate.reason,
+        "needed_s": None if gate is None else gate.needed_s,
     }
+
+
+def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
+    row = {name: getattr(item, name) for name in item.__dataclass_fields__}
+    gates = item.rate == "goodput" and least is not None
+    return row | {"gate": gates, "min_ratio": least if gates else None}
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
@@ -224,38 +253,10 @@ def _events(run: Run) -> list[dict[str, Any]]:
     return rows[:_MOST_EVENTS]
 
 
-def _series(run: Run) -> dict[str, Any]:
-    """Latency over time, by when requests were due."""
-    longest = max((trial.seconds for trial in run.trials), default=0.0)
-    bin_s = float(max(1, math.ceil(longest / _MOST_BINS)))
-    requests = run.requests
-    arms: dict[str, list[dict[str, Any]]] = {}
-    for arm in run.arms:
-        points: list[dict[str, Any]] = []
-        for trial in run.trials:
-            own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
-            bins = (requests.start_ns[own] - trial.start_ns) // int(bin_s * SECOND)
-            order = np.argsort(bins, kind="stable")
-            own, bins = own[order], bins[order]
-            starts = np.flatnonzero(np.diff(bins, prepend=bins[:1] - 1)) if own.size else np.zeros(0, dtype=np.int64)
-            for rows, number in zip(np.split(own, starts[1:]), bins[starts].tolist(), strict=False):
-                ttft = quantiles(requests.ttft_ms[rows], (0.5, 0.99))
-                e2e = quantiles(requests.e2e_ms[rows], (0.5, 0.99, 1.0))
-                points.append(
-                    {
-                        "trial": trial.number,
-                        "t_s": number * bin_s,
-                        "n": int(rows.size),
-                        "ttft_p50_ms": ttft[0],
-                        "ttft_p99_ms": ttft[1],
-                        "e2e_p50_ms": e2e[0],
-                        "e2e_p99_ms": e2e[1],
-                        "e2e_max_ms": e2e[2],
-                        "failed": int(requests.failed[rows].sum()),
-                    }
-                )
-        arms[arm] = points
-    return {"bin_s": bin_s, "arms": arms}
+_POINT = (
+    *("trial", "t_s", "n", "ttft_p50_ms", "ttft_p99_ms"),
+    *("e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms", "failed"),
+)
 
 
 def _distribution(run: Run) -> dict[str, Any]:

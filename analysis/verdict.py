@@ -20,7 +20,7 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-_KIND_ORDER = {"recompile": 0, "error": 1, "noninferiority": 2, "goodput": 2, "slo": 3}
+_KIND_ORDER = {"parity": -1, "recompile": 0, "error": 1, "noninferiority": 2, "goodput": 2, "slo": 3, "cold": 4}
 
 
 def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
@@ -104,16 +104,22 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
         if fewest is not None and fewest.limit is not None:
             sentences.append(
-                f"From {_blocks(fewest):.0f} blocks that is a guess: {fewest.limit:.0f} of them will tell it better."
+                f"From {_blocks(fewest):.0f} block{'' if _blocks(fewest) == 1 else 's'} that is a guess: "
+                f"{fewest.limit:.0f} of them will tell it better."
             )
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
     if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")
     if unseen := sorted({gate.arm for gate in stuck if gate.unseen}):
         sentences.append(
-            f"No run counts the compiles of {', '.join(unseen)}: an external arm shows none. Look at its own logs."
+            f"From outside it stays open whether {', '.join(unseen)} compiles while serving: its own logs know."
         )
-    names = sorted({f"{gate.gate} of {gate.arm}" for gate in stuck if gate.kind != "recompile"})
+    if cold := sorted({f"{gate.gate} of {gate.arm}" for gate in stuck if gate.kind == "cold"}):
+        sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
+    if any(gate.kind == "parity" for gate in stuck):
+        sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
+    lengthy = [gate for gate in stuck if gate.kind not in ("recompile", "cold", "parity")]
+    names = sorted({f"{gate.gate} of {gate.arm}" for gate in lengthy})
     if names:
         sentences.append(f"No run of up to a week would decide {', '.join(names)}.")
     if failed:

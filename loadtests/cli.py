@@ -1,4 +1,5 @@
-"""The console script `tailgate`: run | parity | inspect | serve | split | worker | analyze | export.
+"""The console script `tailgate`: run | parity | inspect | serve | split | worker | analyze | export | forecast | plan |
+calibrate | breakeven.
 
 Exit codes of run, parity and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself
 broke or was interrupted. Their last line on stdout is one JSON object. Every other word about progress goes to stderr.
@@ -16,11 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from analysis.exposure import ExposureError
+from loadtests.commands import add_breakeven, add_calibrate, add_plan, breakeven, calibrate, plan
 from loadtests.experiment import builtin_names, check_parity, load, parse_setting, set_path
 from loadtests.field_names import FieldFlags
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
@@ -52,6 +55,9 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
             "export": _export,
             "forecast": _forecast,
             "analyze": _analyze,
+            "plan": plan,
+            "calibrate": calibrate,
+            "breakeven": breakeven,
         }
         return commands[options.command](options)
     except ConfigError as error:
@@ -85,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  tailgate inspect --arm compiled-naive   what will recompile, before any load\n"
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate forecast conv.csv              how many compiles, how much padding, before any GPU time\n"
+        "  tailgate plan --rate 4 --margin 0.1     how long a run must be\n"
         "\n"
         "`tailgate COMMAND --help` says more.",
     )
@@ -98,6 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_analyze(commands)
     _add_export(commands)
     _add_forecast(commands)
+    for add in (add_plan, add_calibrate, add_breakeven):
+        add(partial(_command, commands))
     return parser
 
 
@@ -139,7 +148,19 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=_seed, default=None, metavar="N", help="replaces the experiment's seed")
+    _add_slo(parser)
     _add_field_names(parser)
+
+
+def _add_slo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help='a target, such as "p99_ttft_ms <= 500" or "error_rate <= 0.5%%"; replaces one on the same figure; '
+        "may be repeated",
+    )
 
 
 def _add_field_names(parser: argparse.ArgumentParser) -> None:
@@ -386,10 +407,12 @@ def _add_analyze(commands: Any) -> None:
         "report.html, report.md and junit.xml into the directory, and prints the verdict.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable. The last line on stdout is one JSON object.",
         "  tailgate analyze runs/20260101T120000Z-canary\n"
-        "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates",
+        "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
+        "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
     parser.add_argument("--json", action="store_true", help="print summary.json on one line instead of the table")
+    _add_slo(parser)
 
 
 def _add_worker(commands: Any) -> None:
@@ -517,7 +540,12 @@ def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
         goodput=tuple(options.goodput),
     )
     experiment = load(
-        options.experiment, settings=options.settings, trace=options.trace, seed=options.seed, flags=flags
+        options.experiment,
+        settings=options.settings,
+        trace=options.trace,
+        seed=options.seed,
+        flags=flags,
+        slo=options.slo,
     )
     # After the experiment is known to be sound: these take a while to import.
     from loadtests.orchestrator import ARM_COMMAND, Orchestrator, RunOutcome
@@ -646,7 +674,7 @@ def _analyze(options: argparse.Namespace) -> int:
     run_dir = Path(options.run_dir)
     if not run_dir.is_dir():
         raise ConfigError(f'run directory "{run_dir}" does not exist: give one that `tailgate run` wrote')
-    return _judge(run_dir, {}, as_json=options.json)
+    return _judge(run_dir, {}, as_json=options.json, slo=options.slo)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -668,7 +696,9 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _judge(run_dir: Path, ended: dict[str, Any], *, as_json: bool = False, broke: bool = False) -> int:
+def _judge(
+    run_dir: Path, ended: dict[str, Any], *, as_json: bool = False, broke: bool = False, slo: Sequence[str] = ()
+) -> int:
     """The run directory holds a summary and reports, and the verdict is on stdout. Returns the exit code."""
     from analysis.records import RecordError
     from analysis.report import write_reports
@@ -676,7 +706,7 @@ def _judge(run_dir: Path, ended: dict[str, Any], *, as_json: bool = False, broke
     from analysis.summary import analyze, exit_code, write_summary
 
     try:
-        summary = analyze(run_dir)
+        summary = analyze(run_dir, slo=slo)
         write_summary(summary, run_dir / "summary.json")
         write_reports(summary, run_dir)
     except RecordError as error:

@@ -17,8 +17,10 @@ from typing import Any, Literal, TypeVar
 
 import tomli_w
 
-from analysis.limits import GateLimits, check_goodput
-from analysis.records import METRICS, RecordError
+from analysis.limits import GateLimits, check_goodput, filled
+from analysis.records import RecordError
+from analysis.rollout import Rollout
+from analysis.targets import merged, parse_cold, parse_slo
 from loadtests.external import KINDS, SECURITY_KEYS, ExternalConfig, external_from_table, external_table
 from loadtests.field_names import FieldFlags
 from loadtests.schedule import EVERY_ARM, TrafficConfig
@@ -27,7 +29,6 @@ from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, bu
 
 T = TypeVar("T")
 
-SLO_KEY = re.compile(rf"p(50|90|95|99|99_9)_({'|'.join(METRICS)})_ms|error_pct")
 MAX_ARMS = 26
 
 
@@ -147,9 +148,10 @@ class Experiment:
     arms: tuple[ExperimentArm, ...]
     traffic: TrafficConfig
     trials: TrialsConfig = field(default_factory=TrialsConfig)
-    slo: Mapping[str, float] = field(default_factory=dict)
+    slo: Mapping[str, Any] = field(default_factory=dict)  # as written: see analysis.targets
     goodput: Mapping[str, float] = field(default_factory=dict)
     gates: GateLimits = field(default_factory=GateLimits)
+    rollout: Rollout = field(default_factory=Rollout)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
     security: SecurityConfig = OPEN
@@ -168,21 +170,22 @@ class Experiment:
         _check_security(self)
         try:
             check_goodput(self.goodput)
+            targets = parse_slo(self.slo)
+            cold = parse_cold(self.slo)
         except RecordError as error:
             raise ConfigError(str(error)) from None
-        if self.traffic.arrivals == "saturation" and not (self.slo or self.goodput):
+        if cold and self.gates.cold_s == 0:
+            raise ConfigError("slo.cold has targets but gates.cold_s is 0: give the cold start some seconds")
+        if self.gates.min_goodput_ratio is not None and not (targets or self.goodput):
+            raise ConfigError(
+                "gates.min_goodput_ratio is set but nothing says what a good request is: add a table [slo] or "
+                "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
+            )
+        if self.traffic.arrivals == "saturation" and not (targets or self.goodput):
             raise ConfigError(
                 'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
                 "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
             )
-        for key, limit in self.slo.items():
-            if not SLO_KEY.fullmatch(key):
-                raise ConfigError(
-                    f"slo.{key} is unknown: write pQ_METRIC_ms with Q of 50, 90, 95, 99, 99_9 and METRIC of "
-                    f"{', '.join(METRICS)}, such as p99_ttft_ms"
-                )
-            if not 0 < limit < 1e9:
-                raise ConfigError(f"slo.{key} is {limit:g}: give milliseconds above 0")
 
     @property
     def control(self) -> ExperimentArm:
@@ -214,13 +217,14 @@ def load(
     trace: str = "",
     seed: int | None = None,
     flags: FieldFlags | None = None,
+    slo: Sequence[str] = (),
     needs_traffic: bool = True,
 ) -> Experiment:
     """The experiment in the file `source`, or the built-in one of that name, with the command line's changes.
 
     `settings` are "key.path=value" strings; `trace` is a file whose times and lengths replace the traffic's; `flags`
-    are the names that serving benchmarks use. An experiment that will send none (`needs_traffic` False) may lack the
-    trace that it would replay.
+    are the names that serving benchmarks use; `slo` are targets that replace or add to the experiment's. An experiment
+    that will send none (`needs_traffic` False) may lack the trace that it would replay.
     """
     path, text = _text_of(source)
     try:
@@ -249,6 +253,11 @@ def load(
         raise ConfigError(f'experiment "{source}" replays a trace and names none: add --trace FILE')
     if seed is not None:
         table["seed"] = seed
+    if slo:
+        try:
+            table["slo"] = merged(_subtable(copy.copy(table), "slo"), slo)
+        except RecordError as error:
+            raise ConfigError(str(error)) from None
     return from_table(table)
 
 
@@ -292,19 +301,16 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
         raise ConfigError("arms is not a list of tables: write one [[arms]] table for each arm")
     traffic = build(TrafficConfig, _subtable(rest, "traffic"), where="traffic")
     gates = _gates(_subtable(rest, "gates"), traffic)
-    slo = _subtable(rest, "slo")
-    for key, value in slo.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"slo.{key} is {value!r}: give milliseconds as a number")
     parts: dict[str, Any] = {
         "model": model,
         "engine": engine,
         "arms": tuple(_arm(item, index, model, engine) for index, item in enumerate(arms)),
         "traffic": traffic,
         "trials": build(TrialsConfig, _subtable(rest, "trials"), where="trials"),
-        "slo": {key: float(value) for key, value in slo.items()},
+        "slo": _subtable(rest, "slo"),
         "goodput": _numbers(_subtable(rest, "goodput"), "goodput"),
         "gates": gates,
+        "rollout": _rollout(_subtable(rest, "rollout")),
         "splitter": build(SplitterSettings, _subtable(rest, "splitter"), where="splitter"),
         "parity": build(ParityConfig, _subtable(rest, "parity"), where="parity"),
         "security": build(SecurityConfig, _subtable(rest, "security"), where="security"),
@@ -357,7 +363,14 @@ def _gates(table: Mapping[str, Any], traffic: TrafficConfig) -> GateLimits:
     if given == 0 and given is not False:
         table = {**table, "block_s": traffic.block_s}
     try:
-        return build(GateLimits, table, where="gates")
+        return build(GateLimits, filled(table), where="gates")
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _rollout(table: Mapping[str, Any]) -> Rollout:
+    try:
+        return build(Rollout, table, where="rollout")
     except RecordError as error:
         raise ConfigError(str(error)) from None
 
@@ -367,7 +380,7 @@ _ARM_KEYS = (
     *("device", "shapes", "compile", "model", "engine"),
 )
 _COMMON_KEYS = ("name", "kind", "control")
-_EXTERNAL_KEYS = ("address", "model_name", "vocab_size", *SECURITY_KEYS)
+_EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "length_ladder", *SECURITY_KEYS)
 
 
 def _arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: EngineConfig) -> ExperimentArm:
@@ -719,9 +732,10 @@ def to_table(experiment: Experiment) -> dict[str, Any]:
         "arms": [_arm_table(arm, experiment) for arm in experiment.arms],
         "traffic": _plain(asdict(experiment.traffic)),
         "trials": _plain(asdict(experiment.trials)),
-        "slo": dict(experiment.slo),
+        "slo": _plain(experiment.slo),
         "goodput": dict(experiment.goodput),
         "gates": _plain(asdict(experiment.gates)),
+        "rollout": _plain(asdict(experiment.rollout)),
         "splitter": _plain(asdict(experiment.splitter)),
         "parity": _plain(asdict(experiment.parity)),
         "security": _plain(asdict(experiment.security)),

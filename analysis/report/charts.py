@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.report import reading
+from analysis.report import comparing, reading
 from analysis.report.values import at, clean, is_number, metric_label, phase_label, rows, text
 
 Row = Mapping[str, Any]
@@ -31,7 +31,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
         "padding": _padding(summary, index),
-        "comparisons": [_comparison(row, index) for row in reading.comparisons(summary)],
+        "comparisons": [_comparison(row, index) for row in comparing.shown_comparisons(summary)],
     }
     embedded: dict[str, Any] = clean(data)
     return embedded
@@ -137,4 +137,5 @@ def _comparison(row: Row, index: Mapping[str, int]) -> dict[str, Any]:
         **{key: row.get(key) for key in kept},
         **{key: text(row.get(key)) for key in ("method", "reason", "control")},
         "phase": phase_label(row.get("phase")),
+        "gate": comparing.gates(row),
     }

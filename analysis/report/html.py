@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import charts, load, reading, values
+from analysis.report import breakeven, charts, comparing, load, outside, reading, values
 
 SCRIPTS = (
     "plot.js",
@@ -116,7 +116,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
             gates={name: reading.gates_of(summary, name) for name in names},
             ratios={
-                name: {metric: reading.ratio_of(summary, name, metric) for metric in values.METRIC_NAMES}
+                name: {metric: comparing.ratio_of(summary, name, metric) for metric in values.METRIC_NAMES}
                 for name in names
             },
             checks=values.rows(summary, "validity"),
@@ -127,12 +127,19 @@ def html_report(summary: Mapping[str, Any]) -> str:
             spikes=values.rows(summary, "spikes"),
             trial_starts=reading.trial_starts(summary),
             side_by_side=reading.side_by_side(summary),
+            grids=comparing.grids(summary),
+            rates=comparing.rates(summary),
             knees=load.knees(summary),
+            payoffs=breakeven.payoffs(summary),
+            payoff_ranges=breakeven.RANGES,
             steps=load.steps(summary),
             asked=load.asked(summary),
             traffic=load.traffic(summary),
             parity=reading.parity(summary),
             externals=reading.externals(summary),
+            causes=outside.causes(summary),
+            outside=outside.outside(summary),
+            stalls=outside.stalls(summary),
             startup=reading.startup_costs(summary),
             shortfalls=reading.shortfalls(summary),
             environment=reading.flattened(values.at(summary, "environment")),

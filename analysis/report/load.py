@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.report.comparing import load_ratios
 from analysis.report.values import DASH, at, count, figure, is_number, percent, rate, rows, text
 
 Row = Mapping[str, Any]
@@ -24,6 +25,7 @@ class Knee:
     goodput: str
     highest: str
     trials: str
+    ratio: str = DASH  # of the load held to the control's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class StepRow:
 
 def knees(summary: Row) -> list[Knee]:
     """The bracket of each arm, the control first; empty where no search was made."""
+    against = load_ratios(summary)
     return [
         Knee(
             arm=text(row.get("arm")),
@@ -51,6 +54,7 @@ def knees(summary: Row) -> list[Knee]:
             goodput=rate(row.get("goodput_rps")),
             highest=rate(row.get("highest_rps")),
             trials=count(row.get("trials")),
+            ratio=against.get(text(row.get("arm")), DASH),
         )
         for row in rows(summary, "saturation", "brackets")
     ]

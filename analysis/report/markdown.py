@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.report import load, reading
+from analysis.report import breakeven, comparing, load, outside, reading
 from analysis.report.values import (
     DASH,
     at,
@@ -111,6 +112,28 @@ def _startup(summary: Mapping[str, Any]) -> list[str]:
     return ["### Start-up cost", shown]
 
 
+def _outside(summary: Mapping[str, Any]) -> list[str]:
+    """Causes of long requests, and what shows without telemetry: folded, since the gates say what follows."""
+    head = ["", *(code(arm.get("name")) for arm in reading.arms_of(summary))]
+    parts: list[str] = []
+    for title, figures in (
+        ("What compiles did to requests", outside.causes(summary)),
+        ("Stalls seen from outside", outside.outside(summary)),
+    ):
+        if figures:
+            body = [[f"{row.group.lower()}: {row.name}", *map(prose, row.values)] for row in figures]
+            shown = table(head, body, right=range(1, len(head)))
+            parts += [f"<details><summary>{title}</summary>\n\n{shown}\n\n</details>"]
+    found = outside.stalls(summary)
+    if found:
+        lines = [
+            [code(row.arm), row.trial, row.begin, row.took, prose(row.cause), row.shape, row.requests] for row in found
+        ]
+        head = ["Arm", "Trial", "At", "Took", "Cause", "First-seen length", "Requests in flight"]
+        parts += ["### Stalls of arms without telemetry", table(head, lines, right=(1, 2, 3, 5, 6))]
+    return parts
+
+
 def _shortfalls(summary: Mapping[str, Any]) -> list[str]:
     body = [[code(row.arm), row.what, figure(row.times), code(row.cause[:300])] for row in reading.shortfalls(summary)]
     if not body:
@@ -128,10 +151,10 @@ def _comparisons(summary: Mapping[str, Any]) -> str:
             ratio(row.get("ratio")),
             interval(row.get("low"), row.get("high")),
             ratio(1 + row["margin"]) if is_number(row.get("margin")) else DASH,
-            mark(row.get("verdict")),
+            mark(row.get("verdict")) if comparing.gates(row) else "no gate",
             span(row.get("needed_s")),
         ]
-        for row in reading.comparisons(summary)
+        for row in comparing.shown_comparisons(summary)
     ]
     if not body:
         return "No arm was compared with the control."
@@ -146,7 +169,35 @@ def _comparisons(summary: Mapping[str, Any]) -> str:
         "Verdict",
         "Run length that decides",
     )
-    return table(head, body, right=(3, 4, 5, 7))
+    shown = [table(head, body, right=(3, 4, 5, 7))]
+    shown += [_grids(arm, found) for arm, found in itertools.groupby(comparing.grids(summary), key=lambda it: it.arm)]
+    return "\n\n".join(shown)
+
+
+def _grids(arm: str, grids: Iterable[comparing.Grid]) -> str:
+    """All ratios of one arm, phase by phase, folded away; those that gate are bold."""
+    parts = []
+    for grid in grids:
+        body = [[name, *map(_cell, cells)] for name, cells in grid.lines]
+        parts.append(table((grid.title, *grid.heads), body, right=range(1, 1 + len(grid.heads))))
+    told = "\n\n".join(parts)
+    return f"<details><summary>{prose(arm)}: every ratio</summary>\n\n{told}\n\n</details>"
+
+
+def _cell(cell: comparing.Cell) -> str:
+    shown = f"**{cell.ratio}**" if cell.gate else cell.ratio
+    return shown if cell.limits == DASH else f"{shown} {cell.limits}"
+
+
+def _rates(summary: Mapping[str, Any]) -> list[str]:
+    body = [
+        [code(row.arm), row.name, row.value, row.control, row.shares, row.ratio, row.limits, row.least]
+        for row in comparing.rates(summary)
+    ]
+    if not body:
+        return []
+    head = ("Arm", "Rate", "Its", "The control's", "Good requests", "Ratio", "Interval", "At least")
+    return ["### At the same load", table(head, body, right=range(2, 8))]
 
 
 def _events(summary: Mapping[str, Any]) -> str:
@@ -184,8 +235,12 @@ def _search(summary: Mapping[str, Any]) -> list[str]:
     found = load.knees(summary)
     if not found:
         return []
-    head = ("Arm", "Highest held", "Lowest missed", "95 % of the knee", "Goodput there", "Most goodput", "Trials")
-    body = [[code(row.arm), row.held, row.failed, row.interval, row.goodput, row.highest, row.trials] for row in found]
+    bracket = ("Arm", "Highest held", "Lowest missed", "95 % of the knee", "Goodput there", "Most goodput")
+    head = (*bracket, "Over the control's", "Trials")
+    body = [
+        [code(row.arm), row.held, row.failed, row.interval, row.goodput, row.highest, row.ratio, row.trials]
+        for row in found
+    ]
     steps = [
         [code(row.arm), row.trial, row.rate, row.requests, row.goodput, row.good, row.held, prose(row.reason)]
         for row in load.steps(summary)
@@ -194,8 +249,22 @@ def _search(summary: Mapping[str, Any]) -> list[str]:
     return [
         "### What load each arm holds",
         f"A step is held when it keeps: {prose(load.asked(summary))}.",
-        table(head, body, right=range(1, 7)),
+        table(head, body, right=range(1, 8)),
         f"<details><summary>{len(steps)} steps</summary>\n\n{table(under, steps, right=range(1, 6))}\n\n</details>",
+    ]
+
+
+def _break_even(summary: Mapping[str, Any]) -> list[str]:
+    found = breakeven.payoffs(summary)
+    if not found.arms:
+        return []
+    head = ["", *(code(row.arm) for row in found.arms)]
+    body = [[name, *map(prose, values)] for name, *values in found.figures]
+    return [
+        "### When it pays",
+        f"For {prose(found.about)}. {breakeven.RANGES}",
+        table(head, body, right=range(1, len(head))),
+        "\n".join(f"- {prose(row.reason)}" for row in found.arms),
     ]
 
 
@@ -242,15 +311,18 @@ def markdown_report(summary: Mapping[str, Any]) -> str:
     if wanted := reading.deciders(summary):
         parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in wanted)]
     parts += _search(summary)
+    parts += _break_even(summary)
     parts += [
         "### Against the control",
         _comparisons(summary),
+        *_rates(summary),
         "### Key numbers",
         _arms(summary),
         *_traffic(summary),
         *_parity(summary),
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",
         _events(summary),
+        *_outside(summary),
         *_shortfalls(summary),
         *_startup(summary),
         f"<sub>tailgate · run {code(at(summary, 'run_id'))} · charts and every request's events: report.html</sub>",

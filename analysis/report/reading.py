@@ -175,20 +175,6 @@ def check_name(check: Row) -> str:
     return name if arm == DASH else f"{name} ({arm})"
 
 
-def comparisons(summary: Row) -> list[Row]:
-    """Comparisons arm by arm in the order of `arm_names`, each arm's in the summary's order."""
-    place = {name: position for position, name in enumerate(arm_names(summary))}
-    return sorted(rows(summary, "comparisons"), key=lambda row: place.get(str(row.get("arm")), len(place)))
-
-
-def ratio_of(summary: Row, arm: object, metric: str) -> float | None:
-    """The ratio to the control over all traffic: what belongs beside an arm's overall quantile."""
-    for row in rows(summary, "comparisons"):
-        if row.get("arm") == arm and row.get("metric") == metric and row.get("phase") != "steady":
-            return row["ratio"] if is_number(row.get("ratio")) else None
-    return None
-
-
 def event_seconds(event: Row) -> float | None:
     """How long an event took; from its start and end where the summary gives no seconds."""
     given, start, end = event.get("seconds"), event.get("start_ns"), event.get("end_ns")
@@ -270,6 +256,8 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("Latency", "p99 max ITL", milliseconds, ("metrics", "max_itl", "p99_ms")),
         ("Compiles", "compiles while serving", count, ("compile", "serving_events")),
         ("Compiles", "recompiles", count, ("compile", "recompiles")),
+        ("Compiles", "of which in the cold start", count, ("compile", "cold", "recompiles")),
+        ("Compiles", "of which past it", count, ("compile", "steady", "recompiles")),
         ("Compiles", "graph captures", count, ("compile", "graph_captures")),
         ("Compiles", "limit hits", count, ("compile", "limit_hits")),
         ("Compiles", "ran eager after the limit", percent, ("compile", "eager_fallback_pct")),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report import load, reading
+from analysis.report import comparing, load, reading
 from analysis.report.values import (
     at,
     count,
@@ -100,7 +100,7 @@ def _arms(summary: Row) -> Table:
             Text("control", "dim") if arm.get("control") else _chip(arm.get("verdict")),
             *(
                 Text.assemble(
-                    (_beside(reading.ratio_of(summary, raw, metric)), "dim"),
+                    (_beside(comparing.ratio_of(summary, raw, metric)), "dim"),
                     milliseconds(at(arm, "metrics", metric, "p99_ms")),
                 )
                 for metric in ("ttft", "e2e")

@@ -169,6 +169,7 @@ def label(name: object) -> str:
         lambda found: f"p{found[1]}{'.' + found[2] if found[2] else ''} {METRIC_NAMES[found[3]]}", shown
     )
     shown = re.sub(r"\bnoninferiority\b", "non-inferiority", shown)
+    shown = re.sub(r"\berror_pct\b", "error rate", shown)
     return re.sub(r"\bslo\b", "SLO", shown)
 
 

@@ -1,19 +1,24 @@
 import math
 
+import pytest
+
 from analysis.compare import Comparison
 from analysis.gates import (
     CompileFacts,
     death_gate,
     error_gate,
+    goodput_ratio_gate,
     noninferiority_gate,
     noninferiority_name,
     recompile_gates,
     slo_gate,
 )
 from analysis.limits import GateLimits
-from analysis.slo import ShareResult, SloTarget
+from analysis.rates import RateComparison
+from analysis.slo import ShareResult
+from analysis.targets import SloTarget
 
-LIMITS = GateLimits()
+LIMITS = GateLimits().budget
 
 
 def facts(**change):
@@ -112,3 +117,68 @@ class TestShareGates:
 def test_one_death_fails():
     assert (death_gate("compiled", 0).verdict, death_gate("compiled", 1).verdict) == ("PASS", "FAIL")
     assert death_gate("compiled", 2).reason == "compiled died 2 times under load."
+
+
+class TestParts:
+    def test_the_cold_start_and_what_came_after_have_names_of_their_own(self):
+        early = facts(recompiles=2, most_in_a_trial=2, longest_event_s=1.0)
+        cold = recompile_gates("naive", early, LIMITS, part="cold")
+        assert [item.gate for item in cold] == [
+            "cold recompiles",
+            "cold longest stall",
+            "cold stall per minute",
+            "cold requests hit",
+        ]
+        assert cold[0].reason.startswith("2 recompiles in the cold start, longest 1.0 s, limit 0; ")
+        steady = recompile_gates("naive", facts(), LIMITS, part="steady")
+        assert (steady[0].gate, steady[0].reason) == ("recompiles", "0 recompiles past the cold start, limit 0.")
+
+
+def test_a_cold_target_is_a_gate_of_its_own_kind():
+    target = SloTarget(key="p99_ttft_ms", metric="ttft", quantile=0.99, limit=2000.0, cold=True)
+    gate = slo_gate("compiled", target, share("FAIL"), 2100.0, None)
+    assert (gate.gate, gate.kind) == ("cold slo p99_ttft_ms", "cold")
+    assert gate.reason.startswith("2 of 100 cold requests took longer than 2000 ms; ")
+
+
+def test_an_itl_target_speaks_of_gaps_and_a_strict_one_of_the_limit_itself():
+    target = SloTarget(key="p50_itl_ms", metric="itl", quantile=0.5, limit=40.0, strict=True)
+    assert slo_gate("compiled", target, share("PASS"), 12.0, None).reason.startswith(
+        "2 of 100 token gaps took 40 ms or longer; p50 token gap below 40 ms allows "
+    )
+
+
+class TestGoodputRatio:
+    def rate(self, **change):
+        known = {"ratio": 1.0, "low": 0.97, "high": 1.03, "share_pct": 99.0, "control_share_pct": 99.0, "spread": 0.02}
+        return RateComparison(
+            arm="compiled",
+            control="eager",
+            rate="goodput",
+            value=4.0,
+            control_value=4.0,
+            alpha=0.05,
+            blocks=26,
+            groups=8,
+            trials=1,
+            requests=3000,
+            method="made up",
+            **(known | change),
+        )
+
+    @pytest.mark.parametrize(
+        ("low", "high", "verdict"),
+        [(0.96, 1.04, "PASS"), (0.94, 1.04, "INCONCLUSIVE"), (0.90, 0.949, "FAIL"), (None, None, "INCONCLUSIVE")],
+    )
+    def test_the_whole_interval_decides(self, low, high, verdict):
+        gate = goodput_ratio_gate(self.rate(low=low, high=high), 0.95, 600.0)
+        assert gate.verdict == verdict
+        assert gate.needed_s == (600.0 if verdict == "INCONCLUSIVE" else None)
+
+    def test_a_goodput_that_is_unknown_is_no_pass(self):
+        unknown = self.rate(ratio=None, low=None, high=None, obstacle="one of the arms was sent nothing")
+        gate = goodput_ratio_gate(unknown, 0.95, None)
+        assert (gate.verdict, gate.reason) == (
+            "INCONCLUSIVE",
+            "Goodput cannot be compared: one of the arms was sent nothing.",
+        )

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from analysis.gates import judge_answers, parity_gate
 from analysis.parity import (
     ERROR_LIMIT,
     KL_LIMIT,
@@ -15,7 +16,6 @@ from analysis.parity import (
     noise_bound,
     ratio_interval,
 )
-from analysis.validity import check_answers, check_parity
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
 NOISE = 0.02
@@ -227,46 +227,57 @@ def row(replica="arm-0", same=6, dtype="float32", **more):
     return {**known, "dtype": dtype, "prompts": [4, 57, 2, 9, 9, 9], **more}
 
 
-class TestChecksOnRuns:
-    """What parity says of a run's gates."""
+class TestGateOnRuns:
+    """What parity says of an arm that served."""
+
+    def gate(self, rows=(), measured=None, *, asked=False):
+        return parity_gate("arm", measured or {}, list(rows), asked=asked)
 
     def test_equal_answers_hold(self):
-        check = check_answers("arm", [row(), row("arm-1")], control=False)
-        assert (check.ok, check.reason) == (True, "12 of 12 greedy answers of arm are the control's.")
+        found = self.gate([row(), row("arm-1")])
+        assert (found.verdict, found.value, found.limit) == ("PASS", 0.0, 0.0)
+        assert found.reason == "12 of 12 greedy answers of arm after the traffic are the control's."
 
-    def test_another_token_in_float32_limits_the_run_and_says_where(self):
-        check = check_answers("arm", [row(), row("arm-1", 5, departs=[1, 2])], control=False)
-        assert not check.ok
-        assert check.arm == "arm"
-        assert "11 of 12" in check.reason
-        assert "first other at token 3 after a prompt of 57 tokens: in float32 they must be equal." in check.reason
-        assert "tailgate parity" in check.remedy
+    def test_another_token_in_float32_fails_and_says_where(self):
+        found = self.gate([row(), row("arm-1", 5, departs=[1, 2])])
+        assert (found.verdict, found.value) == ("FAIL", 1.0)
+        assert "11 of 12" in found.reason
+        assert "first other at token 3 after a prompt of 57 tokens: in float32 they must be equal." in found.reason
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_another_token_in_lower_precision_is_told_and_not_judged(self, dtype):
-        check = check_answers("arm", [row(same=2, departs=[0, 0], dtype=dtype)], control=False)
-        assert check.ok
-        assert check.reason == "2 of 6 greedy answers of arm are the control's, which lower precision allows."
+        verdict, reason = judge_answers("arm", [row(same=2, departs=[0, 0], dtype=dtype)])
+        assert verdict == "PASS"
+        assert (
+            reason == "2 of 6 greedy answers of arm after the traffic are the control's, which lower precision allows."
+        )
 
     def test_an_arm_that_does_not_answer_is_no_arm_to_compare(self):
-        check = check_answers("arm", [row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")], control=False)
-        assert not check.ok
-        assert "arm-0 did not answer after the traffic: UNAVAILABLE: gone" in check.reason
-
-    def test_a_control_whose_replicas_disagree_spoils_all(self):
-        assert check_answers("eager", [row(departs=[0, 0])], control=True).arm is None
+        found = self.gate([row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")])
+        assert found.verdict == "INCONCLUSIVE"
+        assert "arm-0 did not answer after the traffic: UNAVAILABLE: gone" in found.reason
 
     def test_records_from_elsewhere_may_leave_out_the_place(self):
-        check = check_answers("arm", [row(departs=[9, 9]), {"dtype": "float32"}], control=False)
-        assert "an unknown place" in check.reason
+        assert "an unknown place" in self.gate([row(departs=[9, 9]), {"dtype": "float32"}]).reason
 
     @pytest.mark.parametrize(
-        ("verdict", "ok"), [("PASS", True), ("INCONCLUSIVE", False), ("FAIL", False), (None, False)]
+        ("verdict", "expected"),
+        [("PASS", "PASS"), ("INCONCLUSIVE", "INCONCLUSIVE"), ("FAIL", "FAIL"), (None, "INCONCLUSIVE")],
     )
-    def test_parity_that_was_measured_must_have_passed(self, verdict, ok):
-        check = check_parity("arm", {"verdict": verdict, "reasons": ["It is so."]})
-        assert check.ok is ok
-        assert ("It is so." in check.reason) is not ok
+    def test_parity_that_was_measured_decides(self, verdict, expected):
+        found = self.gate(measured={"verdict": verdict, "reasons": ["It is so."]}, asked=True)
+        assert found.verdict == expected
+        assert ("It is so." in found.reason) is (expected != "PASS")
+
+    def test_what_failed_is_said_before_what_passed(self):
+        found = self.gate([row("arm-1", 5, departs=[1, 2])], {"verdict": "PASS"})
+        assert found.verdict == "FAIL"
+        assert found.reason.startswith("5 of 6")
+
+    def test_nothing_measured_is_no_pass(self):
+        assert self.gate(asked=True).verdict == "INCONCLUSIVE"
+        assert self.gate().verdict == "INCONCLUSIVE"
+        assert self.gate([{"dtype": "float32"}]).verdict == "INCONCLUSIVE"
 
 
 def test_no_number_fails_and_leaves_a_document_that_json_can_hold():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.records import REQUESTS, RecordWriter, read_run
 from analysis.run import Run
-from analysis.saturation import Bracket, Held, Step, bracket, goodput_gate, knee_interval, steps_of
+from analysis.saturation import Bracket, Held, Step, bracket, goodput_gate, knee_interval, load_ratio, steps_of
 from analysis.summary import analyze
 from loadtests.saturation import closer, staircase
 
@@ -30,12 +30,13 @@ def write_search(
     *,
     settle_is_bad: bool = False,
     seconds: float | None = None,
+    limits: str = "",
     **facts: Any,
 ) -> Path:
     """A run whose arms answer in 100 ms up to their knee and in 2 s above it."""
     folder.mkdir(parents=True, exist_ok=True)
     arms = "".join(f'[[arms]]\nname = "{arm}"\ncontrol = {str(i == 0).lower()}\n' for i, arm in enumerate(knees))
-    limits = "[slo]\np90_ttft_ms = 500\n[goodput]\nttft = 500\ne2el = 1000\nattainment_pct = 90\n"
+    limits = limits or "[slo]\np90_ttft_ms = 500\n[goodput]\nttft = 500\ne2el = 1000\nattainment_pct = 90\n"
     (folder / "experiment.toml").write_text(f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}')
     for number, levels in enumerate(rates, 1):
         trial = folder / f"trial-{number:02}"
@@ -65,11 +66,11 @@ def write_search(
                                 "pair_id": f"{number}-{planned}",
                                 "scheduled_ns": due,
                                 "sent_ns": due,
-                                "first_token_ns": due + took,
+                                "first_token_ns": due + took // 2,
                                 "end_ns": due + took,
                                 "status": "OK",
-                                "output_tokens": 1,
-                                "token_ns": [took],
+                                "output_tokens": 2,
+                                "token_ns": [took // 2, took],
                                 "phase": "measure",
                             }
                         )
@@ -104,6 +105,17 @@ def test_the_bracket_holds_the_knee_of_each_arm(tmp_path: Path) -> None:
     assert "new holds 3.58 to 13.5 requests/s and eager" in gate["reason"]
     for row, knee in ((found["eager"], 17), (found["new"], 9)):
         assert row["low_rps"] < knee < row["high_rps"]
+    (ratio,) = summary["saturation"]["ratios"]
+    assert (ratio["arm"], ratio["control"], ratio["ratio"]) == ("new", "eager", 0.5)
+    assert ratio["low"] < 9 / 17 < ratio["high"]
+
+
+def test_a_step_is_held_to_its_token_gaps_too(tmp_path: Path) -> None:
+    limits = '[slo]\ntargets = ["p50_itl_ms <= 500"]\n'
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 9}, [[4, 8, 16]], limits=limits)
+    found = {(row["arm"], row["rate"]): row for row in analyze(folder)["saturation"]["steps"]}
+    assert (found["eager", 16]["held"], found["new", 16]["held"]) == ("held", "missed")
+    assert "token gaps miss p50_itl_ms" in found["new", 16]["reason"]
 
 
 def test_an_arm_that_holds_half_as_much_fails(tmp_path: Path) -> None:
@@ -223,6 +235,13 @@ def test_the_far_ends_of_the_intervals_decide(own: Bracket, control: Bracket, ve
     gate = goodput_gate(own, control, margin=0.1)
     assert gate.verdict == verdict
     assert gate.reason.endswith(".")
+
+
+def test_the_ratio_of_loads_has_the_far_ends_of_both_intervals() -> None:
+    found = load_ratio(span(20, 24), span(10, 12, arm="eager"))
+    assert (found.ratio, found.low, found.high, found.goodput) == (2.0, 20 / 12, 2.4, 2.0)
+    open_end = load_ratio(span(20, None), span(None, 12, arm="eager"))
+    assert (open_end.ratio, open_end.low, open_end.high) == (None, 20 / 12, None)
 
 
 def test_the_next_trial_looks_over_the_interval_or_on_from_the_last_step() -> None:

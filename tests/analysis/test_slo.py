@@ -3,7 +3,8 @@ import pyarrow as pa
 import pytest
 
 from analysis.records import REQUESTS, RecordError, requests_of
-from analysis.slo import design_effect, judge_share, meets_all, misses, observed, parse_slo
+from analysis.slo import design_effect, judge_share, meets_all, misses, observed, units
+from analysis.targets import parse_slo
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -44,9 +45,7 @@ def test_keys_are_quantiles_of_metrics():
     assert targets[3].allowed_share == 0.005
 
 
-@pytest.mark.parametrize(
-    "key", ["p99_latency_ms", "ttft_p99_ms", "p999_ttft_ms", "p0_ttft_ms", "p99_itl_ms", "nonsense"]
-)
+@pytest.mark.parametrize("key", ["p99_latency_ms", "ttft_p99_ms", "p999_ttft_ms", "p0_ttft_ms", "p99_ttft", "nonsense"])
 def test_an_unknown_key_is_named(key):
     with pytest.raises(RecordError, match=f"slo.{key}"):
         parse_slo({key: 1})
@@ -77,6 +76,57 @@ def test_goodput_counts_requests_that_meet_every_limit():
     data = requests([(100, 500, "OK"), (300, 500, "OK"), (100, 900, "OK"), (100, 500, "INTERNAL")])
     targets = parse_slo({"p99_ttft_ms": 200, "p99_e2e_ms": 800, "error_pct": 1})
     assert meets_all(data, targets).tolist() == [True, False, False, False]
+
+
+def test_a_value_on_the_limit_misses_a_strict_target_alone():
+    data = requests([(100, 500, "OK")])
+    within, below = parse_slo({"p99_ttft_ms": 100})[0], parse_slo({"targets": ["p99_ttft_ms < 100"]})[0]
+    assert (misses(data, within)[0].tolist(), misses(data, below)[0].tolist()) == ([False], [True])
+
+
+class TestTokenGaps:
+    def streamed(self, *rows):
+        table = [
+            {
+                "arm": "a",
+                "trial": 1,
+                "scheduled_ns": T0,
+                "sent_ns": T0,
+                "first_token_ns": T0 + times[0] * 1_000_000,
+                "end_ns": T0 + times[-1] * 1_000_000,
+                "status": status,
+                "output_tokens": len(times),
+                "token_ns": [time * 1_000_000 for time in times],
+            }
+            for times, status in rows
+        ]
+        return requests_of(pa.Table.from_pylist(table, schema=REQUESTS), deadline_ms=1000)
+
+    def test_an_itl_target_counts_gaps_and_not_requests(self):
+        data = self.streamed(([10, 20, 70], "OK"), ([10, 15], "OK"))
+        (target,) = parse_slo({"p50_itl_ms": 30})
+        found = units(data, np.ones(2, dtype=bool), target)
+        assert found.missed.tolist() == [False, True, False]
+        assert ((found.at_ns - T0) / 1e6).tolist() == [20, 70, 15]
+        assert observed(data, np.ones(2, dtype=bool), target) == 10.0
+
+    def test_a_failure_is_a_gap_beyond_any_limit(self):
+        data = self.streamed(([10, 20], "INTERNAL"))
+        (target,) = parse_slo({"p50_itl_ms": 1e9})
+        assert units(data, np.ones(1, dtype=bool), target).missed.tolist() == [False, True]
+
+    def test_pooled_gaps_ask_nothing_of_one_request(self):
+        data = self.streamed(([10, 900], "OK"))
+        assert meets_all(data, parse_slo({"p50_itl_ms": 30})).all()
+        assert not misses(data, parse_slo({"p50_itl_ms": 30})[0])[1].any()
+
+
+def test_units_are_the_requests_in_the_mask_that_count():
+    data = requests([(100, 500, "OK"), (300, 500, "OK"), (None, 5, "UNAVAILABLE")])
+    (target,) = parse_slo({"p99_ttft_ms": 200})
+    found = units(data, np.array([False, True, True]), target)
+    assert (found.missed.tolist(), found.row.tolist()) == ([True, True], [1, 2])
+    assert found.at_ns.tolist() == [T0, T0]
 
 
 def test_observed_values_are_quantiles_and_error_rates():

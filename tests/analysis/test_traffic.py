@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from analysis.checks.traffic import check_open_loop, check_sample_ratio
 from analysis.gates import INCONCLUSIVE
 from analysis.records import RecordError
 from analysis.report.html import html_report
@@ -16,7 +17,6 @@ from analysis.report.markdown import markdown_report
 from analysis.report.terminal import verdict_table
 from analysis.slo import parse_goodput
 from analysis.summary import analyze
-from analysis.validity import check_open_loop, check_sample_ratio
 from tests.analysis.test_saturation import write_search
 from tests.fakes.runs import FakeRun, write_run
 

@@ -1,10 +1,19 @@
-import numpy as np
+import json
+import shutil
+from dataclasses import replace
+
 import pytest
 
-from analysis import validity
-from analysis.compare import Comparison
+from analysis.checks.traffic import check_control_errors
 from analysis.gates import Gate
-from analysis.validity import ALL_KINDS, ESTIMATES, Check, apply_checks
+from analysis.records import REQUESTS, RecordWriter, read_table
+from analysis.summary import analyze
+from analysis.validity import ALL_KINDS, ESTIMATES, PARITY, Check, apply_checks
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
+QUICK = {"draws": 99}
+PASSING = FakeRun(slo=SLO, gates=QUICK)
 
 
 def gate(kind="noninferiority", verdict="PASS", arm="compiled", **more):
@@ -19,7 +28,7 @@ def check(ok=False, affects=ESTIMATES, name="generator lag", **more):
 
 class TestChecksOnGates:
     @pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
-    @pytest.mark.parametrize("kind", ["noninferiority", "slo"])
+    @pytest.mark.parametrize("kind", ["noninferiority", "slo", "cold", "goodput"])
     def test_a_failed_check_leaves_no_estimate_standing(self, kind, verdict):
         (result,) = apply_checks([gate(kind, verdict)], [check()])
         assert result.verdict == "INCONCLUSIVE"
@@ -37,7 +46,7 @@ class TestChecksOnGates:
     def test_an_error_failure_stands_unless_the_control_failed_too(self):
         (result,) = apply_checks([gate("error", "FAIL")], [check(affects=ALL_KINDS)])
         assert result.verdict == "FAIL"
-        broken = validity.check_control_errors("eager", 50, 100, 0.5)
+        broken = check_control_errors("eager", 50, 100, 0.5)
         (result,) = apply_checks([gate("error", "FAIL")], [broken])
         assert result.verdict == "INCONCLUSIVE"
 
@@ -48,89 +57,183 @@ class TestChecksOnGates:
     def test_checks_that_hold_change_nothing(self):
         assert apply_checks([gate()], [check(ok=True)]) == [gate()]
 
+    def test_lost_records_say_nothing_of_answers_that_were_asked_apart(self):
+        assert apply_checks([gate("parity")], [check(affects=ALL_KINDS)]) == [gate("parity")]
 
-class TestChecks:
-    def test_mirrored_arms_must_have_equal_counts(self):
-        assert validity.check_counts({"a": 1000, "b": 999}, {}, mirrored=True).ok
-        lost = validity.check_counts({"a": 1000, "b": 900}, {}, mirrored=True)
-        assert not lost.ok
-        assert "b has 900 of 1000 requests" in lost.reason
+    @pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
+    def test_a_control_that_contradicts_itself_leaves_parity_open(self, verdict):
+        (result,) = apply_checks([gate("parity", verdict)], [check(affects=(*ALL_KINDS, PARITY), name="answers")])
+        assert result.verdict == "INCONCLUSIVE"
 
-    def test_an_arm_without_requests_is_missing_in_any_design(self):
-        assert not validity.check_counts({"a": 1000, "b": 0}, {}, mirrored=False).ok
-        assert not validity.check_counts({}, {}, mirrored=True).ok
-
-    def test_requests_that_were_planned_must_be_there(self):
-        assert not validity.check_counts({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True).ok
-        assert not validity.check_counts({"a": 500, "b": 400}, {"*": 1000}, mirrored=False).ok
-        assert validity.check_counts({"a": 600, "b": 400}, {"*": 1000}, mirrored=False).ok
-
-    def test_a_split_far_from_its_weights_is_a_mismatch(self):
-        weights = {"a": 9.0, "b": 1.0}
-        assert validity.check_sample_ratio({"a": 9010, "b": 990}, weights).ok
-        assert not validity.check_sample_ratio({"a": 8700, "b": 1300}, weights).ok
-        assert validity.check_sample_ratio({"a": 5}, weights) is None
-
-    def test_generator_lag_must_be_known_and_small(self):
-        assert validity.check_generator_lag(3.0, 50.0).ok
-        assert not validity.check_generator_lag(80.0, 50.0).ok
-        assert not validity.check_generator_lag(None, 50.0).ok
-
-    def test_closed_loop_and_unscheduled_data_carry_no_tail(self):
-        assert validity.check_open_loop(True, True).ok
-        assert validity.check_open_loop(None, True).ok
-        assert not validity.check_open_loop(False, True).ok
-        assert not validity.check_open_loop(True, False).ok
-
-    def test_arms_that_differ_by_intent_may_be_compared(self):
-        assert validity.check_comparable("a", [], intended=False).ok
-        assert not validity.check_comparable("a", ["model.dtype"], intended=False).ok
-        assert validity.check_comparable("a", ["model.dtype"], intended=True).ok
-
-    def test_requests_cut_by_the_end_must_not_hold_the_tail(self):
-        assert validity.check_cut("a", 10, 1000, 0.99).ok
-        assert not validity.check_cut("a", 11, 1000, 0.99).ok
-
-    def test_resembling_blocks_are_refused(self):
-        def item(value):
-            return Comparison(
-                quantile=0.99,
-                margin=0.1,
-                alpha=0.05,
-                autocorrelation=value,
-                method="made up",
-                blocks=25,
-                trials=1,
-                requests=100,
-            )
-
-        assert validity.check_autocorrelation("a", [item(0.2), item(None)]).ok
-        assert not validity.check_autocorrelation("a", [item(0.2), item(0.6)]).ok
-        assert validity.check_autocorrelation("a", [item(None)]).ok
+    def test_goodput_is_open_where_arms_are_not_comparable(self):
+        (result,) = apply_checks([gate("goodput")], [check(affects=("noninferiority", "goodput"), name="comparable")])
+        assert result.verdict == "INCONCLUSIVE"
 
 
-def slowed(factor, *, seed=0, requests=1200, seconds=600.0):
-    rng = np.random.default_rng(seed)
-    inside = np.zeros(600)
-    for start in range(20, 600, 60):
-        inside[start : start + 4] = 1.0
-    starts = np.sort(rng.uniform(0, seconds, requests))
-    drift = 0.2 * np.sin(starts / 40.0)
-    excess = drift + 0.3 * rng.standard_normal(requests) + np.log(factor) * inside[starts.astype(int)]
-    return validity.slowdown_during(excess, starts, inside, bin_s=1.0, rng=rng)
+def rows_of(directory):
+    return read_table(directory / "trial-01" / "requests-0.arrow", REQUESTS)[0].to_pylist()
 
 
-def test_a_control_that_slows_while_others_compile_is_seen():
-    factor, p_value = slowed(1.6)
-    assert factor == pytest.approx(1.6, rel=0.1)
-    assert not validity.check_interference(factor, p_value).ok
+def rewrite_rows(directory, edit, batch=10**9):
+    """The run's requests after `edit`, which takes and gives a list of rows."""
+    path = directory / "trial-01" / "requests-0.arrow"
+    rows = edit(rows_of(directory))
+    path.unlink()
+    with RecordWriter(path, REQUESTS) as writer:
+        for start in range(0, len(rows), batch):
+            for row in rows[start : start + batch]:
+                writer.append(row)
+            writer.flush()
+    return directory
 
 
-def test_a_control_that_drifts_by_itself_is_not_blamed():
-    blamed = sum(not validity.check_interference(*slowed(1.0, seed=seed)).ok for seed in range(60))
-    assert blamed <= 5
+def torn(directory):
+    path = rewrite_rows(directory, list, batch=50) / "trial-01" / "requests-0.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
 
 
-def test_too_few_requests_say_nothing_of_interference():
-    assert slowed(1.6, requests=12) == (None, None)
-    assert validity.check_interference(None, None).ok
+def rows(edit):
+    return lambda directory: rewrite_rows(directory, edit)
+
+
+def info(**change):
+    def tell(directory):
+        path = directory / "trial-01" / "trial.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    return tell
+
+
+def cut_at_the_end(found):
+    """Two of a hundred requests were still under way when the trial ended."""
+    end = max(row["end_ns"] for row in found)
+    cut = {"status": "CANCELLED", "end_ns": end, "first_token_ns": None, "token_ns": None}
+    return [row | (cut if int(row["pair_id"].split("-")[1]) % 50 == 0 else {}) for row in found]
+
+
+OTHER_DTYPE = {"model": {"id": "random:tiny", "dtype": "bfloat16"}}
+CAPTURES = FakeArm(
+    name="compiled", compiles=[Compile(at_s=55 + 100 * step, seconds=4, kind="graph_capture") for step in range(7)]
+)
+LENIENT = QUICK | {"max_recompiles": 99, "max_stall_s": 9, "max_stall_s_per_min": 9, "max_requests_hit_pct": 50}
+BROKEN_CONTROL = FakeArm(name="eager", enabled=False, error_share=0.05)
+UNEVEN = (FakeArm(name="eager", enabled=False, weight=1), FakeArm(name="compiled", weight=2))
+DISAGREEING = {
+    "dtype": "float32",
+    "prompts": [4, 9],
+    "replicas": [
+        {"arm": "eager", "replica": f"eager-{number}", "error": None, "same": 2 - number, "of": 2, "departs": departs}
+        for number, departs in ((0, None), (1, [1, 2]))
+    ],
+}
+ALL = {"noninferiority", "slo", "recompile", "error"}
+TAILS = {"noninferiority", "slo"}
+
+# What spoils an otherwise passing run: the run, a change to what it wrote, the check that sees it, the gates it opens.
+SPOILED = {
+    "fewer than 20 blocks": (replace(PASSING, duration_s=450), None, "blocks", {"noninferiority"}),
+    "fewer than 20 blocks for an objective": (replace(PASSING, duration_s=450), None, "run length", {"slo"}),
+    "a missing arm": (PASSING, rows(lambda found: [row for row in found if row["arm"] == "eager"]), "arms", ALL),
+    "an unequal arm": (PASSING, rows(lambda found: found[:-100]), "arms", ALL),
+    "requests that were planned and never seen": (
+        PASSING,
+        info(planned={"eager": 3120, "compiled": 3300}),
+        "arms",
+        ALL,
+    ),
+    "a sample-ratio mismatch": (
+        replace(PASSING, design="split", arms=UNEVEN),
+        info(weights={"eager": 1, "compiled": 1}),
+        "sample ratio",
+        TAILS | {"error"},
+    ),
+    "blocks that look alike": (
+        replace(PASSING, own_drift=0.4, own_rho=0.98, gates=QUICK | {"quantile": 0.5}),
+        None,
+        "block autocorrelation",
+        {"noninferiority"},
+    ),
+    "generator lag": (replace(PASSING, lag_ms=500.0), None, "generator lag", TAILS),
+    "a closed loop": (replace(PASSING, open_loop=False), None, "open loop", TAILS),
+    "no schedule": (PASSING, rows(lambda found: [row | {"scheduled_ns": None} for row in found]), "open loop", TAILS),
+    "interference": (
+        replace(PASSING, arms=(EAGER, CAPTURES), gates=LENIENT, interference=1.6),
+        None,
+        "interference",
+        TAILS,
+    ),
+    "another model": (
+        replace(PASSING, arms=(EAGER, FakeArm(name="compiled", config=OTHER_DTYPE))),
+        None,
+        "comparable",
+        {"noninferiority"},
+    ),
+    "a control that fails": (
+        replace(PASSING, arms=(BROKEN_CONTROL, FakeArm(name="compiled"))),
+        None,
+        "control errors",
+        TAILS | {"error"},
+    ),
+    "truncated records": (PASSING, torn, "records", ALL),
+    "a clock that goes back": (
+        PASSING,
+        rows(lambda found: [row | ({"end_ns": row["sent_ns"] - 1} if row is found[7] else {}) for row in found]),
+        "records",
+        ALL,
+    ),
+    "rows that are there twice": (PASSING, rows(lambda found: [*found, found[0]]), "records", ALL),
+    "a stopped trial": (replace(PASSING, complete=False), None, "complete", ALL),
+    "a dead control": (
+        PASSING,
+        info(deaths=[{"arm": "eager", "replica": "eager-0", "at_ns": 1, "exit_code": -9}]),
+        "alive",
+        TAILS,
+    ),
+    "a tail of three requests": (replace(PASSING, gates=QUICK | {"quantile": 0.999}), None, "tail", {"noninferiority"}),
+    "a tail that the end cut off": (PASSING, rows(cut_at_the_end), "cut requests", TAILS),
+    "a control that contradicts itself": (PASSING, info(answers=DISAGREEING), "answers", ALL),
+}
+
+
+class TestValidity:
+    """Each spoils an otherwise passing run, seen from the summary."""
+
+    @pytest.fixture(scope="class")
+    def passing(self, tmp_path_factory):
+        return write_run(tmp_path_factory.mktemp("passing") / "run", PASSING)
+
+    def test_the_run_that_is_spoiled_passes(self, passing):
+        summary = analyze(passing)
+        assert {item["verdict"] for item in summary["gates"]} == {"PASS"}
+        assert {item["kind"] for item in summary["gates"]} == ALL
+        assert all(check["ok"] for check in summary["validity"])
+
+    @pytest.mark.parametrize("name", SPOILED)
+    def test_a_check_that_fails_leaves_its_gates_open(self, name, passing, tmp_path):
+        run, change, check, kinds = SPOILED[name]
+        directory = tmp_path / "run"
+        if run is PASSING:
+            shutil.copytree(passing, directory)
+        else:
+            write_run(directory, run)
+        if change is not None:
+            change(directory)
+        summary = analyze(directory)
+        failed = {item["check"]: item for item in summary["validity"] if not item["ok"]}
+        assert check in failed
+        assert summary["overall"] == "INCONCLUSIVE"
+        for item in summary["gates"]:
+            if item["kind"] in kinds:
+                assert (item["verdict"], check in item["blocked_by"]) == ("INCONCLUSIVE", True), item["gate"]
+        assert kinds <= {item["kind"] for item in summary["gates"]}
+        assert failed[check]["reason"].endswith(".")
+
+    def test_another_model_is_no_fault_where_it_is_the_question(self, tmp_path):
+        other = FakeArm(name="compiled", config=OTHER_DTYPE)
+        intended = replace(PASSING, arms=(EAGER, other), compare_models=True)
+        assert analyze(write_run(tmp_path / "run", intended))["overall"] == "PASS"
+
+    def test_no_telemetry_leaves_compiles_unknown_and_is_no_fault_of_the_run(self, tmp_path):
+        summary = analyze(write_run(tmp_path / "run", replace(PASSING, telemetry=False)))
+        assert summary["overall"] == "INCONCLUSIVE"
+        assert all(check["ok"] for check in summary["validity"])

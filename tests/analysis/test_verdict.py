@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from analysis.gates import Gate
@@ -72,3 +74,13 @@ class TestWords:
         gates = [gate("recompile", "FAIL"), gate(verdict="INCONCLUSIVE", needed_s=9000.0)]
         other = gate(verdict="INCONCLUSIVE", needed_s=630.0, arm="padded")
         assert advise([*gates, other], []).needed_s == 630.0
+
+    def test_advice_for_a_cold_start_is_more_trials_and_for_parity_no_traffic(self):
+        cold = gate("cold", "INCONCLUSIVE")
+        assert advise([cold], []).text == "More trials would decide cold of compiled: each starts cold once."
+        assert advise([gate("parity", "INCONCLUSIVE")], []).text.startswith("Run `tailgate parity`")
+
+    def test_other_answers_are_the_first_thing_to_say(self):
+        wrong = replace(gate("parity", "FAIL"), reason="Other answers.")
+        text = headline({"compiled": "FAIL"}, [gate("recompile", "FAIL"), wrong], [], "eager")
+        assert text == "compiled must not replace eager: Other answers."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, RecordWriter
 
@@ -58,12 +59,14 @@ class FakeRun:
     rate: float = 4.0
     drift: float = 0.15  # spread of the shared drift, in log scale
     own_drift: float = 0.02  # spread of each arm's own, block by block
+    own_rho: float = 0.0  # how much of its own drift the next block keeps
     rho: float = 0.6  # how much of a block's drift the next one keeps
     complete: bool = True
     server_columns: bool = True
     telemetry: bool = True
     gates: Mapping[str, Any] = field(default_factory=dict)
-    slo: Mapping[str, float] = field(default_factory=dict)
+    slo: Mapping[str, Any] = field(default_factory=dict)
+    parity: Mapping[str, Any] = field(default_factory=dict)
     open_loop: bool = True
     lag_ms: float = 1.0
     interference: float = 1.0  # times longer that the control takes while another arm compiles
@@ -85,10 +88,9 @@ def _experiment(run: FakeRun) -> str:
     lines = ['name = "fake"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
     for position, arm in enumerate(run.arms):
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
-    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60", "", "[gates]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in run.gates.items()]
-    lines += ["", "[slo]", *(f"{key} = {value}" for key, value in run.slo.items())]
-    return "\n".join(lines) + "\n"
+    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60", ""]
+    tables = {"gates": dict(run.gates), "slo": dict(run.slo), "parity": dict(run.parity)}
+    return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
 
 
 def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
@@ -108,7 +110,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // 30) + 1
     shared = _correlated(rng, blocks, run.drift, run.rho)
-    own = {arm.name: _correlated(rng, blocks, run.own_drift, 0.0) for arm in run.arms}
+    own = {arm.name: _correlated(rng, blocks, run.own_drift, run.own_rho) for arm in run.arms}
     tokens = np.clip(rng.lognormal(3.0, 0.5, count), 2, 200).astype(int)
     shape = rng.standard_normal(count)
     weights = np.array([arm.weight for arm in run.arms])
@@ -118,7 +120,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     planned = {"*": count} if run.design != "mirrored" else {arm.name: count for arm in run.arms}
     with RecordWriter(folder / "requests-0.arrow", REQUESTS) as writer:
         for position, arm in enumerate(run.arms):
-            noise = 0.15 * rng.standard_normal(count)
+            noise = 0.05 * rng.standard_normal(count)
             failing = rng.uniform(size=count) < arm.error_share
             for index in range(count):
                 if run.design != "mirrored" and chosen[index] != position:

@@ -19,6 +19,7 @@ from loadtests.reweight import reweight
 from servers.config import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter import SplitterError
+from tests.fakes.runs import FakeRun, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -38,7 +39,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("command", ["run", "parity", "serve", "split", "analyze"])
+@pytest.mark.parametrize("command", ["run", "parity", "serve", "split", "analyze", "plan", "calibrate", "breakeven"])
 def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main([command, "--help"])
@@ -254,6 +255,22 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     code, _, _ = command.end(timeout_s=10.0)
     assert code == 1
     assert nothing_left(str(tmp_path))
+
+
+def test_a_target_of_the_command_line_is_judged_in_place_of_the_experiments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=2, slo={"p99_ttft_ms": 2000}))
+    assert main(["analyze", str(folder), "--slo", "p99_ttft_ms <= 0.5", "--slo", "error_rate <= 0.5%"]) == 3
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {gate["gate"]: gate["limit"] for gate in summary["gates"] if gate["kind"] == "slo"} == {
+        "slo p99_ttft_ms": 0.5,
+        "slo error_pct": 0.5,
+    }
+    capsys.readouterr()
+    assert '--slo holds "p99_ttft_ms": the operator is missing' in refusal(
+        capsys, "analyze", str(folder), "--slo", "p99_ttft_ms"
+    )
 
 
 def test_a_killed_run_leaves_no_process_and_its_records_can_be_read(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.limits import GateLimits
+from analysis.limits import CompileBudget, GateLimits
+from analysis.rollout import Rollout
+from analysis.targets import parse_cold, parse_slo
 from loadtests.experiment import (
     ParityConfig,
     SplitterSettings,
@@ -88,6 +90,30 @@ def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> Non
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
 
 
+def test_targets_and_budgets_survive_a_round_trip(tmp_path: Path) -> None:
+    text = MINIMAL + (
+        '[slo]\np99_e2e_ms = 6000\ntargets = ["p50_itl_ms < 40", "error_rate <= 0.5%"]\n'
+        "[slo.cold]\np99_ttft_ms = 9000\n"
+        "[gates]\nquantile = 0.95\nmin_goodput_ratio = 0.9\n[gates.margins]\ne2e = 0.2\n"
+        "[gates.cold]\nmax_recompiles = 3\n"
+    )
+    experiment = load(write(tmp_path, text), slo=["p99_e2e_ms <= 4000"])
+    assert [target.text for target in parse_slo(experiment.slo)] == [
+        "p50_itl_ms < 40",
+        "error_rate <= 0.5%",
+        "p99_e2e_ms <= 4000",
+    ]
+    assert [target.limit for target in parse_cold(experiment.slo)] == [9000.0]
+    assert experiment.gates.quantiles == (0.95,)
+    assert experiment.gates.cold == CompileBudget(max_recompiles=3)
+    assert from_table(tomllib.loads(to_toml(experiment))) == experiment
+
+
+def test_a_bad_target_of_the_command_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match='--slo holds "p99_ttft_ms 3": the operator is missing'):
+        load("demo", slo=["p99_ttft_ms 3"])
+
+
 @given(
     duration_s=st.floats(1, 1e5),
     rate=st.floats(0.01, 1e4),
@@ -142,7 +168,20 @@ def test_any_valid_experiment_survives_a_round_trip(
         ("rate = 2", "rate = 2\n[slo]\np95ttft = 3", "slo.p95ttft is unknown: write pQ_METRIC_ms"),
         ("rate = 2", "rate = 2\n[slo]\np99_ttft_ms = 0", "slo.p99_ttft_ms is 0"),
         ("rate = 2", "rate = 2\n[slo]\np99_ttft_ms = 'x'", "slo.p99_ttft_ms is 'x'"),
+        ("rate = 2", "rate = 2\n[slo]\ntargets = ['p99_ttft_ms >= 3']", 'slo.targets holds "p99_ttft_ms >= 3"'),
+        ("rate = 2", "rate = 2\n[slo]\np99_ttft_ms = 3\ntargets = ['p99_ttft_ms <= 4']", "slo has both"),
+        ("rate = 2", "rate = 2\n[slo.cold]\nspeed = 3", "slo.cold.speed is unknown"),
+        (
+            "rate = 2",
+            "rate = 2\n[slo.cold]\np99_ttft_ms = 3\n[gates]\ncold_s = 0",
+            "slo.cold has targets but gates.cold_s",
+        ),
         ("rate = 2", "rate = 2\n[gates]\nmargin = -1", "gates.margin is -1"),
+        ("rate = 2", "rate = 2\n[gates]\nquantile = 0.9\nquantiles = [0.9]", "keep quantiles"),
+        ("rate = 2", "rate = 2\n[gates]\nmin_goodput_ratio = 0.9", "nothing says what a good request is"),
+        ("rate = 2", "rate = 2\n[gates.margins]\ntpot = 0.1", "gates.margins.tpot is for a metric that is not in"),
+        ("rate = 2", "rate = 2\n[gates.cold]\nmax_stall = 1", "gates.cold.max_stall is unknown"),
+        ("rate = 2", "rate = 2\n[gates.cold]\nmax_recompiles = 'x'", "gates.cold.max_recompiles is 'x'"),
         ("rate = 2", "rate = 2\n[gates]\nmetrics = ['speed']", "gates.metrics holds 'speed'"),
         ("rate = 2", "rate = 2\n[gates]\nmetrics = []", "gates.metrics is empty"),
         ("rate = 2", "rate = 2\n[trials]\ncount = 0", "trials.count is 0"),
@@ -277,6 +316,7 @@ def test_a_missing_experiment_names_the_built_in_ones(tmp_path: Path) -> None:
         ("trials", TrialsConfig),
         ("gates", GateLimits),
         ("splitter", SplitterSettings),
+        ("rollout", Rollout),
         ("parity", ParityConfig),
     ],
 )

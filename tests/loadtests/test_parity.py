@@ -211,14 +211,13 @@ def test_a_run_goes_on_after_parity_and_what_was_found_reaches_the_report(tmp_pa
     requests = sum(read_table(path, REQUESTS)[0].num_rows for path in folder.glob("requests*.arrow"))
     assert read_table(folder / "steps.arrow", STEPS)[0].num_rows == requests
 
-    assert main(["analyze", str(outcome.run_dir)]) == 3
+    assert main(["analyze", str(outcome.run_dir)]) == 99
     summary = json.loads((outcome.run_dir / "summary.json").read_text())
-    checks = {check["check"]: check for check in summary["validity"] if check["arm"] == "padded"}
-    assert checks["parity"]["ok"] is True
-    assert checks["answers"]["ok"] is False
-    assert f"0 of {PROMPTS} greedy answers of padded are the control's" in checks["answers"]["reason"]
-    assert "tailgate parity" in checks["answers"]["remedy"]
-    assert {gate["verdict"] for gate in summary["gates"]} == {"INCONCLUSIVE"}
+    (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
+    assert gate["verdict"] == "FAIL"
+    assert f"0 of {PROMPTS} greedy answers of padded after the traffic are the control's" in gate["reason"]
+    assert "It computes what the control does" in gate["reason"]
+    assert summary["headline"].startswith("padded must not replace eager: 0 of")
     for report in ("report.html", "report.md"):
         assert "Do the arms compute the same?" in (outcome.run_dir / report).read_text()
 

@@ -67,15 +67,15 @@ function forest(host, data) {
         label(
           narrow ? width - 8 : width,
           narrow ? text + 18 : text,
-          SIGNS[row.verdict] ?? DASH,
+          row.gate ? (SIGNS[row.verdict] ?? DASH) : "no gate",
           "end",
-          `strong ${TONES[row.verdict] ?? ""}`,
+          row.gate ? `strong ${TONES[row.verdict] ?? ""}` : "",
         ),
       );
       const stop = svg("g", {
         class: armClass(row.arm),
         role: "img",
-        "aria-label": `${name} ${row.label}: ${numbers}, ${row.verdict ?? DASH}. ${row.reason}`,
+        "aria-label": `${name} ${row.label}: ${numbers}, ${row.gate ? (row.verdict ?? DASH) : "no gate"}. ${row.reason}`,
       });
       const low = isNumber(row.low) && row.low > 0 ? x(row.low) : null,
         high = isNumber(row.high) ? x(row.high) : null;
@@ -97,7 +97,9 @@ function forest(host, data) {
         el(
           "p",
           {},
-          `p of worse ${figure(row.p_worse)}, p of non-inferiority ${figure(row.p_noninferior)} at a margin of ${pct(isNumber(row.margin) ? row.margin * 100 : null)}`,
+          row.gate
+            ? `p of worse ${figure(row.p_worse)}, p of non-inferiority ${figure(row.p_noninferior)} at a margin of ${pct(isNumber(row.margin) ? row.margin * 100 : null)}`
+            : `p of worse ${figure(row.p_worse)}; no gate rests on it`,
         ),
         el(
           "p",
