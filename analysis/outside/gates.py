@@ -14,10 +14,10 @@ from analysis.limits import CompileBudget
 from analysis.outside.blackbox import COMPILE, HOST, UNKNOWN, Stall
 from analysis.outside.view import Outside
 
-SHORTEST_COMPILE_S = (
-    1.0  # what a gate on the number of compiles must be able to see; one from a disk cache takes as long
-)
-SHORTEST_OPEN_S = 0.5  # an unexplained stall shorter than this is taken for a collection or a hiccup, not for a compile
+# What a gate on the number of compiles must be able to see; one from a disk cache takes as long.
+SHORTEST_COMPILE_S = 1.0
+# An unexplained stall shorter than this is taken for a collection or a hiccup, not for a compile.
+SHORTEST_OPEN_S = 0.5
 _FEWEST_REQUESTS = 50
 _SLOW_P, _SLOW_MS = 0.001, 250.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -43,6 +44,7 @@ def drive(plan: Schedule, targets: dict[str, str], *, workers: int = 1, **change
     generator = Generator(config, log=log, on_record=records.append, workers=workers)
     generator.load(plan)
     generator.connect()
+    gc.freeze()  # a load process collects garbage before it starts: of a whole suite's objects that takes too long
     assert generator.run(now_ns() + SECOND // 20)
     generator.stop()
     assert generator.failure is None
