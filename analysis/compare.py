@@ -13,6 +13,9 @@ References
 [5] Holm, S. (1979). A simple sequentially rejective multiple test procedure.
 [6] Berger, R. L. (1982). Multiparameter hypothesis testing and acceptance sampling.
 [7] Künsch, H. R. (1989). The jackknife and the bootstrap for general stationary observations.
+[8] MacKinnon, J. G. and White, H. (1985). Some heteroskedasticity-consistent covariance matrix estimators with improved
+    finite sample properties.
+[9] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from analysis.limits import Method
+from analysis.dependence import Dependence, block_differences, dependence_of
+from analysis.limits import RESTART_SPREAD, Method, Question
 from analysis.quantiles import BlockHistogram, block_histogram, quantile, quantiles, shared_blocks
 from analysis.resampling import (
     Limits,
     block_scores,
     bootstrap_limits,
     ewc_p_values,
-    group_correlation,
     grouped,
     groups_of,
     swap_limits,
-    widening,
 )
+from analysis.windows import Windows, typical_ratio, window_limits
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -62,8 +65,9 @@ class Sample:
 class Comparison:
     """One arm against the control at one quantile of one metric.
 
-    `ratio` is the whole-run quantile of the arm over that of the control. `low` and `high` are one-sided limits at
-    level alpha each, so together an interval of 1 - 2 alpha; None where the data set no limit.
+    With `question` "run", `ratio` is the whole-run quantile of the arm over that of the control; with "block" that of
+    the two in a typical block (`analysis.windows`), and `whole` is the ratio over the run. `low` and `high` are
+    one-sided limits at level alpha each, so together an interval of 1 - 2 alpha; None where the data set no limit.
     """
 
     arm: str = ""
@@ -83,7 +87,11 @@ class Comparison:
     cross_p_noninferior: float | None = None  # the same two from the exceedance scores
     cross_p_inferior: float | None = None
     autocorrelation: float | None = None  # between neighbouring groups, as far as blocks foretell it
-    spread: float | None = None  # standard error of the log ratio
+    spread: float | None = None  # standard error of the log ratio, but for the luck of starts
+    restart_spread: float = 0.0  # standard deviation of the log ratio of one start
+    question: Question = "run"
+    whole: float | None = None
+    p_inferior_whole: float | None = None  # as p_inferior, over the run
     method: str
     blocks: int
     groups: int = 0  # of blocks; what is resampled
@@ -105,82 +113,185 @@ def compare_quantiles(
     rng: np.random.Generator,
     paired: bool = True,
     method: Method = "label swap",
+    restart_spread: float = RESTART_SPREAD,
 ) -> list[Comparison]:
-    """One comparison of two samples for each quantile in `qs`, undecided (see `decide`).
+    """One comparison of two samples for each quantile in `qs` over the whole run, undecided (see `decide`).
 
     Below six trials: labels are swapped within groups of neighbouring time blocks [1, 2], all 2^groups ways where they
     are at most draws + 1, and the limits come from inverting that test over shifts in log scale. It assumes that the
-    difference of a group may have had either sign were the arms equal, and that groups are independent; what the blocks
-    foretell of the correlation of groups, `autocorrelation`, widens the limits. Requests in blocks that one sample
-    lacks are left out.
+    difference of a group may have had either sign were the arms equal, and that groups are independent. Limits are
+    widened for what blocks tell of drift, and for the luck of starts, `restart_spread` (`analysis.dependence`).
+    Requests in blocks that one sample lacks are left out.
     With `method` "block bootstrap": Student's t around the ratio, with the standard error of a circular block
     bootstrap [7].
     From six trials on: Student's t over the log ratios of the trials [4]. Always: the exceedance score with an
     equal-weighted cosine variance estimate [3] as a second opinion.
     With no data, one block, or all latencies equal there is no test, and `obstacle` says so.
     """
-    treatment, control, trial_of_block, sizes = _in_shared_blocks(treatment, control)
-    trials = np.unique(trial_of_block)
-    group = groups_of(trial_of_block)
-    base = Comparison(
-        quantile=0.5,
-        margin=margin,
-        alpha=alpha,
+    stage = _Stage.of(treatment, control, margin=margin, alpha=alpha, restart_spread=restart_spread)
+    base = replace(
+        stage.base,
         method=("paired" if paired else "unpaired")
         + (" block label swap" if method == "label swap" else " block bootstrap"),
-        blocks=len(trial_of_block),
-        groups=int(group[-1]) + 1 if len(group) else 0,
-        trials=len(trials),
-        requests=min(sizes),
     )
-    obstacle = _obstacle(treatment, control, sizes, base.blocks)
-    if obstacle is not None:
-        above, below = quantiles(treatment.values, qs), quantiles(control.values, qs)
-        return [
-            replace(base, quantile=q, ratio=_over(one, other), obstacle=obstacle)
-            for q, one, other in zip(qs, above, below, strict=True)
-        ]
-    anchor = math.log1p(margin)
-    treatment, control = _inside(treatment), _inside(control)
-    histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
-    by_group = grouped(histogram, group)
-    above, below = quantiles(treatment.values, qs), quantiles(control.values, qs)
+    above, below = quantiles(stage.treatment.values, qs), quantiles(stage.control.values, qs)
+    items = [replace(base, quantile=q, ratio=_over(one, other)) for q, one, other in zip(qs, above, below, strict=True)]
+    histogram = stage.histogram
+    if histogram is None:
+        return items
+    by_group = grouped(histogram, stage.group)
     found = []
-    for q, one, other in zip(qs, above, below, strict=True):
-        item = _with_scores(replace(base, quantile=q, ratio=_over(one, other)), histogram, group)
-        ratios = _trial_ratios(treatment, control, trials, q) if len(trials) >= TRIALS_FOR_T_TEST else None
+    for plain in items:
+        q = plain.quantile
+        item = _with_scores(plain, block_scores(histogram, q, shift=stage.anchor_bins))
+        ratios = _trial_ratios(stage, q) if base.trials >= TRIALS_FOR_T_TEST else None
         if ratios is not None:
-            found.append(_by_trials(item, ratios, anchor))
+            found.append(_by_trials(item, ratios))
             continue
-        widen = widening(item.autocorrelation, item.groups)
         if method == "label swap":
             limits: Limits | None = swap_limits(
                 by_group,
                 q,
-                bound=anchor,
+                bound=stage.anchor,
                 alpha=alpha,
                 draws=draws,
                 rng=rng,
-                widen=widen,
+                widening=stage.widening,
                 scores=(item.cross_p_noninferior, item.cross_p_inferior),
             )
         else:
-            limits = bootstrap_limits(histogram, q, group, bound=anchor, alpha=alpha, draws=draws, rng=rng, widen=widen)
-        if limits is None:
-            found.append(replace(item, obstacle="resampled blocks do not differ"))
-            continue
-        found.append(
-            replace(
-                item,
-                low=None if limits.low is None else math.exp(limits.low),
-                high=None if limits.high is None else math.exp(limits.high),
-                p_worse=limits.p_worse,
-                p_noninferior=limits.p_noninferior,
-                p_inferior=limits.p_inferior,
-                spread=limits.spread,
+            limits = bootstrap_limits(
+                histogram,
+                q,
+                stage.group,
+                bound=stage.anchor,
+                alpha=alpha,
+                draws=draws,
+                rng=rng,
+                widening=stage.widening,
             )
-        )
+        found.append(_with_limits(item, limits, stage.dependence.drift))
     return found
+
+
+def compare_typical(
+    treatment: Sample,
+    control: Sample,
+    *,
+    whole: Sequence[Comparison],
+    restart_spread: float = RESTART_SPREAD,
+) -> list[Comparison]:
+    """Comparisons of a typical block, one for each of those over the whole run in `whole`, undecided.
+
+    `whole` are what `compare_quantiles` made of the same samples. Below six trials limits are Student's t over groups
+    of blocks (`analysis.windows`), from six on over the typical ratios of the trials [4]. One whose blocks, joined
+    within their group, hold too little of the tail, or that nothing could be made of, stays as it is over the run.
+    """
+    if not whole:
+        return []
+    stage = _Stage.of(treatment, control, margin=whole[0].margin, alpha=whole[0].alpha, restart_spread=restart_spread)
+    return [_typical(stage, item) for item in whole]
+
+
+def _typical(stage: _Stage, whole: Comparison) -> Comparison:
+    if stage.histogram is None or whole.ratio is None or whole.obstacle is not None:
+        return whole
+    windows = Windows.of(stage.histogram, stage.group, whole.quantile)
+    if windows is None:
+        return whole
+    item = replace(
+        _with_scores(whole, windows.excess(stage.anchor_bins)),
+        question="block",
+        method=whole.method.split()[0] + " typical block",
+        whole=whole.ratio,
+        p_inferior_whole=whole.p_inferior,
+        ratio=math.exp(typical_ratio(windows)),
+    )
+    if item.trials >= TRIALS_FOR_T_TEST:
+        starts = np.flatnonzero(np.diff(windows.group, prepend=-1))
+        first = np.searchsorted(stage.group, windows.group[starts])  # the first block of each group
+        trial_of_window = stage.trial_of_block[first][windows.group]
+        ratios = np.array(
+            [typical_ratio(windows.only(trial_of_window == number)) for number in np.unique(trial_of_window)]
+        )
+        return _by_trials(item, ratios) if np.ptp(ratios) > 0 else whole
+    limits = window_limits(windows, bound=stage.anchor, alpha=item.alpha, dependence=stage.dependence)
+    return whole if limits is None else _with_limits(item, limits, 0.0)
+
+
+def _with_limits(item: Comparison, limits: Limits | None, drift: float) -> Comparison:
+    """The comparison with its limits; `drift` is the variance that their spread lacks."""
+    if limits is None:
+        return replace(item, obstacle="resampled blocks do not differ")
+    return replace(
+        item,
+        low=None if limits.low is None else math.exp(limits.low),
+        high=None if limits.high is None else math.exp(limits.high),
+        p_worse=limits.p_worse,
+        p_noninferior=limits.p_noninferior,
+        p_inferior=limits.p_inferior,
+        spread=math.sqrt(limits.spread**2 + drift),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """Two samples made ready to be compared: in the blocks that both have, by group of blocks."""
+
+    treatment: Sample
+    control: Sample
+    base: Comparison
+    anchor: float  # log of 1 + margin
+    group: Ints  # of each block
+    trial_of_block: Ints
+    histogram: BlockHistogram | None  # None where the base has an obstacle
+    dependence: Dependence
+
+    @classmethod
+    def of(cls, treatment: Sample, control: Sample, *, margin: float, alpha: float, restart_spread: float) -> _Stage:
+        treatment, control, trial_of_block, sizes = _in_shared_blocks(treatment, control)
+        group = groups_of(trial_of_block)
+        base = Comparison(
+            quantile=0.5,
+            margin=margin,
+            alpha=alpha,
+            method="",
+            blocks=len(trial_of_block),
+            groups=int(group[-1]) + 1 if len(group) else 0,
+            trials=len(np.unique(trial_of_block)),
+            requests=min(sizes),
+        )
+        obstacle = _obstacle(treatment, control, sizes, base.blocks)
+        anchor, dependence, histogram = math.log1p(margin), Dependence(), None
+        if obstacle is None:
+            treatment, control = _inside(treatment), _inside(control)
+            histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
+            differences = block_differences(
+                treatment.values, treatment.block, control.values, control.block, base.blocks
+            )
+            dependence = dependence_of(differences, group, trial_of_block, restart_spread=restart_spread)
+        return cls(
+            treatment=treatment,
+            control=control,
+            base=replace(
+                base,
+                obstacle=obstacle,
+                autocorrelation=dependence.correlation,
+                restart_spread=dependence.restart,
+            ),
+            anchor=anchor,
+            group=group,
+            trial_of_block=trial_of_block,
+            histogram=histogram,
+            dependence=dependence,
+        )
+
+    @property
+    def anchor_bins(self) -> int:
+        return round(self.anchor / self.histogram.width) if self.histogram is not None else 0
+
+    def widening(self, spread: float) -> float:
+        return self.dependence.widening(spread, groups=self.base.groups, alpha=self.base.alpha)
 
 
 def compare(
@@ -194,6 +305,7 @@ def compare(
     rng: np.random.Generator,
     paired: bool = True,
     method: Method = "label swap",
+    restart_spread: float = RESTART_SPREAD,
 ) -> Comparison:
     """The comparison at the one quantile `q`: see `compare_quantiles`."""
     (found,) = compare_quantiles(
@@ -206,6 +318,7 @@ def compare(
         rng=rng,
         paired=paired,
         method=method,
+        restart_spread=restart_spread,
     )
     return found
 
@@ -256,30 +369,25 @@ def _over(above: float, below: float) -> float | None:
     return above / below if above > 0 and below > 0 else None
 
 
-def _with_scores(item: Comparison, histogram: BlockHistogram, group: Ints) -> Comparison:
-    anchor = round(math.log1p(item.margin) / histogram.width)
-    greater, less = ewc_p_values(block_scores(histogram, item.quantile, shift=anchor))
-    own = round(math.log(item.ratio) / histogram.width) if item.ratio else 0
-    return replace(
-        item,
-        cross_p_noninferior=less,
-        cross_p_inferior=greater,
-        autocorrelation=group_correlation(block_scores(histogram, item.quantile, shift=own), group),
-    )
+def _with_scores(item: Comparison, excess: Floats) -> Comparison:
+    """The comparison with the second opinion of `excess`, by block or window, at a ratio of 1 + margin [3]."""
+    greater, less = ewc_p_values(excess)
+    return replace(item, cross_p_noninferior=less, cross_p_inferior=greater)
 
 
-def _trial_ratios(treatment: Sample, control: Sample, trials: Ints, q: float) -> Floats | None:
+def _trial_ratios(stage: _Stage, q: float) -> Floats | None:
     """The log ratio of each trial; None where one is unknown or all are the same."""
     ratios = []
-    for number in trials:
-        one, other = (quantile(sample.values[sample.trial == number], q) for sample in (treatment, control))
+    for number in np.unique(stage.trial_of_block):
+        one, other = (quantile(own.values[own.trial == number], q) for own in (stage.treatment, stage.control))
         ratios.append(math.log(one / other) if one > 0 and other > 0 else math.nan)
     found = np.array(ratios)
     return found if np.isfinite(found).all() and np.ptp(found) > 0 else None
 
 
-def _by_trials(base: Comparison, ratios: Floats, anchor: float) -> Comparison:
+def _by_trials(base: Comparison, ratios: Floats) -> Comparison:
     interval = stats.ttest_1samp(ratios, popmean=0.0).confidence_interval(confidence_level=1.0 - 2.0 * base.alpha)
+    anchor = math.log1p(base.margin)
 
     def p_of(bound: float, alternative: str) -> float:
         return float(stats.ttest_1samp(ratios, popmean=bound, alternative=alternative).pvalue)
@@ -288,6 +396,7 @@ def _by_trials(base: Comparison, ratios: Floats, anchor: float) -> Comparison:
         base,
         method="t-test over trials",
         autocorrelation=None,  # what happens within a trial does not matter
+        restart_spread=0.0,  # trials hold the luck of their starts
         groups=len(ratios),
         ratio=math.exp(float(ratios.mean())),
         low=math.exp(float(interval.low)),
@@ -312,29 +421,45 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The comparisons with verdict and reason.
 
-    PASS: the upper limit lies below 1 + margin (H0: ratio >= 1 + margin is rejected at one-sided alpha). No
-    adjustment, since every comparison must pass [6]. FAIL: the lower limit lies above 1 + margin (H0: ratio <= 1 +
+    PASS: the upper limit lies below 1 + margin (H0: ratio >= 1 + margin is rejected at one-sided alpha), and where a
+    typical block was asked for, the ratio seen over the whole run does too. No adjustment, since every comparison must
+    pass [6]. FAIL: the lower limit lies above 1 + margin, of a typical block or of the whole run (H0: ratio <= 1 +
     margin is rejected after Holm's adjustment over all comparisons given). Else INCONCLUSIVE.
     """
-    tested = [index for index, item in enumerate(comparisons) if item.p_inferior is not None]
-    adjusted = dict(zip(tested, holm([comparisons[index].p_inferior or 0.0 for index in tested]), strict=True))
-    return [_decided(item, adjusted.get(index)) for index, item in enumerate(comparisons)]
+    tested = [
+        (index, key)
+        for index, item in enumerate(comparisons)
+        for key in ("p_inferior", "p_inferior_whole")
+        if getattr(item, key) is not None
+    ]
+    adjusted = dict(zip(tested, holm([getattr(comparisons[index], key) for index, key in tested]), strict=True))
+    return [
+        _decided(item, adjusted.get((index, "p_inferior")), adjusted.get((index, "p_inferior_whole")))
+        for index, item in enumerate(comparisons)
+    ]
 
 
-def _decided(item: Comparison, adjusted: float | None) -> Comparison:
+def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | None) -> Comparison:
     label = f"p{item.quantile * 100:g} {METRIC_NAMES.get(item.metric, item.metric)}"
     if item.ratio is None or item.obstacle is not None:
         return replace(item, reason=f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}.")
     bound = 1.0 + item.margin
     limits = _limits_text(item.low, item.high)
-    seen = f"{label} is {item.ratio:.2f} times that of {item.control or 'the control'} ({limits})"
-    if item.p_noninferior is not None and item.p_noninferior <= item.alpha:
-        verdict, ending = "PASS", f"below the limit of {bound:.2f}"
-    elif adjusted is not None and adjusted <= item.alpha:
-        verdict, ending = "FAIL", f"above the limit of {bound:.2f}"
+    of = " of a typical block" if item.question == "block" else ""
+    seen = f"{label}{of} is {item.ratio:.2f} times that of {item.control or 'the control'} ({limits})"
+    whole = "" if item.whole is None else f"over the whole run it is {item.whole:.2f} times"
+    if adjusted is not None and adjusted <= item.alpha:
+        verdict, ending = "FAIL", f", above the limit of {bound:.2f}"
+    elif adjusted_whole is not None and adjusted_whole <= item.alpha:
+        verdict, ending = "FAIL", f", and {whole}, surely above the limit of {bound:.2f}"
+    elif item.p_noninferior is None or item.p_noninferior > item.alpha:
+        verdict, ending = "INCONCLUSIVE", f", which leaves the limit of {bound:.2f} open"
+    elif item.whole is not None and item.whole > bound:
+        verdict = "INCONCLUSIVE"
+        ending = f", below the limit of {bound:.2f}, but {whole}: its worst stretches are worse than the control's"
     else:
-        verdict, ending = "INCONCLUSIVE", f"which leaves the limit of {bound:.2f} open"
-    return replace(item, p_inferior_holm=adjusted, verdict=verdict, reason=f"{seen}, {ending}.")
+        verdict, ending = "PASS", f", below the limit of {bound:.2f}"
+    return replace(item, p_inferior_holm=adjusted, verdict=verdict, reason=f"{seen}{ending}.")
 
 
 METRIC_NAMES = {"ttft": "TTFT", "e2e": "E2E", "tpot": "TPOT", "max_itl": "longest token gap", "itl": "token gap"}

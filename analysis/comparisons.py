@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from analysis.compare import METRIC_NAMES, Comparison, Sample, compare_quantiles, decide
+from analysis.compare import METRIC_NAMES, Comparison, Sample, compare_quantiles, compare_typical, decide
 from analysis.gaps import gaps_of
 from analysis.limits import COMPARED_METRICS
 from analysis.run import SECOND, Run
@@ -43,8 +43,13 @@ def comparisons(run: Run) -> Comparisons:
             for metric in COMPARED_METRICS:
                 gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
                 qs = sorted({*QUANTILES, *run.limits.quantiles})
-                for item in _compared(run, arm, metric, phase, rows.paired, _samples(run, metric, rows), qs):
-                    (gated if item.quantile in gates else beside).append(item)
+                samples = _samples(run, metric, rows)
+                found = _compared(run, arm, metric, phase, rows.paired, samples, qs)
+                gates_of = [item for item in found if item.quantile in gates]
+                beside += [item for item in found if item.quantile not in gates]
+                if run.limits.question == "block":
+                    gates_of = compare_typical(*samples, whole=gates_of, restart_spread=run.limits.restart_spread)
+                gated += gates_of
     return Comparisons(
         gated=tuple(decide(gated)), beside=tuple(replace(item, reason=description(item)) for item in beside)
     )
@@ -94,6 +99,7 @@ def _compared(
         rng=run.rng(0, *place),
         paired=paired,
         method=run.limits.method,
+        restart_spread=run.limits.restart_spread,
     )
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in found]
 

@@ -33,6 +33,7 @@ class Gate:
     verdict: str
     reason: str
     needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
+    needed_starts: int | None = None  # trials that it takes for that, where it is more than the run had
     blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
     unseen: bool = False  # open because the arm is only seen from outside
 
@@ -52,7 +53,7 @@ class CompileFacts:
     trials: int
 
 
-def noninferiority_gate(comparison: Comparison, needed_s: float | None) -> Gate:
+def noninferiority_gate(comparison: Comparison, needed_s: float | None, needed_starts: int | None = None) -> Gate:
     """The gate that a decided comparison makes."""
     return Gate(
         arm=comparison.arm,
@@ -64,6 +65,7 @@ def noninferiority_gate(comparison: Comparison, needed_s: float | None) -> Gate:
         verdict=comparison.verdict,
         reason=comparison.reason,
         needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
+        needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
     )
 
 

@@ -50,7 +50,7 @@ from analysis.generators import check_generators
 from analysis.outside.firstseen import shapes_of
 from analysis.outside.gates import outside_gates
 from analysis.outside.view import Outside, outside_of
-from analysis.planner import comparison_needed_s, share_needed_s
+from analysis.planner import POWER, comparison_needed_s, power_of_each, share_needed_s, starts_needed
 from analysis.rates import RateComparison, compare_rates
 from analysis.run import SECOND, Run, mapping
 from analysis.saturation import brackets, goodput_gate, is_search
@@ -101,7 +101,7 @@ def judge(run: Run) -> Judgement:
             found = {item.arm: item for item in brackets(run)}
             raw.append(goodput_gate(found[arm], found[run.control], margin=run.limits.margin))
         else:
-            raw += [noninferiority_gate(item, _needed_s(run, item)) for item in compared.gated if item.arm == arm]
+            raw += [_noninferiority_gate(run, item) for item in compared.gated if item.arm == arm]
             raw += slo[arm]
             raw += _goodput_gates(run, [item for item in rates if item.arm == arm])
         raw += _recompile_gates(run, arm, facts[arm], parts[arm], outside[arm])
@@ -126,8 +126,22 @@ def judge(run: Run) -> Judgement:
     )
 
 
-def _needed_s(run: Run, item: Comparison) -> float | None:
-    return comparison_needed_s(item, block_s=run.block_s, min_blocks=run.limits.min_blocks, overhead_s=_overhead_s(run))
+def _noninferiority_gate(run: Run, item: Comparison) -> Gate:
+    power = power_of_each(run.limits)
+    starts = starts_needed(item, power=power)
+    return noninferiority_gate(
+        item, _needed_s(run, item, power=power), needed_starts=starts if starts > item.trials else None
+    )
+
+
+def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:
+    return comparison_needed_s(
+        item,
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        overhead_s=_overhead_s(run),
+        power=power,
+    )
 
 
 def _overhead_s(run: Run) -> float:

@@ -20,6 +20,13 @@ COMPARED_METRICS = (*METRICS, "itl")
 Method = Literal["label swap", "block bootstrap"]
 METHODS: tuple[str, ...] = get_args(Method)
 
+# Whose tail a gate compares: that of a typical block, or that of the whole run, which its worst stretches make.
+Question = Literal["block", "run"]
+QUESTIONS: tuple[str, ...] = get_args(Question)
+
+# The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not tell better.
+RESTART_SPREAD = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileBudget:
@@ -55,10 +62,12 @@ class GateLimits:
     min_goodput_ratio: float | None = None  # to the control's at the same load; None: goodput is reported alone
     cold_s: float = 30.0  # after the first request, judged apart
     cold: CompileBudget | None = None
-    min_blocks: int = 20
+    min_blocks: int = 18  # twenty less the two that a cold start may take
     max_generator_lag_ms: float = 50.0
     draws: int = 9999
     method: Method = "label swap"
+    question: Question = "block"
+    restart_spread: float = RESTART_SPREAD  # of log latency over starts of one arm; counts as four starts
     block_s: float = 30.0  # in an experiment, by default the traffic's
 
     def __post_init__(self) -> None:
@@ -76,6 +85,8 @@ class GateLimits:
             _check_range("gates.quantiles", quantile, *_RANGES["quantile"])
         if self.method not in METHODS:
             raise RecordError(f"gates.method is {self.method!r}: use {' or '.join(METHODS)}")
+        if self.question not in QUESTIONS:
+            raise RecordError(f"gates.question is {self.question!r}: use {' or '.join(QUESTIONS)}")
         for metric, margin in self.margins.items():
             if metric not in self.metrics:
                 raise RecordError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
@@ -118,7 +129,7 @@ class GateLimits:
             elif key == "cold":
                 numbers: dict[str, Any] = {name: _number(f"cold.{name}", item) for name, item in value.items()}
                 known[key] = CompileBudget(**numbers)
-            elif key == "method":
+            elif key in ("method", "question"):
                 known[key] = value
             elif key in _RANGES:
                 known[key] = _number(key, value)
@@ -185,6 +196,7 @@ _RANGES = {
     "min_blocks": (2, 100_000),  # one block has no spread
     "max_generator_lag_ms": (0.0, 60_000.0),
     "draws": (99, 1_000_000),
+    "restart_spread": (0.0, 1.0),
     "block_s": (0.1, 86_400.0),
 }
 

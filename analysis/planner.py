@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from scipy import stats
 
 from analysis.compare import TRIALS_FOR_T_TEST, Comparison
+from analysis.limits import GateLimits
 from analysis.resampling import groups_of
 from analysis.slo import ShareResult
 
@@ -25,6 +26,12 @@ LONGEST_S = 7 * 24 * 3600.0  # nobody waits longer for one verdict
 # A few slow stretches make a tail's spread, so it is known less well than as many normal differences would tell it. In
 # simulation (`python -m tests.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
+_LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
+
+
+def power_of_each(limits: GateLimits, power: float = POWER) -> float:
+    """The power that each gated latency needs, so that all of them pass together with `power` (Bonferroni)."""
+    return 1.0 - (1.0 - power) / (len(limits.metrics) * len(limits.quantiles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +39,15 @@ class Noise:
     """How much a log ratio varies from run to run: its standard error is `per_unit` / sqrt(units).
 
     A unit is a time block, or with `by_trial` a whole trial. `degrees` says how well `per_unit` is known: the degrees
-    of freedom of the pilot that told it, None where a model did.
+    of freedom of the pilot that told it, None where a model did. Units of one start share its luck, which has the
+    standard deviation `restart` and fades with the number of `starts` alone.
     """
 
     per_unit: float
     by_trial: bool = False
     degrees: float | None = None
+    restart: float = 0.0
+    starts: int = 1
 
     @classmethod
     def of(cls, comparison: Comparison) -> Noise | None:
@@ -51,14 +61,27 @@ class Noise:
             return cls(per_unit=per_unit, by_trial=True, degrees=degrees)
         # Label swaps turn the signs of differences from their own mean, which are smaller than those from the true one.
         short = math.sqrt((degrees + 1) / degrees)
-        return cls(per_unit=per_unit * short, degrees=max(1.0, _KNOWN_SHARE * degrees))
+        return cls(
+            per_unit=per_unit * short,
+            degrees=max(1.0, _KNOWN_SHARE * degrees),
+            restart=comparison.restart_spread,
+            starts=comparison.trials,
+        )
 
     def reach(self, units: int, *, alpha: float, power: float) -> float:
         """The distance from the margin, in log ratio, that so many units tell apart with this power."""
         final = units if self.by_trial else _groups(units)
         degrees = max(1, final - 1 if self.degrees is None else min(final - 1, self.degrees))
         factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
-        return factor * self.per_unit / math.sqrt(units)
+        return factor * math.hypot(self.per_unit / math.sqrt(units), self.restart / math.sqrt(self.starts))
+
+    def starts_for(self, distance: float, *, alpha: float, power: float) -> int:
+        """The fewest starts, from `starts` on, whose luck leaves half of the variance at `distance` to time."""
+        if self.restart == 0.0 or distance == 0.0:
+            return self.starts
+        degrees = _groups(10**6) - 1
+        factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
+        return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
 
     def units_for(self, distance: float, *, alpha: float, power: float, fewest: int, most: int) -> int | None:
         """The fewest units, from `fewest` on, that tell `distance` apart; None where even `most` do not."""
@@ -94,7 +117,9 @@ def comparison_needed_s(
 
     `ratio` is the true ratio to plan for; without one, what this run saw. At least `min_blocks` blocks. `overhead_s` is
     time of the run that the comparison leaves out (cold start, compile windows). Where trials are the unit, more trials
-    of the same length. None when no length helps: nothing to compare, a ratio on the margin, or more than a week.
+    of the same length. In as many starts as `starts_needed` says. A run that left the comparison open is planned half
+    as long again at least: its noise is known to have been too much. None when no length helps: nothing to compare, a
+    ratio on the margin, or more than a week.
     """
     if comparison.obstacle is not None and comparison.blocks != 1:
         return None
@@ -104,12 +129,15 @@ def comparison_needed_s(
     if noise is None or true is None:
         return floor_s
     distance = abs(math.log1p(comparison.margin) - math.log(true))
-    if noise.per_unit == 0:
-        return floor_s
     if distance == 0:
         return None
+    if noise.per_unit == 0 and noise.restart == 0:
+        return floor_s
+    noise = replace(noise, starts=noise.starts_for(distance, alpha=comparison.alpha, power=power))
     unit_s, lost_s = _unit_s(comparison, noise, block_s, overhead_s)
     fewest = math.ceil((floor_s - lost_s) / unit_s - 1e-9)
+    if ratio is None and _left_open(comparison):
+        fewest = max(fewest, math.ceil(_LONGER * (comparison.trials if noise.by_trial else comparison.blocks)))
     units = noise.units_for(
         distance,
         alpha=comparison.alpha,
@@ -118,6 +146,23 @@ def comparison_needed_s(
         most=int((LONGEST_S - lost_s) / unit_s),
     )
     return None if units is None else _rounded(units * unit_s + lost_s, block_s)
+
+
+def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float | None = None) -> int:
+    """How many fresh starts the comparison needs to be decided at all, however long: at least those it had."""
+    noise = Noise.of(comparison)
+    true = comparison.ratio if ratio is None else ratio
+    if noise is None or true is None:
+        return comparison.trials
+    distance = abs(math.log1p(comparison.margin) - math.log(true))
+    return noise.starts_for(distance, alpha=comparison.alpha, power=power)
+
+
+def _left_open(comparison: Comparison) -> bool:
+    """Whether neither side of the margin was shown, or one was that the whole run contradicts."""
+    if comparison.whole is not None and comparison.whole > 1.0 + comparison.margin:
+        return (comparison.p_inferior or 0.0) > comparison.alpha
+    return min(comparison.p_noninferior or 0.0, comparison.p_inferior or 0.0) > comparison.alpha
 
 
 def decidable_margin(

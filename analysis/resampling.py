@@ -7,6 +7,7 @@ quantiles of two samples, treatment over control. `[n]` are the references of `a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,14 @@ _BLOCKS_PER_GROUP = 4
 _EWC_DEGREES = 8
 _FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 _TOLERANCE = 1e-9
+
+
+# From the standard error that groups tell to how much farther limits reach than it says.
+Widening = Callable[[float], float]
+
+
+def _none(spread: float) -> float:
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +105,14 @@ def swap_limits(
     alpha: float,
     draws: int,
     rng: np.random.Generator,
-    widen: float = 1.0,
+    widening: Widening = _none,
     scores: tuple[float | None, float | None] = (None, None),
 ) -> Limits:
     """The label-swap test and its inversion over shifts in log scale [1, 2].
 
     It assumes that, were the arms equal, the difference of a group may have had either sign, and that groups are
-    independent. Where they are not, `widen` is by how much the standard error is larger than theirs tells: a ratio is
-    tested as if it lay that much nearer to the one seen. `bound` is a whole number of the histogram's bins.
+    independent. Where they are not, `widening` says by how much limits reach farther than the standard error of such
+    groups: a ratio is tested as if it lay that much nearer to the one seen. `bound` is a whole number of bins.
     Where slow requests are a kind of their own (timeouts, say), swaps far from the ratio seen put half of them into
     each group, which may then lie on either side of the quantile: the test loses all power there, though near the
     ratio it has it. Then the p-value at the bound is that of the block scores, (non-inferior, inferior) in `scores`.
@@ -122,6 +131,7 @@ def swap_limits(
     seen = float(swapped_log_ratios(histogram, q, swaps[:1])[0])
     centre = round(seen / histogram.width)
     spread = float(ratios_at(centre).std())
+    widen = widening(spread)
     farthest = round(_FARTHEST / histogram.width)
 
     def nearer(ratio: float) -> int:
@@ -142,7 +152,8 @@ def swap_limits(
                 kept = middle
             else:
                 step = middle
-        return (centre + direction * step * widen) * histogram.width
+        found = (centre + direction * step * widen) * histogram.width
+        return found if abs(found) < _FARTHEST else None
 
     low, high = limit(-1), limit(1)
     p_noninferior, p_inferior = tail(1, nearer(bound)), tail(-1, nearer(bound))
@@ -162,7 +173,7 @@ def swap_limits(
         p_worse=tail(-1, nearer(0.0)),
         p_noninferior=p_noninferior,
         p_inferior=p_inferior,
-        spread=spread * widen,
+        spread=spread,
     )
 
 
@@ -175,12 +186,12 @@ def bootstrap_limits(
     alpha: float,
     draws: int,
     rng: np.random.Generator,
-    widen: float = 1.0,
+    widening: Widening = _none,
 ) -> Limits | None:
     """Student's t around the ratio seen, with the standard error of a circular block bootstrap [7].
 
     Runs as long as a group are drawn with replacement, each block with both arms, so that pairs stay together. The
-    degrees of freedom are groups − 1: as many independent pieces as the data hold, and no more. `widen` as in
+    degrees of freedom are groups − 1: as many independent pieces as the data hold, and no more. `widening` as in
     `swap_limits`. None when the draws do not differ.
     """
     blocks, groups = histogram.blocks, int(group[-1]) + 1
@@ -189,14 +200,15 @@ def bootstrap_limits(
     drawn = ((starts[:, :, None] + np.arange(length)) % blocks).reshape(draws, -1)[:, :blocks]
     offsets = np.arange(draws)[:, None] * blocks
     weights = np.bincount((drawn + offsets).ravel(), minlength=draws * blocks).reshape(draws, blocks)
-    spread = widen * float(weighted_log_ratios(histogram, q, weights.astype(np.float32)).std(ddof=1))
+    spread = float(weighted_log_ratios(histogram, q, weights.astype(np.float32)).std(ddof=1))
     if not spread > 0:
         return None
+    widened = widening(spread) * spread
     seen = float(weighted_log_ratios(histogram, q, np.ones((1, blocks), dtype=np.float32))[0])
-    reach = float(stats.t.ppf(1.0 - alpha, groups - 1)) * spread
+    reach = float(stats.t.ppf(1.0 - alpha, groups - 1)) * widened
 
     def above(value: float) -> float:
-        return float(stats.t.sf((seen - value) / spread, groups - 1))
+        return float(stats.t.sf((seen - value) / widened, groups - 1))
 
     return Limits(
         low=seen - reach if reach < _FARTHEST else None,
@@ -238,13 +250,19 @@ def ewc_p_values(series: Floats) -> tuple[float | None, float | None]:
     if size < 8:
         return None, None
     degrees = min(_EWC_DEGREES, size // 2)
-    steps = (np.arange(size) + 0.5) / size
-    cosines = math.sqrt(2.0 / size) * np.cos(math.pi * np.outer(np.arange(1, degrees + 1), steps))
-    variance = float(np.mean((cosines @ series) ** 2))
+    variance = cosine_variance(series, degrees)
     if variance <= 0:
         return None, None
     statistic = math.sqrt(size) * float(series.mean()) / math.sqrt(variance)
     return float(stats.t.sf(statistic, degrees)), float(stats.t.cdf(statistic, degrees))
+
+
+def cosine_variance(series: Floats, cosines: int) -> float:
+    """The long-run variance of a series by its `cosines` slowest cosines, which weigh the same [3]."""
+    size = len(series)
+    steps = (np.arange(size) + 0.5) / size
+    basis = math.sqrt(2.0 / size) * np.cos(math.pi * np.outer(np.arange(1, cosines + 1), steps))
+    return float(np.mean((basis @ series) ** 2))
 
 
 def first_autocorrelation(series: Floats) -> float | None:
@@ -275,8 +293,3 @@ def group_correlation(series: Floats, group: Ints) -> float | None:
     covariance = phi * (1.0 - faded) ** 2
     variance = length * (1.0 - phi * phi) - 2.0 * phi * (1.0 - faded)
     return min(1.0, covariance / variance) if variance > 0 else 1.0
-
-
-def widening(correlation: float | None, groups: int) -> float:
-    """By how much the standard error of a mean of groups is larger than without their correlation; 1 if unknown."""
-    return math.sqrt(1.0 + 2.0 * (correlation or 0.0) * (1.0 - 1.0 / groups))

@@ -141,6 +141,9 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
         "cross_p_noninferior": item.cross_p_noninferior,
         "cross_p_inferior": item.cross_p_inferior,
         "autocorrelation": item.autocorrelation,
+        "question": item.question,
+        "whole": item.whole,
+        "restart_spread": item.restart_spread,
         "margin": None if gate is None else item.margin,
         "method": item.method,
         "blocks": item.blocks,
@@ -172,6 +175,7 @@ def _gate_row(gate: Gate) -> dict[str, Any]:
         "verdict": gate.verdict,
         "reason": gate.reason,
         "needed_s": gate.needed_s,
+        "needed_starts": gate.needed_starts,
         "blocked_by": list(gate.blocked_by),
     }
 

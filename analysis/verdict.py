@@ -98,8 +98,11 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     )
     needed = max((gate.needed_s for gate in open_gates if gate.needed_s is not None), default=None)
     if needed is not None:
+        starts = max((gate.needed_starts or 0 for gate in open_gates), default=0)
+        over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
         sentences.append(
-            f"A run of about {duration_text(needed)} would decide the open gates, if the arms behave as they did here."
+            f"A run of about {duration_text(needed)}{over} would decide the open gates, if the arms behave as they did "
+            "here."
         )
         fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
         if fewest is not None and fewest.limit is not None:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from analysis.compare import (
     Sample,
     compare,
     compare_quantiles,
+    compare_typical,
     decide,
     holm,
 )
@@ -35,11 +37,11 @@ def mirrored(seed, *, blocks=24, per_block=60, ratio=1.0, trials=1, own=0.05):
     return samples
 
 
-def judged(treatment, control, *, q=0.99, margin=0.1, draws=999, seed=0, paired=True, method="label swap"):
+def judged(treatment, control, *, q=0.99, margin=0.1, draws=999, seed=0, paired=True, question="run", **more):
     rng = np.random.default_rng(seed)
-    item = compare(
-        treatment, control, q=q, margin=margin, alpha=0.05, draws=draws, rng=rng, paired=paired, method=method
-    )
+    item = compare(treatment, control, q=q, margin=margin, alpha=0.05, draws=draws, rng=rng, paired=paired, **more)
+    if question == "block":
+        (item,) = compare_typical(treatment, control, whole=[item])
     return decide([item])[0]
 
 
@@ -124,7 +126,7 @@ def test_verdict_limits_and_p_values_agree_about_the_margin(ratio):
 
 
 def test_three_blocks_decide_nothing_and_set_no_limits():
-    result = judged(*mirrored(1, blocks=3, ratio=3.0))
+    result = judged(*mirrored(1, blocks=3, ratio=3.0), restart_spread=0.0)
     assert result.verdict == "INCONCLUSIVE"
     assert result.low is None
     assert result.high is None
@@ -244,3 +246,52 @@ def test_slow_requests_of_a_kind_of_their_own_are_seen_in_every_block():
     assert [judged(*two_kinds(seed, slow=0.0, control_slow=0.02)).verdict for seed in range(8)] == ["PASS"] * 8
     equal = [judged(*two_kinds(seed, slow=0.01, control_slow=0.01)).verdict for seed in range(30)]
     assert equal.count("FAIL") <= 4
+
+
+def jammed(seed, *, ratio, jam):
+    """Two arms, and one block in which the treatment takes `jam` times as long as the control does."""
+    treatment, control = mirrored(seed, blocks=40, per_block=120, ratio=ratio, own=0.02)
+    inside = treatment.block == 11
+    return [
+        Sample(values=np.where(inside, own.values * factor, own.values), block=own.block, trial=own.trial)
+        for own, factor in ((treatment, 20.0 * jam), (control, 20.0))
+    ]
+
+
+def test_a_jam_that_decides_nothing_over_the_run_leaves_a_typical_block_to_pass():
+    arms = jammed(1, ratio=1.0, jam=1.05)
+    assert judged(*arms).verdict == "INCONCLUSIVE"
+    result = judged(*arms, question="block")
+    assert (result.verdict, result.question, result.method) == ("PASS", "block", "paired typical block")
+    assert result.whole == pytest.approx(judged(*arms).ratio)
+
+
+def test_a_typical_block_does_not_pass_where_the_whole_run_was_seen_to_be_worse():
+    result = judged(*jammed(1, ratio=1.0, jam=2.0), question="block")
+    assert result.p_noninferior <= 0.05
+    assert result.verdict == "INCONCLUSIVE"
+    assert "over the whole run it is 2." in result.reason
+
+
+def test_a_whole_run_that_is_surely_worse_fails_where_a_typical_block_is_open():
+    item = judged(*mirrored(1), question="block")
+    open_one = replace(item, p_noninferior=0.4, p_inferior=0.4, p_inferior_whole=0.001, whole=1.5)
+    assert decide([open_one])[0].verdict == "FAIL"
+    assert decide([replace(open_one, p_inferior_whole=0.03)])[0].verdict == "INCONCLUSIVE", "two tests, so Holm"
+
+
+def test_a_tail_too_thin_for_its_groups_is_judged_over_the_run():
+    result = judged(*mirrored(3, blocks=24, per_block=8), question="block")
+    assert result.question == "run"
+    assert result.whole is None
+
+
+def test_six_trials_have_typical_ratios_of_their_own():
+    result = judged(*mirrored(6, trials=6, blocks=10, per_block=120, ratio=0.95), question="block")
+    assert (result.method, result.question, result.verdict) == ("t-test over trials", "block", "PASS")
+
+
+def test_one_start_near_the_margin_does_not_pass_once_restarts_are_allowed_for():
+    arms = mirrored(1, blocks=40, per_block=400, ratio=1.05, own=0.01)
+    assert judged(*arms, restart_spread=0.0).verdict == "PASS"
+    assert judged(*arms, restart_spread=0.03).verdict == "INCONCLUSIVE"

@@ -10,7 +10,7 @@ from analysis.records import RecordError
 class TestLimits:
     def test_defaults_hold_where_the_table_is_silent(self):
         limits = GateLimits.from_table({"margin": 0.2, "metrics": ["tpot"], "max_recompiles": 3, "unheard_of": 1})
-        assert (limits.margin, limits.metrics, limits.max_recompiles, limits.min_blocks) == (0.2, ("tpot",), 3, 20)
+        assert (limits.margin, limits.metrics, limits.max_recompiles, limits.min_blocks) == (0.2, ("tpot",), 3, 18)
 
     @pytest.mark.parametrize(
         "table",

@@ -23,11 +23,11 @@ def test_stretches_that_look_alike_are_refused():
     assert check_autocorrelation("a", [item(None)]).ok
 
 
-def test_twenty_blocks_are_needed():
-    assert check_blocks("a", 20, GateLimits(), 30.0).ok
-    short = check_blocks("a", 19, GateLimits(), 30.0)
+def test_eighteen_blocks_are_needed():
+    assert check_blocks("a", 18, GateLimits(), 30.0).ok
+    short = check_blocks("a", 17, GateLimits(), 30.0)
     assert (short.ok, short.affects) == (False, ("noninferiority",))
-    assert short.reason == "a can be compared over 19 steady blocks of 30 s; 20 are needed."
+    assert short.reason == "a can be compared over 17 steady blocks of 30 s; 18 are needed."
     assert not check_length(1, GateLimits(), 30.0).ok
 
 

@@ -1,0 +1,170 @@
+"""What the default gates promise on each kind of servers: coverage, false verdicts at the margin, and power.
+
+`python -m tests.simulation.promises [SEEDS] [PROCESSES]` prints the table; `slowdown` finds how much slower steps put
+the tail of a typical block at the margin.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.compare import Comparison, compare_quantiles, compare_typical, decide
+from tests.simulation.calibration import believed, covers
+from tests.simulation.kinds import KINDS, Kind, pair, samples
+from tests.simulation.server import Floats
+from tests.simulation.table import Row, Tell, over_seeds, told
+
+MARGIN, ALPHA, DRAWS = 0.10, 0.05, 999
+METRICS = ("ttft", "e2e")
+
+# By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: `slowdown`.
+AT_MARGIN = {
+    ("jams", "ttft"): 1.044,
+    ("jams", "e2e"): 1.056,
+    ("static", "ttft"): 1.081,
+    ("static", "e2e"): 1.081,
+    ("heavy", "ttft"): 1.0195,
+    ("heavy", "e2e"): 1.047,
+}
+
+
+def gated(
+    kind: Kind, seed: int, *, slower: float = 1.0, ratio: float = 1.0, alpha: float = ALPHA, question: str = "block"
+) -> list[Comparison]:
+    """The two default gates on a fresh run of the kind, decided: p99 of TTFT and of E2E."""
+    rng = np.random.default_rng([seed, 5])
+    trials = pair(kind, rng, slower=slower)
+    items = []
+    for metric in METRICS:
+        both = samples(trials, f"{metric}_ms", ratio=ratio)
+        whole = compare_quantiles(
+            *both, qs=(0.99,), margin=MARGIN, alpha=alpha, draws=DRAWS, rng=rng, paired=kind.design != "split"
+        )
+        found = compare_typical(*both, whole=whole) if question == "block" else whole
+        items += [replace(item, metric=metric) for item in found]
+    return decide(items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Whether the 95 % intervals hold the true ratio, for each metric."""
+
+    kind: Kind
+    question: str = "block"
+
+    def __call__(self, seed: int) -> Floats:
+        items = gated(self.kind, seed, alpha=ALPHA / 2, question=self.question)
+        return np.array([covers(item, 1.0) for item in items], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """(PASS, FAIL) of each metric, then PASS of both and FAIL of any, after the checks of the statistics."""
+
+    kind: Kind
+    ratio: float = 1.0
+    slower: float = 1.0
+
+    def __call__(self, seed: int) -> Floats:
+        items = gated(self.kind, seed, slower=self.slower, ratio=self.ratio)
+        stands = believed(items)
+        passed = [stands and item.verdict == "PASS" for item in items]
+        failed = [stands and item.verdict == "FAIL" for item in items]
+        return np.array([*passed, *failed, all(passed), any(failed)], dtype=np.float64)
+
+
+def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
+    """How much longer the treatment's steps take where the median typical ratio of many runs is 1 + margin."""
+    low, high = 1.0, 1.0 + MARGIN + 0.02
+    while high - low > 0.001:
+        middle = (low + high) / 2.0
+        ratios = []
+        for seed in range(seeds):
+            both = samples(pair(kind, np.random.default_rng([seed, 9]), slower=middle), f"{metric}_ms")
+            plain = Comparison(
+                quantile=0.99, margin=MARGIN, alpha=ALPHA, ratio=1.0, method="paired", blocks=2, trials=1, requests=1
+            )
+            (item,) = compare_typical(*both, whole=[plain])
+            ratios.append(math.log(item.ratio or math.nan))
+        if float(np.median(ratios)) > math.log1p(MARGIN):
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2.0
+
+
+# Equal arms that pass both default gates in 20 minutes at 4 requests/s.
+POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
+
+
+def promises_table(
+    seeds: int, *, kinds: Sequence[str] = tuple(KINDS), processes: int = 1, tell: Tell = print
+) -> list[Row]:
+    """All rows, each over `seeds` runs."""
+    rows: list[Row] = []
+
+    def mean(measure: Coverage | Outcome) -> Floats:
+        return np.asarray(np.mean(over_seeds(measure, range(seeds), processes=processes), axis=0))
+
+    for name in kinds:
+        kind = KINDS[name]
+        for question, words in (("block", "of a typical block"), ("run", "of the whole run")):
+            for metric, share in zip(METRICS, mean(Coverage(kind=kind, question=question)), strict=True):
+                check = f"{name}: 95 % interval of p99 {metric} {words} holds the truth"
+                rows += told([Row(check=check, measured=share, runs=seeds, least=0.92)], tell)
+        at_margin = mean(Outcome(kind=kind, ratio=1.0 + MARGIN))
+        for metric, passed, failed in zip(METRICS, at_margin[:2], at_margin[2:4], strict=True):
+            rows += told(
+                [
+                    Row(
+                        check=f"{name}: false PASS of p99 {metric} at the margin",
+                        measured=passed,
+                        runs=seeds,
+                        most=0.08,
+                    ),
+                    Row(
+                        check=f"{name}: false FAIL of p99 {metric} at the margin",
+                        measured=failed,
+                        runs=seeds,
+                        most=0.08,
+                    ),
+                ],
+                tell,
+            )
+        for metric in METRICS:
+            if (name, metric) in AT_MARGIN:
+                shares = mean(Outcome(kind=kind, slower=AT_MARGIN[name, metric]))
+                check = f"{name}: false PASS of p99 {metric} where slower steps put it at the margin"
+                rows += told([Row(check=check, measured=shares[METRICS.index(metric)], runs=seeds, most=0.08)], tell)
+        for ratio in (0.8, 1.0, 1.2, 1.5):
+            shares = mean(Outcome(kind=kind, ratio=ratio))
+            least = POWER.get(name) if ratio == 1.0 else None
+            rows += told(
+                [
+                    Row(
+                        check=f"{name}: PASS of both gates at a ratio of {ratio:g}",
+                        measured=shares[4],
+                        runs=seeds,
+                        least=least,
+                    ),
+                    Row(
+                        check=f"{name}: FAIL of any gate at a ratio of {ratio:g}",
+                        measured=shares[5],
+                        runs=seeds,
+                        most=0.08 if ratio <= 1.0 else None,
+                    ),
+                ],
+                tell,
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    promises_table(
+        int(sys.argv[1]) if len(sys.argv) > 1 else 100, processes=int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    )
