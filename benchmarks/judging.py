@@ -1,6 +1,6 @@
 """Whether the statistics hold: their errors on made-up servers whose truth is known, as a table.
 
-    python benchmarks/judging.py [comparisons] [detection] [closed] [--seeds 400] [--processes 2]
+    python benchmarks/judging.py [comparisons] [promises] [detection] [closed] [--seeds 400] [--processes 2]
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in tests/simulation. 400 seeds take some ten minutes on two
@@ -23,9 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.simulation.calibration import calibration_table
 from tests.simulation.closed import closed_loop_table
 from tests.simulation.detection import detection_table
+from tests.simulation.promises import promises_table
 from tests.simulation.table import Row
 
-SECTIONS = ("comparisons", "detection", "closed")
+SECTIONS = ("comparisons", "promises", "detection", "closed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for section in options.sections or SECTIONS:
         if section == "comparisons":
             rows += calibration_table(options.seeds, processes=options.processes, tell=tell)
+        elif section == "promises":
+            rows += promises_table(options.seeds, processes=options.processes, tell=tell)
         elif section == "detection":
             rows += detection_table(options.seeds, processes=options.processes, tell=tell)
         else:

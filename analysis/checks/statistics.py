@@ -12,7 +12,8 @@ from analysis.validity import Check
 TAIL_REQUESTS = 5
 FEWEST_STARTS = 3
 _CROSS_ALPHA = 0.25
-_MOST_CORRELATION = 0.5  # beyond it widened limits no longer hold what they promise
+# Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
+_MOST_CORRELATION = 0.7
 
 
 def check_blocks(arm: str, blocks: int, limits: GateLimits, block_s: float) -> Check:

@@ -1,6 +1,8 @@
 """Whether a run of the planned length decides as often as the plan promised.
 
-`python -m tests.simulation.planning [SEEDS]` prints one line for each kind of servers, and one JSON line last.
+`python -m tests.simulation.planning [SEEDS] [PROCESSES]` prints one line for each kind of servers, and one JSON line
+last: single comparisons at a planned ratio, then the default gates of runs that left something open, as the headline of
+such a run plans them.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ from typing import Any
 import numpy as np
 
 from analysis.compare import Comparison, compare
-from analysis.planner import comparison_needed_s
+from analysis.limits import GateLimits
+from analysis.planner import comparison_needed_s, power_of_each, starts_needed
+from tests.simulation.kinds import KINDS, Kind
+from tests.simulation.promises import gated
 from tests.simulation.scenario import BLOCK_S, Scenario, run, sample
+from tests.simulation.table import over_seeds
 
 PILOT_S = 600.0
 MIN_BLOCKS = 20
@@ -70,6 +76,35 @@ def planned_power(
     )
 
 
+LONGEST_SIMULATED_S = 4 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """Of equal arms: a run that leaves a default gate open, and one as long and in as many starts as it asks for.
+
+    Called with a seed it gives (left open, planned, decided, planned seconds); a plan beyond four hours counts as none.
+    """
+
+    kind: Kind
+
+    def __call__(self, seed: int) -> tuple[bool, bool, bool, float]:
+        kind = self.kind
+        items = gated(kind, seed)
+        waiting = [item for item in items if item.verdict == "INCONCLUSIVE"]
+        if not waiting:
+            return False, False, False, 0.0
+        power = power_of_each(GateLimits())
+        lengths = [comparison_needed_s(item, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power) for item in waiting]
+        if any(length is None or length > LONGEST_SIMULATED_S for length in lengths):
+            return True, False, False, 0.0
+        seconds = max(length for length in lengths if length is not None)
+        starts = max(starts_needed(item, power=power) for item in waiting)
+        longer = replace(kind, trials=starts, duration_s=seconds / starts)
+        decided = all(item.verdict != "INCONCLUSIVE" for item in gated(longer, seed + 100_000))
+        return True, True, decided, seconds
+
+
 def _compared(
     scenario: Scenario, q: float, ratio: float, margin: float, draws: int, rng: np.random.Generator
 ) -> Comparison:
@@ -86,19 +121,30 @@ def _compared(
     )
 
 
-def _main(seeds: int) -> None:
+def _main(seeds: int, processes: int) -> None:
     rows = {}
+    for name, kind in KINDS.items():
+        found = over_seeds(Replanned(kind=kind), range(seeds), processes=processes)
+        planned = [row for row in found if row[1]]
+        decided = sum(row[2] for row in planned)
+        rows[f"{name}, default gates"] = decided / max(1, len(planned))
+        lengths = [row[3] for row in planned] or [float("nan")]
+        print(
+            f"{name:<10} {sum(row[0] for row in found)} of {seeds} runs left a gate open, {len(planned)} were planned, "
+            f"{decided} of those decided; median length {np.median(lengths):,.0f} s",
+            flush=True,
+        )
     for name, servers, q, ratio, margin in CASES:
         for power in (0.8, 0.9):
-            found = planned_power(Scenario(**servers), q=q, ratio=ratio, margin=margin, power=power, seeds=seeds)
-            rows[f"{name}, power {power:g}"] = found.decided / max(1, found.planned)
+            outcome = planned_power(Scenario(**servers), q=q, ratio=ratio, margin=margin, power=power, seeds=seeds)
+            rows[f"{name}, power {power:g}"] = outcome.decided / max(1, outcome.planned)
             print(
-                f"{name:<34} power {power:g}: decided {found.decided} of {found.planned} "
-                f"({rows[f'{name}, power {power:g}']:.2f}), median length {found.median_s:,.0f} s",
+                f"{name:<34} power {power:g}: decided {outcome.decided} of {outcome.planned} "
+                f"({rows[f'{name}, power {power:g}']:.2f}), median length {outcome.median_s:,.0f} s",
                 flush=True,
             )
     print(json.dumps(rows))
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    _main(int(sys.argv[1]) if len(sys.argv) > 1 else 100, int(sys.argv[2]) if len(sys.argv) > 2 else 1)

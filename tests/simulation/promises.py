@@ -24,12 +24,12 @@ METRICS = ("ttft", "e2e")
 
 # By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: `slowdown`.
 AT_MARGIN = {
-    ("jams", "ttft"): 1.044,
-    ("jams", "e2e"): 1.056,
-    ("static", "ttft"): 1.081,
-    ("static", "e2e"): 1.081,
-    ("heavy", "ttft"): 1.0195,
-    ("heavy", "e2e"): 1.047,
+    ("jams", "ttft"): 1.039,
+    ("jams", "e2e"): 1.053,
+    ("static", "ttft"): 1.079,
+    ("static", "e2e"): 1.083,
+    ("heavy", "ttft"): 1.017,
+    ("heavy", "e2e"): 1.037,
 }
 
 
