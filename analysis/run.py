@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.backlog import with_backlog
 from analysis.limits import GateLimits
 from analysis.quantiles import quantile
 from analysis.records import Codes, RecordError, Requests, RunRecords, requests_of
@@ -118,7 +119,7 @@ class Run:
             arms=arms,
             requests=requests,
             events=events,
-            attribution=attribute(requests, events),
+            attribution=with_backlog(requests, events, attribute(requests, events)),
             trials=trials,
             block=block,
             cold=cold,

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ def test_the_intervals_hold_the_estimates(tmp_path: Path) -> None:
     for metric in ("ttft", "e2e"):
         found = counterfactual(run, "compiled", metric)
         assert found.low_ms < found.without_ms < found.high_ms
+        assert found.least_ms < found.without_ms < found.most_ms
         assert found.explained_pct > 50.0
         assert 0.0 <= found.explained_low_pct < found.explained_pct < found.explained_high_pct <= 100.0
 
@@ -31,6 +35,7 @@ def test_without_stalls_nothing_is_explained_and_no_limit_is_made_up(tmp_path: P
     assert found.explained_pct == 0.0
     assert found.explained_low_pct != found.explained_low_pct, "no number"
     assert found.low_ms < found.without_ms < found.high_ms
+    assert found.least_ms == found.without_ms == found.most_ms, "nothing was replayed, so nothing is open"
 
 
 def test_too_few_requests_set_no_upper_limit(tmp_path: Path) -> None:
@@ -54,7 +59,7 @@ def test_every_request_and_every_excursion_has_a_cause(tmp_path: Path) -> None:
     summary = analyze(write_run(tmp_path, FakeRun(arms=arms, duration_s=300.0, rate=6.0)))
     row = next(row for row in summary["arms"] if row["name"] == "compiled")
     causes = row["compile"]["causes"]
-    assert list(causes) == ["recompiled", "queued behind a compile", "slowed by one", "other"]
+    assert list(causes) == ["recompiled", "queued behind a compile", "slowed by one", "in the backlog of one", "other"]
     assert sum(cause["requests"] for cause in causes.values()) == row["requests"]
     held = {name: cause["seconds"] for name, cause in causes.items()}
     assert held["other"] == 0.0
@@ -65,3 +70,33 @@ def test_every_request_and_every_excursion_has_a_cause(tmp_path: Path) -> None:
     # what was queued for seconds took longer than its length explains
     assert causes["queued behind a compile"]["excursions"] > 20
     assert causes["queued behind a compile"]["excess_s"] > 20.0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"server_columns": False}, "queue_ns"),
+        ({"open_loop": False}, "the load waited for the server"),
+        ({"telemetry": False, "config": {"compile": {"enabled": True}}}, "no compile events are recorded"),
+    ],
+    ids=["no server times", "closed loop", "no telemetry"],
+)
+def test_where_the_queue_cannot_be_replayed_the_quantile_is_withdrawn(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    arm = FakeArm(name="compiled", compiles=[Compile(at_s=40.0, seconds=4.0)], config=change.pop("config", {}))
+    folder = write_run(tmp_path, replace(FakeRun(arms=(EAGER, arm), duration_s=120.0), **change))
+    found = counterfactual(Run.of(read_run(folder)), "compiled", "e2e")
+    assert reason in (found.withdrawn or "")
+    assert math.isnan(found.without_ms)
+    assert math.isnan(found.most_ms)
+    row = next(row for row in analyze(folder)["arms"] if row["name"] == "compiled")
+    assert row["compile"]["p99_e2e_ms_without"] is None
+    assert reason in row["compile"]["without_withdrawn"]
+
+
+def test_an_arm_without_stalls_is_itself_whatever_is_not_recorded(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, FakeRun(duration_s=120.0, server_columns=False, open_loop=False))
+    found = counterfactual(Run.of(read_run(folder)), "eager", "e2e")
+    assert found.withdrawn is None
+    assert found.least_ms == found.without_ms == found.most_ms > 0
