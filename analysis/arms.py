@@ -202,7 +202,7 @@ def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
         rows[cause] = {
             "requests": int(held.size),
             "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
-            "backlog_s": float(run.attribution.backlog.ms[held].sum()) / 1e3,
+            "backlog_s": float(run.attribution.backlog_ms[held].sum()) / 1e3,
             "excursions": int(mine.sum()),
             "excess_s": float(beyond.excess_ms[mine].sum()) / 1e3,
         }
@@ -213,12 +213,12 @@ def _backlog(run: Run, arm: str) -> dict[str, Any]:
     """The arm's requests in the backlog of compiles, those among them that no compile touched, and those of the latter
     that are judged as steady traffic."""
     own = run.of_arm(arm)
-    waited = own & (run.attribution.backlog.ms > 0)
+    waited = own & (run.attribution.backlog_ms > 0)
     behind = own & (run.attribution.cause == BACKLOG)
     steady = run.steady(own & run.usable, (arm,))
     return {
         "requests": int(waited.sum()),
-        "seconds": float(run.attribution.backlog.ms[waited].sum()) / 1e3,
+        "seconds": float(run.attribution.backlog_ms[waited].sum()) / 1e3,
         "untouched": int(behind.sum()),
         "steady_requests": int(steady.size),
         "steady_behind": int(behind[steady].sum()),

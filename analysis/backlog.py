@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.ndimage import median_filter
 
 from analysis.records import Requests
-from analysis.spikes import BACKLOG, OTHER, Attribution, Backlog, CompileEvent, Windows, stall_windows
+from analysis.spikes import BACKLOG, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,7 +27,9 @@ Bools = npt.NDArray[np.bool_]
 # What is shorter is not told from the network's own scatter.
 _LEAST_US = 1_000
 # A slot is free a moment before the front has said that its answer ended.
-_SLACK_US = 10_000
+_SLACK_US = 5_000
+# The share of batches that begin after all before them are over, in a server that is said to take whole batches.
+_ALWAYS = 0.98
 # How far behind a compile its backlog is first looked for: so many times as long as it took, and so many seconds.
 _REACH = 3
 _REACH_US = 1_000_000
@@ -46,9 +48,11 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
     relevant = [event for event in events if event.serving and event.stalls and event.end_ns - event.start_ns > 0]
     if not relevant:
         return attribution
-    shares = {bound: Backlog.none(len(requests)) for bound in _BOUNDS}
+    delays = {bound: _direct(attribution) for bound in _BOUNDS}
+    backlog = np.zeros(len(requests))
     behind: dict[int, Ints] = {}
     unserved = np.zeros(len(requests), dtype=np.bool_)
+    misfit: dict[str, float] = {}
     for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
         own = np.flatnonzero((requests.arm == requests.arms.index(arm)) & (requests.trial == trial) & ~requests.broken)
         visits = _visits(requests, attribution, own)
@@ -60,21 +64,19 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
             )
             for replica in np.unique(visits.replica).tolist()
         }
-        visits = _stalled(visits, windows, attribution)
+        visits = _in_own_time(visits, windows, attribution)
         mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
         stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
         found = replay(visits, windows, stalls)
-        _put(shares["likely"], visits, found, attribution)
-        one = len(windows) == 1
-        _put(shares["least"], visits, found if one else replay(visits, windows, stalls, routed=False), attribution)
-        _put(shares["most"], visits, replay(_paced(visits, requests, found.touched), windows, stalls), attribution)
-        for bound, choose in (("least", np.minimum), ("most", np.maximum)):
-            for column, likely_ms in (
-                (shares[bound].ms, shares["likely"].ms),
-                (shares[bound].before_first_ms, shares["likely"].before_first_ms),
-            ):
-                column[visits.rows] = choose(column[visits.rows], likely_ms[visits.rows])
-        late = shares["likely"].ms[visits.rows] > 0
+        misfit[arm] = max(misfit.get(arm, 0.0), found.misfit)
+        _put(delays["likely"], visits, found)
+        fixed = found if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
+        _put(delays["least"], visits, fixed, upto=(np.minimum, delays["likely"]))
+        paced = replay(_paced(visits, requests, found.touched), windows, stalls)
+        _put(delays["most"], visits, paced, upto=(np.maximum, delays["likely"]))
+        rest = delays["likely"].ms[visits.rows] - attribution.stall_ms[visits.rows]
+        late = found.touched & (rest >= _LEAST_US / 1e3)
+        backlog[visits.rows[late]] = rest[late]
         for event in mine:
             end_us = next((end for start, end in found.stretches if start <= event.start_ns // 1000 <= end), 0)
             inside = late & (visits.begin_us * 1000 >= event.start_ns) & (visits.begin_us <= end_us)
@@ -83,37 +85,52 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
         for start, end in found.stretches:
             unserved[failed] |= (requests.end_ns[failed] // 1000 > start) & (requests.start_ns[failed] // 1000 < end)
     cause = attribution.cause.copy()
-    cause[(shares["likely"].ms > 0) & (cause == OTHER)] = BACKLOG
+    cause[(backlog > 0) & (cause == OTHER)] = BACKLOG
     nobody = np.zeros(0, dtype=np.int64)
     return replace(
         attribution,
-        backlog=shares["likely"],
-        backlog_least=shares["least"],
-        backlog_most=shares["most"],
+        backlog_ms=backlog,
+        delay=delays["likely"],
+        delay_least=delays["least"],
+        delay_most=delays["most"],
         unserved=unserved,
+        misfit=misfit,
         cause=cause,
         event_backlog=tuple(behind.get(id(event), nobody) for event in events),
     )
 
 
 _BOUNDS = ("least", "likely", "most")
+_NEIGHBOURS = 25
 
 
-def _put(backlog: Backlog, visits: Visits, found: Replay, attribution: Attribution) -> None:
-    """What the replay moves the visits by beyond the time that compiles ran meanwhile is their backlog."""
+def _direct(attribution: Attribution) -> Delay:
+    """What compiles delayed requests by while they ran, to be written to."""
+    delay = Delay(ms=np.zeros(len(attribution.stall_ms)), before_first_ms=np.zeros(len(attribution.stall_ms)))
+    held = np.flatnonzero(attribution.stall_ms)
+    delay.ms[held] = attribution.stall_ms[held]
+    delay.before_first_ms[held] = attribution.stall_before_first_ms[held]
+    return delay
+
+
+def _put(delay: Delay, visits: Visits, found: Replay, *, upto: tuple[np.ufunc, Delay] | None = None) -> None:
+    """What the replay found of the visits in its stretches, or the lesser or greater of it and another delay."""
     rows = visits.rows[found.touched]
-    begin = found.earlier_us[found.touched]
-    whole, first = found.spared_us[found.touched] + begin, found.spared_first_us[found.touched] + begin
-    rest = np.maximum(whole / 1e3 - attribution.stall_ms[rows], 0.0)
-    rest[rest < _LEAST_US / 1e3] = 0.0
-    backlog.ms[rows] = rest
-    rest_first = np.maximum(first / 1e3 - attribution.stall_before_first_ms[rows], 0.0)
-    backlog.before_first_ms[rows] = np.minimum(rest_first, rest)
+    delay.ms[rows] = found.delay_us[found.touched] / 1e3
+    delay.before_first_ms[rows] = found.delay_first_us[found.touched] / 1e3
+    if upto is not None:
+        choose, other = upto
+        rows = visits.rows
+        delay.ms[rows] = choose(delay.ms[rows], other.ms[rows])
+        delay.before_first_ms[rows] = choose(delay.before_first_ms[rows], other.before_first_ms[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """Requests to one arm in one trial, in µs since the epoch; (n,) each, in the order in which they came."""
+    """Requests to one arm in one trial, in µs since the epoch; (n,) each, in the order in which they came.
+
+    A replica's own time stands still while a compile stops it.
+    """
 
     rows: Ints
     replica: Ints
@@ -121,9 +138,12 @@ class Visits:
     begin_us: Ints  # when the server turned to the request
     first_us: Ints
     left_us: Ints
-    share: Floats  # of the time in which a compile ran, how much held it up
-    spared_us: Ints  # by how much its service would have been shorter: the compile time in it
-    spared_first_us: Ints  # of it, before the first token
+    own_recv_us: Ints  # in own time
+    own_begin_us: Ints
+    served_us: Ints  # of own time, from the begin on
+    first_served_us: Ints  # of it, before the first token
+    saved_us: Ints  # how much shorter it would be at another pace
+    first_saved_us: Ints
 
 
 def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
@@ -153,80 +173,90 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
         begin_us=begin[order],
         first_us=np.clip(first, begin, None)[order],
         left_us=np.maximum(left, begin)[order],
-        share=np.ones(len(own)),
-        spared_us=nothing,
-        spared_first_us=nothing,
+        own_recv_us=nothing,
+        own_begin_us=nothing,
+        served_us=nothing,
+        first_served_us=nothing,
+        saved_us=nothing,
+        first_saved_us=nothing,
     )
 
 
-def _stalled(visits: Visits, windows: Mapping[int, Windows], attribution: Attribution) -> Visits:
-    """The visits with the compile time in their service. A server that says how long a compile held a request up is
-    believed: of the time in which the compile ran, that share counts."""
-    serve, before_first, share = (np.zeros(len(visits.rows)) for _ in range(3))
+def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attribution) -> Visits:
+    """The visits with their own times; of the windows, those stay that stopped their replica.
+
+    A server that says how long compiles held a request up is believed: a window during which requests were held up for
+    less than half of it did not stop their server.
+    """
+    recv, begin, first, left = (
+        column.copy() for column in (visits.recv_us, visits.begin_us, visits.first_us, visits.left_us)
+    )
     for replica, spans in windows.items():
         own = np.flatnonzero(visits.replica == replica)
-        recv, begin, first, left = (
-            column[own] * 1000 for column in (visits.recv_us, visits.begin_us, visits.first_us, visits.left_us)
-        )
-        whole = spans.overlap_ns(recv, left)
-        held = attribution.stall_ms[visits.rows[own]] * 1e6
-        share[own] = np.where(whole > 0, np.minimum(held / np.maximum(whole, 1.0), 1.0), 0.0)
-        serve[own] = spans.overlap_ns(begin, left) * share[own]
-        before_first[own] = spans.overlap_ns(begin, first) * share[own]
+        start, end = visits.recv_us[own] * 1000, visits.left_us[own] * 1000
+        whole = spans.overlap_ns(start, end)
+        share = attribution.stall_ms[visits.rows[own]] * 1e6 / np.maximum(whole, 1.0)
+        stopped = []
+        for at in range(len(spans.start_ns)):
+            there = (end > spans.start_ns[at]) & (start < spans.end_ns[at])
+            stopped.append(not there.any() or float(np.mean(share[there])) >= 0.5)
+        spans = Windows(start_ns=spans.start_ns[stopped], end_ns=spans.end_ns[stopped])
+        windows[replica] = spans
+        zero = np.zeros(len(own), dtype=np.int64)
+        for column in (recv, begin, first, left):
+            column[own] -= (spans.overlap_ns(zero, column[own] * 1000) / 1e3).astype(np.int64)
     return replace(
         visits,
-        share=share,
-        spared_us=(serve / 1e3).astype(np.int64),
-        spared_first_us=(before_first / 1e3).astype(np.int64),
+        own_recv_us=recv,
+        own_begin_us=begin,
+        served_us=left - begin,
+        first_served_us=np.minimum(first, left) - begin,
     )
-
-
-_NEIGHBOURS = 25
 
 
 def _paced(visits: Visits, requests: Requests, touched: Bools) -> Visits:
     """The visits in a stretch served at the pace of those outside of all, by the median of their neighbours."""
-    tokens = np.maximum(requests.output_tokens[visits.rows], 1)
-    pace = (visits.left_us - visits.begin_us - visits.spared_us) / tokens
+    pace = visits.served_us / np.maximum(requests.output_tokens[visits.rows], 1)
     others = pace[~touched]
     inside = np.flatnonzero(touched)
     if not len(inside):
         return visits
     usual = float(np.median(others)) if len(others) >= _NEIGHBOURS else float(np.quantile(pace, 0.25))
     around = median_filter(pace[inside], size=_NEIGHBOURS, mode="nearest")
-    saved = np.maximum(1.0 - usual / np.maximum(around, 1e-9), 0.0)
-    served = visits.left_us - visits.begin_us - visits.spared_us
-    to_first = visits.first_us - visits.begin_us - visits.spared_first_us
-    spared, first = visits.spared_us.copy(), visits.spared_first_us.copy()
-    spared[inside] += (saved * served[inside]).astype(np.int64)
-    first[inside] += (saved * np.maximum(to_first[inside], 0)).astype(np.int64)
-    return replace(visits, spared_us=spared, spared_first_us=first)
+    share = np.maximum(1.0 - usual / np.maximum(around, 1e-9), 0.0)
+    saved, first = np.zeros(len(pace), dtype=np.int64), np.zeros(len(pace), dtype=np.int64)
+    saved[inside] = (share * visits.served_us[inside]).astype(np.int64)
+    first[inside] = (share * visits.first_served_us[inside]).astype(np.int64)
+    return replace(visits, saved_us=saved, first_saved_us=first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """`earlier_us`: how much earlier each visit would have begun, `spared_us` by how much its service would have been
-    shorter, `spared_first_us` the part of that before the first token; `touched`: whether it lies in a stretch. (n,)
+    """`delay_us`: how much earlier each visit would have ended, `delay_first_us` how much earlier its first token would
+    have come; `touched`: whether it lies in a stretch. (n,) each.
 
     `stretches`: (begin of a compile, end of its backlog) in µs; one that runs into another compile is one with it.
+    `misfit`: how far the replay with the compiles is from what was seen, as a share of the time that was waited.
     """
 
-    earlier_us: Ints
-    spared_us: Ints
-    spared_first_us: Ints
+    delay_us: Ints
+    delay_first_us: Ints
     touched: Bools
     stretches: tuple[tuple[int, int], ...]
+    misfit: float
 
 
 def replay(
     visits: Visits, windows: Mapping[int, Windows], stalls: Sequence[tuple[int, int]], *, routed: bool = True
 ) -> Replay:
-    """The visits as they would have been without `stalls`, (begin, end) in µs in order of time.
+    """The visits with and without `stalls`, (begin, end) in µs in order of time.
 
     With `routed`, requests go where the splitter would have sent them, else where they went.
     """
     slots = _slots(visits)
+    batches = _takes_batches(visits)
     earlier = np.zeros(len(visits.rows), dtype=np.int64)
+    off = np.zeros(len(visits.rows), dtype=np.int64)
     touched = np.zeros(len(visits.rows), dtype=np.bool_)
     stretches: list[tuple[int, int]] = []
     last_left = np.maximum.accumulate(visits.left_us) if len(visits.rows) else visits.left_us
@@ -239,20 +269,27 @@ def replay(
             high = int(np.searchsorted(visits.recv_us, end + reach, side="right"))
             rows = np.arange(low, high)
             rows = rows[visits.left_us[rows] > start]
-            found = _stretch(visits, rows, windows, slots, stalls[position:], routed=routed)
-            if found.drained or high == len(visits.rows):
+            stretch = _Stretch.of(visits, rows, windows, slots, stalls[position:], batches=batches)
+            drained = stretch.batched() if batches else stretch.queued(routed=routed)
+            if drained or high == len(visits.rows):
                 break
             reach *= 3
-        earlier[rows] = np.maximum(earlier[rows], found.earlier_us)
-        touched[rows[visits.recv_us[rows] <= found.end_us]] = True
-        stretches.append((start, found.end_us))
-        position += max(1, found.stalls)
+        within = visits.recv_us[rows] <= stretch.end_us
+        earlier[rows[within]] = np.array(stretch.earlier, dtype=np.int64)[within]
+        off[rows[within]] = np.array(stretch.off, dtype=np.int64)[within]
+        touched[rows[within]] = True
+        stretches.append((start, stretch.end_us))
+        while position < len(stalls) and stalls[position][0] <= stretch.end_us:
+            position += 1
+    stood = visits.left_us - visits.begin_us - visits.served_us
+    stood_first = np.minimum(visits.first_us, visits.left_us) - visits.begin_us - visits.first_served_us
+    waited = float((visits.begin_us - visits.recv_us)[touched].sum())
     return Replay(
-        earlier_us=earlier,
-        spared_us=visits.spared_us,
-        spared_first_us=visits.spared_first_us,
+        delay_us=earlier + stood + visits.saved_us,
+        delay_first_us=earlier + stood_first + visits.first_saved_us,
         touched=touched,
         stretches=tuple(stretches),
+        misfit=float(np.abs(off).sum()) / waited if waited > 0 else 0.0,
     )
 
 
@@ -267,71 +304,223 @@ def _slots(visits: Visits) -> dict[int, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _takes_batches(visits: Visits) -> bool:
+    """Whether every replica answers a batch whole before it begins the next, some of them of several requests."""
+    largest = 0
+    for replica in np.unique(visits.replica).tolist():
+        own = np.flatnonzero(visits.replica == replica)
+        own = own[np.argsort(visits.begin_us[own], kind="stable")]
+        begin, left = visits.begin_us[own], visits.left_us[own]
+        first = _batch_starts(begin)
+        over = np.maximum.accumulate(left)[first[1:] - 1] <= begin[first[1:]] + _SLACK_US
+        if len(over) < _NEIGHBOURS or over.mean() < _ALWAYS:
+            return False
+        largest = max(largest, int(np.diff(first).max()))
+    return largest > 1
+
+
+@dataclass(slots=True, kw_only=True)
 class _Stretch:
-    earlier_us: Ints  # of the rows given
+    """The course of some visits from the first of the stalls on, with the stalls and without, until both are one.
+
+    With the stalls it runs in the server's own time, which is that of the clock up to the first of them.
+    """
+
+    replica: list[int]
+    recv: list[int]
+    own_recv: list[int]
+    begin: list[int]
+    own_begin: list[int]
+    left: list[int]
+    served: list[int]
+    saved: list[int]
+    held: list[int]
+    slots: Mapping[int, int]
+    stalls: Sequence[tuple[int, int]]
+    earlier: list[int]  # how much earlier each would have begun
+    off: list[int]  # how far the begin with the stalls is from what was seen
     end_us: int
-    stalls: int  # how many of the stalls began in it
-    drained: bool
+    passed: int = 1  # how many of the stalls began in the stretch
 
+    @classmethod
+    def of(
+        cls,
+        visits: Visits,
+        rows: Ints,
+        windows: Mapping[int, Windows],
+        slots: Mapping[int, int],
+        stalls: Sequence[tuple[int, int]],
+        *,
+        batches: bool,
+    ) -> _Stretch:
+        """The stretch that begins with the first of `stalls`."""
+        start = np.array([stalls[0][0] * 1000])
+        stood = {
+            number: int(spans.overlap_ns(np.zeros(1, dtype=np.int64), start)[0] / 1e3)
+            for number, spans in windows.items()
+        }
+        replica = visits.replica[rows]
+        shift = np.zeros(len(rows), dtype=np.int64)
+        for number, passed_us in stood.items():
+            shift[replica == number] = passed_us
+        own_recv, own_begin = visits.own_recv_us[rows] + shift, visits.own_begin_us[rows] + shift
+        served = visits.served_us[rows]
+        held = (_held_batches if batches else _held)(replica, own_recv, own_begin, served, slots)
+        return cls(
+            replica=replica.tolist(),
+            recv=visits.recv_us[rows].tolist(),
+            own_recv=own_recv.tolist(),
+            begin=visits.begin_us[rows].tolist(),
+            own_begin=own_begin.tolist(),
+            left=visits.left_us[rows].tolist(),
+            served=served.tolist(),
+            saved=visits.saved_us[rows].tolist(),
+            held=held.tolist(),
+            slots=slots,
+            stalls=stalls,
+            earlier=[0] * len(rows),
+            off=[0] * len(rows),
+            end_us=stalls[0][0],
+        )
 
-def _stretch(
-    visits: Visits,
-    rows: Ints,
-    windows: Mapping[int, Windows],
-    slots: Mapping[int, int],
-    stalls: Sequence[tuple[int, int]],
-    *,
-    routed: bool,
-) -> _Stretch:
-    """The course of `rows` from the first of the stalls until it is as it was."""
-    start, until = stalls[0]
-    replica, recv, begin, left = (
-        column[rows].tolist() for column in (visits.replica, visits.recv_us, visits.begin_us, visits.left_us)
-    )
-    stalled = visits.spared_us[rows].tolist()
-    held = _held(visits, rows, windows, slots, start)
-    earlier = np.zeros(len(rows), dtype=np.int64)
-    free: dict[int, list[int]] = {number: [] for number in slots}
-    gate: dict[int, int] = dict.fromkeys(slots, 0)
-    # What is in flight on each replica, as it was and as it would have been; needed where there are several.
-    seen: dict[int, list[int]] = {number: [] for number in slots}
-    without: dict[int, list[int]] = {number: [] for number in slots}
-    several = routed and len(slots) > 1
-    late, passed = start, 1
-    for place in range(len(rows)):
-        if begin[place] <= start:
-            heapq.heappush(free[replica[place]], left[place] - stalled[place])
+    def _over(self, now: int, late: int, until: int) -> tuple[bool, int]:
+        """Whether a request that comes `now` finds both courses the same, and the end of the stalls so far."""
+        while self.passed < len(self.stalls) and self.stalls[self.passed][0] <= now:
+            until = max(until, self.stalls[self.passed][1])
+            self.passed += 1
+        return now > late and now > until, until
+
+    def queued(self, *, routed: bool) -> bool:
+        """A server with slots, which takes requests as they come; whether both courses are one at the end."""
+        late, until = self.stalls[0]
+        start = late
+        several = routed and len(self.slots) > 1
+        free, free_without = _nothing(self.slots), _nothing(self.slots)
+        gate, gate_without = (dict.fromkeys(self.slots, 0) for _ in range(2))
+        # What is in flight on each replica, as it was and as it would have been.
+        seen, without = _nothing(self.slots), _nothing(self.slots)
+        for place, number in enumerate(self.replica):
+            if self.begin[place] > start:
+                continue
+            over = self.own_begin[place] + self.served[place]
+            gate[number] = gate_without[number] = max(gate[number], self.own_begin[place])
+            heapq.heappush(free[number], over - _SLACK_US)
+            heapq.heappush(free_without[number], over - _SLACK_US - self.saved[place])
             if several:
-                heapq.heappush(seen[replica[place]], left[place])
-                heapq.heappush(without[replica[place]], left[place] - stalled[place])
-            if stalled[place] >= _LEAST_US:
-                late = max(late, left[place])
-    for place in range(len(rows)):
-        if begin[place] <= start:
+                heapq.heappush(seen[number], self.left[place])
+                heapq.heappush(without[number], over - self.saved[place])
+            if self.left[place] - over >= _LEAST_US:
+                late = max(late, self.left[place])
+        for place, number in enumerate(self.replica):
+            if self.begin[place] <= start:
+                continue
+            same, until = self._over(self.recv[place], late, until)
+            if same:
+                self.end_us = max(late, until)
+                return True
+            held, served = self.held[place], self.served[place]
+            ready = max(self.own_recv[place], gate[number])
+            if len(free[number]) >= self.slots[number]:
+                ready = max(ready, heapq.heappop(free[number]))
+            gate[number] = ready + held
+            heapq.heappush(free[number], ready + held + served - _SLACK_US)
+            other = _routed(number, self.recv[place], seen, without) if several else number
+            moment = max(self.recv[place], gate_without[other])
+            if len(free_without[other]) >= self.slots[other]:
+                moment = max(moment, heapq.heappop(free_without[other]))
+            began = moment + held
+            gate_without[other] = began
+            over = began + served - self.saved[place]
+            heapq.heappush(free_without[other], over - _SLACK_US)
+            if several:
+                heapq.heappush(seen[number], self.left[place])
+                heapq.heappush(without[other], over)
+            self.off[place] = ready + held - self.own_begin[place]
+            waited = self.begin[place] - self.recv[place]
+            self.earlier[place] = min(max(0, self.begin[place] + self.off[place] - began), waited)
+            if self.left[place] + self.off[place] - over >= _LEAST_US:
+                late = max(late, self.left[place])
+        self.end_us = max(late, until)
+        return False
+
+    def batched(self) -> bool:
+        """A server that takes what has come, up to its slots, and answers it whole before it takes more."""
+        start, until = self.stalls[0]
+        latest, drained = start, True
+        for number, slots in self.slots.items():
+            own = [place for place, replica in enumerate(self.replica) if replica == number]
+            begun = [place for place in own if self.begin[place] <= start]
+            waiting = [place for place in own if self.begin[place] > start]
+            late, over, same, at = start, 0, False, 0
+            for place in begun:
+                over = max(over, self.own_begin[place] + self.served[place])
+                if self.left[place] - self.own_begin[place] - self.served[place] >= _LEAST_US:
+                    late = max(late, self.left[place])
+            while at < len(waiting) and not same:
+                first = waiting[at]
+                same, until = self._over(self.recv[first], late, until)
+                if same:
+                    break
+                began = max(self.recv[first], over) + self.held[first]
+                last = at + slots
+                while at < min(last, len(waiting)) and self.recv[waiting[at]] <= began:
+                    place = waiting[at]
+                    ended = began + self.served[place] - self.saved[place]
+                    over = max(over, ended)
+                    self.earlier[place] = self.begin[place] - began
+                    if abs(self.left[place] - ended) >= _LEAST_US:
+                        late = max(late, self.left[place], ended)
+                    at += 1
+            latest = max(latest, late)
+            drained = drained and same
+        self.end_us = max(latest, until)
+        return drained
+
+
+def _nothing(slots: Mapping[int, int]) -> dict[int, list[int]]:
+    return {number: [] for number in slots}
+
+
+def _held(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[int, int]) -> Ints:
+    """How long each visit was held for another reason than a full server, or the one that began before it; own time."""
+    held = np.zeros(len(recv), dtype=np.int64)
+    for number, limit in slots.items():
+        own = np.flatnonzero(replica == number)
+        own = own[np.argsort(begin[own], kind="stable")]
+        taken: list[int] = []
+        before = 0
+        found = []
+        for came, began, took in zip(recv[own].tolist(), begin[own].tolist(), served[own].tolist(), strict=True):
+            ready = max(came, before)
+            if len(taken) >= limit:
+                ready = max(ready, heapq.heappop(taken))
+            found.append(max(0, began - ready))
+            before = began
+            heapq.heappush(taken, began + took - _SLACK_US)
+        held[own] = found
+    return held
+
+
+def _held_batches(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[int, int]) -> Ints:
+    """How long each visit's batch was held after its first request had come and the batch before was over; own time."""
+    held = np.zeros(len(recv), dtype=np.int64)
+    for number in slots:
+        own = np.flatnonzero(replica == number)
+        if not len(own):
             continue
-        now, number = recv[place], replica[place]
-        while passed < len(stalls) and stalls[passed][0] <= now:
-            until = max(until, stalls[passed][1])
-            passed += 1
-        if now > late and now > until:
-            return _Stretch(earlier_us=earlier, end_us=max(late, until), stalls=passed, drained=True)
-        if several:
-            number = _routed(number, now, seen, without)
-        ready = max(now, gate[number])
-        if len(free[number]) >= slots[number]:
-            ready = max(ready, heapq.heappop(free[number]))
-        began = min(ready + held[place], begin[place])
-        ended = began + left[place] - begin[place] - stalled[place]
-        gate[number] = began
-        heapq.heappush(free[number], ended)
-        if several:
-            heapq.heappush(seen[replica[place]], left[place])
-            heapq.heappush(without[number], ended)
-        earlier[place] = begin[place] - began
-        if left[place] - ended >= _LEAST_US:
-            late = max(late, left[place])
-    return _Stretch(earlier_us=earlier, end_us=max(late, until), stalls=passed, drained=False)
+        own = own[np.argsort(begin[own], kind="stable")]
+        began, left = begin[own], np.maximum.accumulate(begin[own] + served[own])
+        first = _batch_starts(began)
+        over = np.append(began[0], left[first[1:] - 1])
+        ready = np.maximum(np.minimum.reduceat(recv[own], first), over)
+        wait = np.maximum(began[first] - ready, 0)
+        held[own] = np.repeat(wait, np.diff(np.append(first, len(own))))
+    return held
+
+
+def _batch_starts(begin: Ints) -> Ints:
+    """Where batches begin in rising begins of requests."""
+    return np.flatnonzero(np.diff(begin, prepend=begin[0] - _SLACK_US) >= _LEAST_US)
 
 
 def _routed(number: int, now: int, seen: dict[int, list[int]], without: dict[int, list[int]]) -> int:
@@ -343,32 +532,3 @@ def _routed(number: int, now: int, seen: dict[int, list[int]], without: dict[int
     least = min(without, key=lambda other: (len(without[other]), other != number))
     gap = len(without[number]) - len(without[least])
     return least if gap > max(1, len(seen[number]) - len(seen[least])) else number
-
-
-def _held(
-    visits: Visits, rows: Ints, windows: Mapping[int, Windows], slots: Mapping[int, int], start: int
-) -> list[int]:
-    """How long each of `rows` was held for another reason than a full server, the one before it, or a compile."""
-    ready = np.empty(len(rows), dtype=np.int64)
-    for number in slots:
-        own = np.flatnonzero(visits.replica[rows] == number)
-        own = own[np.argsort(visits.begin_us[rows[own]], kind="stable")]
-        recv, begin, left = (column[rows[own]].tolist() for column in (visits.recv_us, visits.begin_us, visits.left_us))
-        taken: list[int] = []
-        before = 0
-        found = []
-        for place in range(len(own)):
-            moment = max(recv[place], before)
-            if begin[place] > start and len(taken) >= slots[number]:
-                moment = max(moment, heapq.heappop(taken))
-            found.append(min(moment, begin[place]))
-            before = begin[place] if begin[place] > start else 0
-            heapq.heappush(taken, left[place])
-        ready[own] = found
-    held = np.zeros(len(rows), dtype=np.int64)
-    for number, spans in windows.items():
-        own = np.flatnonzero(visits.replica[rows] == number)
-        begin_us = visits.begin_us[rows[own]]
-        compiling = spans.overlap_ns(ready[own] * 1000, begin_us * 1000) / 1e3 * visits.share[rows[own]]
-        held[own] = np.maximum(begin_us - ready[own] - compiling.astype(np.int64), 0)
-    return list(held.tolist())

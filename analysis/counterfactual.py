@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.quantiles import block_histogram, quantile, quantile_interval
 from analysis.resampling import bootstrap_limits, groups_of
@@ -13,9 +14,13 @@ from analysis.run import Run
 from analysis.slo import design_effect
 from analysis.spikes import without_stalls_ms
 
+Bools = npt.NDArray[np.bool_]
+
 _CONFIDENCE = 0.95
 _DRAWS = 999
+_MOST_UNRECORDED = 0.05  # of the time that compiles held requests up: what no event accounts for
 _LEAST_TOLD = 0.99  # share of answers whose queueing time must be known
+_MOST_MISFIT = 0.5  # of the time that requests waited: how far the replay may be from what was seen
 _RESOLUTION = 0.05  # of the quantile: how far off the replay of a server that is not quite a queue with slots is
 
 
@@ -59,11 +64,12 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
         return Counterfactual(
             without_ms=rest, least_ms=rest, most_ms=rest, low_ms=low, high_ms=high, explained_pct=0.0 * top
         )
-    fast = without_stalls_ms(requests, attribution, metric, backlog=attribution.backlog_most)[own]
+    fast = without_stalls_ms(requests, attribution, metric, delay=attribution.delay_most)[own]
     # What failed behind a compile might have been answered at once.
     fast[attribution.unserved[own]] = 0.0
-    slow = without_stalls_ms(requests, attribution, metric, backlog=attribution.backlog_least)[own]
+    slow = without_stalls_ms(requests, attribution, metric, delay=attribution.delay_least)[own]
     least, most = quantile(fast, q), quantile(slow, q)
+    slack = _RESOLUTION + attribution.misfit.get(arm, 0.0)
     low, _ = quantile_interval(fast, q, confidence=_CONFIDENCE, design_effect=design_effect(fast > least, block))
     _, high = quantile_interval(slow, q, confidence=_CONFIDENCE, design_effect=design_effect(slow > most, block))
     explained = 100.0 * (1.0 - rest / top) if top > 0 else math.nan
@@ -90,8 +96,8 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
             shares = (100.0 * max(0.0, 1.0 - math.exp(-limits.low)), 100.0 * max(0.0, 1.0 - math.exp(-limits.high)))
     return Counterfactual(
         without_ms=rest,
-        least_ms=least * (1.0 - _RESOLUTION),
-        most_ms=most * (1.0 + _RESOLUTION),
+        least_ms=least * (1.0 - slack),
+        most_ms=most * (1.0 + slack),
         low_ms=low,
         high_ms=high,
         explained_pct=explained,
@@ -106,6 +112,9 @@ def _withdrawn(run: Run, arm: str) -> str | None:
     own = run.of_arm(arm) & run.usable
     if run.records.events is None and run.compiles(arm):
         return "no compile events are recorded"
+    lost_s = _unrecorded_s(run, own)
+    if lost_s > 0.0:
+        return f"requests report {lost_s:.3g} s of compiles that are in no recorded event, and left a backlog unseen"
     if not (own & attribution.hit).any() and not any(event.stalls for event in run.serving_events(arm)):
         return None
     if run.told_open_loop is False:
@@ -115,4 +124,16 @@ def _withdrawn(run: Run, arm: str) -> str | None:
         return "the server does not tell how long its requests queued (queue_ns)"
     if run.replicas(arm) > 1 and (requests.replica[answered] < 0).any():
         return "there are several replicas, and requests do not say which one answered (replica)"
+    if attribution.misfit.get(arm, 0.0) > _MOST_MISFIT:
+        return "its server did not take requests in the order in which they came, so the replay does not hold"
     return None
+
+
+def _unrecorded_s(run: Run, own: Bools) -> float:
+    """Seconds for which compiles held requests up by their servers' account, in no event; 0 below 5 % of all."""
+    stall_ms = np.where(own, run.attribution.stall_ms, 0.0)
+    whole = float(stall_ms.sum())
+    for rows in run.attribution.event_requests:
+        stall_ms[rows] = 0.0
+    rest = float(stall_ms.sum())
+    return rest / 1e3 if rest > _MOST_UNRECORDED * whole else 0.0

@@ -7,7 +7,7 @@ arm and replica. Where the server reported how long compiles held it up, its num
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,16 +158,11 @@ def stall_windows(events: Iterable[CompileEvent], *, arm: str, trial: int, repli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """How long each request waited in the queues that compiles had made, beyond the compiles themselves; (n,) each."""
+class Delay:
+    """How much earlier each request would have ended, and its first token come, had nothing compiled; (n,) each."""
 
     ms: Floats
-    before_first_ms: Floats  # the part of it before the first token
-
-    @classmethod
-    def none(cls, rows: int) -> Backlog:
-        """Nobody waited. What is not written to takes no memory."""
-        return cls(ms=np.zeros(rows), before_first_ms=np.zeros(rows))
+    before_first_ms: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,10 +171,12 @@ class Attribution:
 
     stall_ms: Floats  # time that a compile held the request up
     stall_before_first_ms: Floats  # the part of it before the first token
-    backlog: Backlog  # what it waited beyond that in the queue that compiles had made, see `analysis.backlog`
-    backlog_least: Backlog
-    backlog_most: Backlog
+    backlog_ms: Floats  # what it waited beyond that in the queue that compiles had made, see `analysis.backlog`
+    delay: Delay  # what both come to
+    delay_least: Delay
+    delay_most: Delay
     unserved: Bools  # it failed or was cut off where a backlog was, so what it would have been is not known
+    misfit: Mapping[str, float]  # of each arm with a backlog: how far the replay is from what was seen, as a share
     cause: npt.NDArray[np.int8]  # index into CAUSES
     hit: Bools  # it triggered a compile or waited for one
     event_requests: tuple[Ints, ...]  # for each event, the requests it hit
@@ -230,13 +227,16 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     cause[hit & (behind | (~overlapped & (stall_before > 0)))] = _QUEUED
     cause[usable & triggered] = _RECOMPILED
     nobody = np.zeros(0, dtype=np.int64)
+    direct = Delay(ms=stall, before_first_ms=stall_before)
     return Attribution(
         stall_ms=stall,
         stall_before_first_ms=stall_before,
-        backlog=Backlog.none(rows),
-        backlog_least=Backlog.none(rows),
-        backlog_most=Backlog.none(rows),
+        backlog_ms=np.zeros(rows),
+        delay=direct,
+        delay_least=direct,
+        delay_most=direct,
         unserved=np.zeros(rows, dtype=np.bool_),
+        misfit={},
         cause=cause,
         hit=hit,
         event_requests=tuple(hits.get(id(event), nobody) for event in events),
@@ -311,21 +311,17 @@ def _own_batch(requests: Requests, event: CompileEvent, named: Ints) -> Ints:
 
 
 def without_stalls_ms(
-    requests: Requests, attribution: Attribution, metric: str, *, backlog: Backlog | None = None
+    requests: Requests, attribution: Attribution, metric: str, *, delay: Delay | None = None
 ) -> Floats:
     """The ttft or e2e of each request less what compiles delayed it by, directly and in their backlog, in ms.
 
-    Failures stay as they are. `backlog`: another than the likely one, such as a bound of it.
+    Failures stay as they are. `delay`: another than the likely one, such as a bound of it.
     """
-    behind = attribution.backlog if backlog is None else backlog
-    stall = (
-        attribution.stall_before_first_ms + behind.before_first_ms
-        if metric == "ttft"
-        else attribution.stall_ms + behind.ms
-    )
+    chosen = attribution.delay if delay is None else delay
     values = requests.metric_ms(metric)
     completed = requests.ok | requests.cut
-    return np.where(completed, np.maximum(values - stall, 0.0), values)
+    rest = np.maximum(values - (chosen.before_first_ms if metric == "ttft" else chosen.ms), 0.0)
+    return np.where(completed, rest, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,7 +446,7 @@ def _merged(
     ]
     for group, over in zip(np.split(rows, breaks), np.split(excess, breaks), strict=True):
         direct = np.minimum(attribution.stall_ms[group], over)
-        backlog = np.minimum(attribution.backlog.ms[group], over - direct)
+        backlog = np.minimum(attribution.backlog_ms[group], over - direct)
         direct_pct, backlog_pct = (100.0 * float(part.sum() / over.sum()) for part in (direct, backlog))
         explained = direct_pct + backlog_pct
         members = [event.event_id for event, hit in own_events if np.isin(group, hit, assume_unique=True).any()]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analysis.backlog import with_backlog
@@ -87,15 +87,15 @@ def one_slot(*, compile_s: float = 5.0, told: bool = True, gap_s: float = 1.0) -
 def test_the_queue_that_a_compile_made_is_its_backlog_until_it_is_drained() -> None:
     table, _, found = followed(one_slot(), [event(10.0, 15.0)])
     # 5 s of standstill, 0.4 s to spare in each second: the wait shrinks from 5 s by 0.4 s a request.
-    delay = found.stall_ms + found.backlog.ms
-    assert delay[10:23] == pytest.approx([5000 - 400 * step for step in range(12)] + [200], abs=2)
+    delay = found.stall_ms + found.backlog_ms
+    assert delay[10:23] == pytest.approx([5000 - 400 * step for step in range(12)] + [200], abs=6)
     assert (delay[:10] == 0).all()
     assert (delay[23:] == 0).all()
     assert found.stall_ms[15:].sum() == 0.0, "the compile was over when they came"
     assert (found.cause[16:23] == BEHIND).all()
     without = without_stalls_ms(table, found, "e2e")
-    assert without == pytest.approx(np.full(60, 600.0), abs=2)
-    assert without_stalls_ms(table, found, "ttft") == pytest.approx(np.full(60, 100.0), abs=2)
+    assert without == pytest.approx(np.full(60, 600.0), abs=6)
+    assert without_stalls_ms(table, found, "ttft") == pytest.approx(np.full(60, 100.0), abs=6)
 
 
 def test_an_event_knows_its_backlog_apart_from_the_requests_it_hit() -> None:
@@ -128,7 +128,7 @@ def test_the_backlog_alone_can_be_the_cause() -> None:
 
 def test_a_stall_that_is_no_compile_has_no_backlog() -> None:
     _, _, found = followed(one_slot(), [event(50.0, 50.2)])
-    assert found.backlog.ms[:50].sum() == 0.0
+    assert found.backlog_ms[:50].sum() == 0.0
     assert (found.cause[:50] != BEHIND).all()
 
 
@@ -141,18 +141,18 @@ def test_a_stall_of_its_own_in_the_backlog_is_not_put_down_to_the_compile() -> N
         requests[index] = request(index, index * 0.1, 16.0, 16.3)
     _, _, found = followed(requests, [event(10.0, 11.0)])
     assert found.stall_ms[100:110].sum() == pytest.approx(5500, abs=10)
-    assert found.backlog.ms[112:].sum() == 0.0
+    assert found.backlog_ms[112:].sum() == 0.0
 
 
 def test_a_compile_that_holds_nobody_up_leaves_no_backlog() -> None:
     requests = [request(index, index, index, index + 0.6, stall_s=0.0) for index in range(60)]
     _, _, found = followed(requests, [event(10.0, 15.0)])
-    assert found.backlog.ms.sum() == 0.0
+    assert found.backlog_ms.sum() == 0.0
 
 
 def test_without_the_servers_times_first_tokens_stand_for_the_begin() -> None:
     _, _, found = followed(one_slot(told=False), [event(10.0, 15.0)])
-    delay = found.stall_ms + found.backlog.ms
+    delay = found.stall_ms + found.backlog_ms
     assert delay[10:23] == pytest.approx([5000 - 400 * step for step in range(12)] + [200], abs=150)
 
 
@@ -178,8 +178,51 @@ def test_a_compile_on_one_replica_fills_the_other() -> None:
     _, _, found = followed(requests, [event(20.0, 28.0)])
     spilled = [row for row in range(46, 56) if requests[row]["replica"] == "compiled-1"]
     assert found.stall_ms[spilled].sum() == 0.0
-    assert found.backlog.ms[spilled].sum() > 5_000
-    assert found.backlog_least.ms[spilled].sum() < 0.2 * found.backlog.ms[spilled].sum()
+    assert found.backlog_ms[spilled].sum() > 5_000
+    assert found.delay_least.ms[spilled].sum() < 0.2 * found.backlog_ms[spilled].sum()
+
+
+def test_a_server_that_takes_whole_batches_is_replayed_by_batches() -> None:
+    """A batch of up to four lasts 1 s; the compile in one makes the next ones full, so that nobody catches up soon."""
+    waiting = [(index, 0.4 * index) for index in range(400)]
+
+    def served(compile_s: float) -> dict[int, tuple[float, float]]:
+        times, over, at = {}, 0.0, 0
+        while at < len(waiting):
+            begin = max(over, waiting[at][1])
+            batch = [index for index, recv in waiting[at : at + 4] if recv <= begin]
+            over = begin + 1.0 + (compile_s if 50 in batch else 0.0)
+            times |= dict.fromkeys(batch, (begin, over))
+            at += len(batch)
+        return times
+
+    seen, without = served(6.0), served(0.0)
+    requests = [request(index, recv, *seen[index]) for index, recv in waiting]
+    begin = seen[50][0]
+    for index, (began, _) in seen.items():
+        if began == begin:
+            requests[index]["first_token_ns"] = T0 + int((begin + 6.1) * S)
+    table, _, found = followed(requests, [event(begin, begin + 6.0)])
+    expected = [1e3 * (without[index][1] - recv) for index, recv in waiting]
+    assert without_stalls_ms(table, found, "e2e") == pytest.approx(expected, abs=10)
+    assert (found.cause == BEHIND).sum() > 5
+
+
+def test_a_server_that_keeps_no_order_is_known_by_how_far_the_replay_is_off() -> None:
+    _, _, found = followed(one_slot(), [event(10.0, 15.0)])
+    assert found.misfit["compiled"] < 0.01
+    # The last come is the first served, while the queue lasts.
+    queue, over, rows = [], 0.0, []
+    coming = [(index, 0.7 * index) for index in range(200)]
+    while coming or queue:
+        while coming and (coming[0][1] <= over or not queue):
+            queue.append(coming.pop(0))
+        index, recv = queue.pop()
+        begin = max(over, recv)
+        over = begin + 0.6 + (20.0 if index == 10 else 0.0)
+        rows.append(request(index, recv, begin, over))
+    _, _, found = followed(rows, [event(7.0, 27.0)])
+    assert found.misfit["compiled"] > 0.5
 
 
 def recorded(served: Served, *, replica: str = "compiled-0") -> list[dict[str, object]]:
@@ -201,7 +244,8 @@ def recorded(served: Served, *, replica: str = "compiled-0") -> list[dict[str, o
     load=st.floats(0.3, 1.1),
     compile_s=st.floats(0.2, 10.0),
 )
-@settings(max_examples=40, deadline=None)
+@example(seed=988, slots=5, load=1.0, compile_s=6.0)  # the second compile begins in the backlog of the first
+@settings(max_examples=60, deadline=None)
 def test_the_replay_of_a_queue_with_slots_is_the_queue_without_compiles(
     seed: int, slots: int, load: float, compile_s: float
 ) -> None:
@@ -234,8 +278,8 @@ def test_odd_times_neither_break_the_replay_nor_make_a_backlog(damage: str) -> N
     else:
         requests = [{**row, "queue_ns": -5} for row in requests]
     table, _, found = followed(requests, events)
-    assert np.isfinite(found.backlog.ms).all()
-    assert (found.backlog.ms >= 0).all()
+    assert np.isfinite(found.backlog_ms).all()
+    assert (found.backlog_ms >= 0).all()
     assert (without_stalls_ms(table, found, "e2e") >= 0).all()
 
 
@@ -243,4 +287,4 @@ def test_no_event_changes_nothing() -> None:
     table = requests_of(pa.Table.from_pylist(one_slot(), schema=REQUESTS))
     found = attribute(table, ())
     assert with_backlog(table, (), found) is found
-    assert with_backlog(table, (), replace(found)).backlog.ms.sum() == 0.0
+    assert with_backlog(table, (), replace(found)).backlog_ms.sum() == 0.0

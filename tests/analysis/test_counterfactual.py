@@ -100,3 +100,13 @@ def test_an_arm_without_stalls_is_itself_whatever_is_not_recorded(tmp_path: Path
     found = counterfactual(Run.of(read_run(folder)), "eager", "e2e")
     assert found.withdrawn is None
     assert found.least_ms == found.without_ms == found.most_ms > 0
+
+
+def test_stalls_that_no_event_accounts_for_withdraw_the_quantile(tmp_path: Path) -> None:
+    compiles = [Compile(at_s=40.0 + 20.0 * number, seconds=4.0) for number in range(4)]
+    folder = write_run(tmp_path, FakeRun(arms=(EAGER, FakeArm(name="compiled", compiles=compiles)), duration_s=140.0))
+    records = read_run(folder)
+    assert records.events is not None
+    assert counterfactual(Run.of(records), "compiled", "e2e").withdrawn is None
+    half = replace(records, events=records.events.slice(0, records.events.num_rows - 2))
+    assert "in no recorded event" in (counterfactual(Run.of(half), "compiled", "e2e").withdrawn or "")

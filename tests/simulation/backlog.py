@@ -82,6 +82,8 @@ CASES = {
     "steps that grow": Case(machine=SHARING, load=0.7),
     "steps that grow, jams and stalls": Case(machine=SHARING, load=0.75, cox=0.3, private_stalls=4, collections_s=10.0),
     "prompts bound": Case(machine=PROMPTS, load=0.5),
+    "shortest first": Case(machine=Machine(shortest_first=True), load=0.8),
+    "rows bound by memory": Case(machine=Machine(slots=64, memory=1600), load=0.25, collections_s=20.0),
     "static batches": Case(machine=STATIC, load=0.4),
     "static batches, load 60 %": Case(machine=STATIC, load=0.6),
     "two replicas": Case(machine=STEPS, replicas=2, load=0.6),
@@ -320,7 +322,7 @@ def find(case: Case, seed: int) -> Found:
         told = spike.cause != "other"
         caused, called, right = caused + true, called + told, right + (true and told)
     delayed = lived.e2e_delay_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
-    told_ms = attribution.stall_ms + attribution.backlog.ms
+    told_ms = attribution.stall_ms + attribution.backlog_ms
     told = told_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
     ratios, held, widths, raised = [], [], [], []
     for metric, truth in (("ttft", lived.ttft_ms), ("e2e", lived.e2e_ms)):

@@ -44,13 +44,16 @@ class Stepped:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """What a step costs: `step_s` for a token of every row, longer by the share `sharing` when all rows are taken;
-    `prompt_s` for a prompt. `policy` static answers a batch whole before it takes the next."""
+    `prompt_s` for a prompt. `shortest_first` takes the shortest answer of the queue, else the oldest. `policy` static
+    answers a batch whole before it takes the next."""
 
     slots: int = 16
     step_s: float = 0.02
     sharing: float = 0.0
     prompt_s: float = 0.02
     policy: Policy = "continuous"
+    shortest_first: bool = False
+    memory: int = 0  # tokens that all rows may come to together; 0 is no limit
 
     def token_s(self, rows: int) -> float:
         """Seconds of a step with so many rows."""
@@ -150,7 +153,7 @@ class _Replica:
         while (self.queue or self.rows) and self.clock < until:
             if self.machine.policy == "static":
                 self._whole_batch()
-            elif self.queue and len(self.rows) < self.machine.slots and not (self.rows and self.prompt_was_last):
+            elif self.queue and self._has_room() and not (self.rows and self.prompt_was_last):
                 self._prompt()
             else:
                 self._tokens()
@@ -172,8 +175,21 @@ class _Replica:
         self.steps += 1
         return begin, end
 
+    def _has_room(self) -> bool:
+        if self.machine.memory and self.rows:
+            taken = sum(self.tokens[index] for index, _ in self.rows)
+            if taken + self.tokens[self._next()] > self.machine.memory:
+                return False
+        return len(self.rows) < self.machine.slots
+
+    def _next(self) -> int:
+        if self.machine.shortest_first:
+            return min(self.queue, key=self.tokens.__getitem__)
+        return self.queue[0]
+
     def _prompt(self) -> None:
-        index = self.queue.popleft()
+        index = self._next()
+        self.queue.remove(index)
         begin, end = self._run(self.machine.prompt_s, index if self.compiles[index] else -1)
         self.begin_s[index], self.first_s[index], self.batch[index] = begin, end, self.steps
         self.prompt_was_last = True
