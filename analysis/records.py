@@ -386,12 +386,14 @@ def requests_of(
     deadline_ms: float | None = None,
     ends_ns: Mapping[int, int] | None = None,
     cut_short: Collection[int] = (),
+    queues: bool = True,
 ) -> Requests:
     """The columns of `table` (schema REQUESTS) with derived latencies.
 
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
-    counts as the longest time seen.
+    counts as the longest time seen. Without `queues`, the servers' times are left out, which nobody needs who follows
+    no backlog.
     """
     arm, arms = _codes(table.column("arm"))
     rows = table.num_rows
@@ -463,7 +465,7 @@ def requests_of(
             metric[failed] = penalty
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
-    server_told, recv, queue, stay = _server_times(table, start, sent, end)
+    server_told, recv, queue, stay = _server_times(table if queues else None, start, sent, end)
     phase, phases = _codes(table.column("phase"))
     return Requests(
         arms=arms,
@@ -507,16 +509,16 @@ def requests_of(
 _CHUNK = 1 << 16
 
 
-def _server_times(table: pa.Table, start: Ints, sent: Ints, end: Ints) -> tuple[Bools, Codes, Codes, Codes]:
+def _server_times(table: pa.Table | None, start: Ints, sent: Ints, end: Ints) -> tuple[Bools, Codes, Codes, Codes]:
     """Which requests the server told the queueing time of, and in µs: when they came from `start` on, how long they
     queued, how long they stayed.
 
     What the server does not tell of its own clock, or what lies outside of what the client saw, is the client's.
     """
-    queue = _integers(table.column("queue_ns"), -1)
+    queue = np.full(1, -1) if table is None else _integers(table.column("queue_ns"), -1)
     told = (queue >= 0) & (queue <= end - start)
-    if not told.any():
-        nothing = np.zeros(len(queue), dtype=np.int32)
+    if table is None or not told.any():
+        nothing = np.zeros(len(start), dtype=np.int32)
         return told, nothing, nothing, nothing
     recv = _integers(table.column("server_recv_ns"), -1)
     recv = np.where((recv >= start) & (recv + queue <= end), recv, np.minimum(np.maximum(sent, start), end - queue))
