@@ -147,8 +147,15 @@ class Visits:
 
 
 def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
-    """The requests that were served, with the times of their server where it told them."""
+    """The requests that were served, with the times of their server where it told them.
+
+    One that ended without its replica's name went to the only one that there is; it is left out where there are more.
+    """
     own = own[requests.first_ns[own] > 0]
+    known = np.unique(requests.replica[own])
+    only = known[-1] if len(known) else -1
+    if len(known) > 2 and known[0] < 0:
+        own = own[requests.replica[own] >= 0]
     own = own[np.argsort(requests.start_ns[own], kind="stable")]
     start = requests.start_ns[own] // 1000
     first = requests.first_ns[own] // 1000
@@ -168,7 +175,7 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
     nothing = np.zeros(len(own), dtype=np.int64)
     return Visits(
         rows=own[order],
-        replica=requests.replica[own][order].astype(np.int64),
+        replica=np.where(requests.replica[own] < 0, only, requests.replica[own])[order].astype(np.int64),
         recv_us=recv[order],
         begin_us=begin[order],
         first_us=np.clip(first, begin, None)[order],
@@ -197,9 +204,13 @@ def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attri
         whole = spans.overlap_ns(start, end)
         share = attribution.stall_ms[visits.rows[own]] * 1e6 / np.maximum(whole, 1.0)
         stopped = []
+        # Of visits in the order in which they came, none before `low` is still there and none from `high` on has come.
+        low = np.searchsorted(np.maximum.accumulate(end), spans.start_ns, side="right")
+        high = np.searchsorted(start, spans.end_ns, side="left")
         for at in range(len(spans.start_ns)):
-            there = (end > spans.start_ns[at]) & (start < spans.end_ns[at])
-            stopped.append(not there.any() or float(np.mean(share[there])) >= 0.5)
+            near = slice(low[at], high[at])
+            there = share[near][end[near] > spans.start_ns[at]]
+            stopped.append(not len(there) or float(there.mean()) >= 0.5)
         spans = Windows(start_ns=spans.start_ns[stopped], end_ns=spans.end_ns[stopped])
         windows[replica] = spans
         zero = np.zeros(len(own), dtype=np.int64)

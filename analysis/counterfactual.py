@@ -29,8 +29,9 @@ class Counterfactual:
     """A quantile without compiles in ms, and the share of the quantile seen that they explain in percent.
 
     `least_ms` and `most_ms`: what the replay leaves open of it for the requests of this run. `low_ms` and `high_ms`:
-    two-sided limits at 95 % for such traffic, around that. NaN where the data set none; all are NaN where `withdrawn`
-    says why the quantile cannot be known.
+    two-sided limits at 95 % for such traffic, around that. NaN where the data set none. Where `withdrawn` says why the
+    quantile cannot be known, all are NaN, but for the limits where only requests that failed behind a compile leave it
+    open.
     """
 
     without_ms: float = math.nan
@@ -72,6 +73,16 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
     slack = _RESOLUTION + attribution.misfit.get(arm, 0.0)
     low, _ = quantile_interval(fast, q, confidence=_CONFIDENCE, design_effect=design_effect(fast > least, block))
     _, high = quantile_interval(slow, q, confidence=_CONFIDENCE, design_effect=design_effect(slow > most, block))
+    unserved = int(attribution.unserved[own].sum())
+    if unserved > (1.0 - q) * len(seen):
+        return Counterfactual(
+            least_ms=least * (1.0 - slack),
+            most_ms=most * (1.0 + slack),
+            low_ms=low,
+            high_ms=high,
+            withdrawn=f"{unserved} requests failed or were cut off behind a compile: what they would have taken is not "
+            "known",
+        )
     explained = 100.0 * (1.0 - rest / top) if top > 0 else math.nan
     shares = (math.nan, math.nan)
     if (left < seen).any():

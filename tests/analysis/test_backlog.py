@@ -283,6 +283,15 @@ def test_odd_times_neither_break_the_replay_nor_make_a_backlog(damage: str) -> N
     assert (without_stalls_ms(table, found, "e2e") >= 0).all()
 
 
+def test_a_request_that_lost_its_replicas_name_stays_with_the_only_one() -> None:
+    requests = one_slot()
+    for index in (12, 18):
+        requests[index]["replica"] = None
+    _, _, found = followed(requests, [event(10.0, 15.0)])
+    _, _, expected = followed(one_slot(), [event(10.0, 15.0)])
+    assert found.backlog_ms == pytest.approx(expected.backlog_ms)
+
+
 def test_no_event_changes_nothing() -> None:
     table = requests_of(pa.Table.from_pylist(one_slot(), schema=REQUESTS))
     found = attribute(table, ())

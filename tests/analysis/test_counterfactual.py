@@ -5,11 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from analysis.backlog import with_backlog
 from analysis.counterfactual import counterfactual
 from analysis.records import read_run
 from analysis.run import Run
+from analysis.spikes import attribute
 from analysis.summary import analyze
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
@@ -110,3 +113,16 @@ def test_stalls_that_no_event_accounts_for_withdraw_the_quantile(tmp_path: Path)
     assert counterfactual(Run.of(records), "compiled", "e2e").withdrawn is None
     half = replace(records, events=records.events.slice(0, records.events.num_rows - 2))
     assert "in no recorded event" in (counterfactual(Run.of(half), "compiled", "e2e").withdrawn or "")
+
+
+def test_requests_that_failed_behind_a_compile_leave_a_range_and_no_number(tmp_path: Path) -> None:
+    run = made(tmp_path, compiles=1, duration_s=200.0)
+    requests = run.requests
+    behind = (run.of_arm("compiled")) & (run.attribution.stall_ms > 1000)
+    assert behind.sum() > 12
+    failed = replace(requests, ok=requests.ok & ~behind, failed=behind, e2e_ms=np.where(behind, 6e4, requests.e2e_ms))
+    attribution = with_backlog(failed, run.events, attribute(failed, run.events))
+    found = counterfactual(replace(run, requests=failed, attribution=attribution), "compiled", "e2e")
+    assert "failed or were cut off behind a compile" in (found.withdrawn or "")
+    assert math.isnan(found.without_ms)
+    assert found.least_ms < 3_000 < 60_000 <= found.most_ms
