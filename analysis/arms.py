@@ -18,7 +18,7 @@ from analysis.quantiles import quantiles
 from analysis.records import METRICS
 from analysis.run import Run
 from analysis.slo import meets_all
-from analysis.spikes import CAUSES, excursions, windows_of
+from analysis.spikes import BACKLOG, CAUSES, excursions, windows_of
 from analysis.startup import compiler_facts, startup_row
 
 Bools = npt.NDArray[np.bool_]
@@ -134,8 +134,12 @@ _COMPILE_COLUMNS = (
     *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
     *("requests_hit", "requests_hit_pct", "graph_breaks", "cudagraph_skips"),
     *("cold", "steady"),
-    "causes",
-    *(f"p99_{metric}_ms_without{end}" for metric in ("ttft", "e2e") for end in ("", "_low", "_high")),
+    *("causes", "backlog", "without_withdrawn"),
+    *(
+        f"p99_{metric}_ms_without{end}"
+        for metric in ("ttft", "e2e")
+        for end in ("", "_least", "_most", "_low", "_high")
+    ),
     *(f"p99_{metric}_explained{end}_pct" for metric in ("ttft", "e2e") for end in ("", "_low", "_high")),
 )
 
@@ -169,12 +173,16 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, Co
         "requests_hit": facts.requests_hit,
         "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if facts.requests else None,
         "causes": _causes(run, arm) if known else None,
+        "backlog": _backlog(run, arm) if known else None,
         **compiler_facts(run.records.directory, arm),
         **{part: _part_row(own) if known else None for part, own in parts.items()},
     }
     for metric in ("ttft", "e2e"):
         found = counterfactual(run, arm, metric)
+        row["without_withdrawn"] = found.withdrawn
         row[f"p99_{metric}_ms_without"] = found.without_ms
+        row[f"p99_{metric}_ms_without_least"] = found.least_ms
+        row[f"p99_{metric}_ms_without_most"] = found.most_ms
         row[f"p99_{metric}_ms_without_low"] = found.low_ms
         row[f"p99_{metric}_ms_without_high"] = found.high_ms
         row[f"p99_{metric}_explained_pct"] = found.explained_pct
@@ -194,10 +202,27 @@ def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
         rows[cause] = {
             "requests": int(held.size),
             "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
+            "backlog_s": float(run.attribution.backlog_ms[held].sum()) / 1e3,
             "excursions": int(mine.sum()),
             "excess_s": float(beyond.excess_ms[mine].sum()) / 1e3,
         }
     return rows
+
+
+def _backlog(run: Run, arm: str) -> dict[str, Any]:
+    """The arm's requests in the backlog of compiles, those among them that no compile touched, and those of the latter
+    that are judged as steady traffic."""
+    own = run.of_arm(arm)
+    waited = own & (run.attribution.backlog_ms > 0)
+    behind = own & (run.attribution.cause == BACKLOG)
+    steady = run.steady(own & run.usable, (arm,))
+    return {
+        "requests": int(waited.sum()),
+        "seconds": float(run.attribution.backlog_ms[waited].sum()) / 1e3,
+        "untouched": int(behind.sum()),
+        "steady_requests": int(steady.size),
+        "steady_behind": int(behind[steady].sum()),
+    }
 
 
 def _part_row(facts: CompileFacts) -> dict[str, Any]:

@@ -132,6 +132,7 @@ _JUDGED_REQUESTS = pa.schema(
             *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
             *("first_token_ns", "end_ns", "status", "prompt_tokens", "max_tokens", "output_tokens", "token_ns"),
             *("compile_stall_ns", "batch_id", "phase"),
+            *("queue_ns", "server_recv_ns", "server_end_ns"),
         )
     ]
 )
@@ -345,6 +346,10 @@ class Requests:
     output_tokens: Codes
     batch: Ints  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Ints  # what the server reported, negative where it did not
+    server_told: Bools  # whether the server told how long the request queued; the three below are 0 where not
+    recv_us: Codes  # when it came to the server, from start_ns on
+    queue_us: Codes  # how long it queued there
+    stay_us: Codes  # from when it came to the end of its answer
     gaps_ms: npt.NDArray[np.float32]  # every token gap, request after request
     gap_offsets: Ints  # request i owns gaps_ms[gap_offsets[i]:gap_offsets[i + 1]]
     token_times: Codes  # how many times of tokens are recorded
@@ -381,12 +386,14 @@ def requests_of(
     deadline_ms: float | None = None,
     ends_ns: Mapping[int, int] | None = None,
     cut_short: Collection[int] = (),
+    queues: bool = True,
 ) -> Requests:
     """The columns of `table` (schema REQUESTS) with derived latencies.
 
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
-    counts as the longest time seen.
+    counts as the longest time seen. Without `queues`, the servers' times are left out, which nobody needs who follows
+    no backlog.
     """
     arm, arms = _codes(table.column("arm"))
     rows = table.num_rows
@@ -458,6 +465,7 @@ def requests_of(
             metric[failed] = penalty
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
+    server_told, recv, queue, stay = _server_times(table if queues else None, start, sent, end)
     phase, phases = _codes(table.column("phase"))
     return Requests(
         arms=arms,
@@ -485,6 +493,10 @@ def requests_of(
         output_tokens=output,
         batch=_integers(table.column("batch_id"), -1),
         stall_ns=_integers(table.column("compile_stall_ns"), -1),
+        server_told=server_told,
+        recv_us=recv,
+        queue_us=queue,
+        stay_us=stay,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
@@ -495,6 +507,27 @@ def requests_of(
 
 
 _CHUNK = 1 << 16
+
+
+def _server_times(table: pa.Table | None, start: Ints, sent: Ints, end: Ints) -> tuple[Bools, Codes, Codes, Codes]:
+    """Which requests the server told the queueing time of, and in µs: when they came from `start` on, how long they
+    queued, how long they stayed.
+
+    What the server does not tell of its own clock, or what lies outside of what the client saw, is the client's.
+    """
+    queue = np.full(1, -1) if table is None else _integers(table.column("queue_ns"), -1)
+    told = (queue >= 0) & (queue <= end - start)
+    if table is None or not told.any():
+        nothing = np.zeros(len(start), dtype=np.int32)
+        return told, nothing, nothing, nothing
+    recv = _integers(table.column("server_recv_ns"), -1)
+    recv = np.where((recv >= start) & (recv + queue <= end), recv, np.minimum(np.maximum(sent, start), end - queue))
+    left = _integers(table.column("server_end_ns"), -1)
+    left = np.where((left >= recv + queue) & (left <= end), left, end)
+    parts = (recv - start, queue, left - recv)
+    shown = ((np.where(told, part, 0) // 1000).clip(0, np.iinfo(np.int32).max).astype(np.int32) for part in parts)
+    recv_us, queue_us, stay_us = shown
+    return told, recv_us, queue_us, stay_us
 
 
 def _longest(age: Floats) -> float:

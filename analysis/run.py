@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.backlog import with_backlog
 from analysis.limits import GateLimits
 from analysis.quantiles import quantile
 from analysis.records import Codes, RecordError, Requests, RunRecords, requests_of
@@ -83,6 +84,7 @@ class Run:
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=_planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
+            queues=_may_serve(records.events),
         )
         events = compile_events(records.events, requests)
         control, arms = _arms(records, requests)
@@ -118,7 +120,7 @@ class Run:
             arms=arms,
             requests=requests,
             events=events,
-            attribution=attribute(requests, events),
+            attribution=with_backlog(requests, events, attribute(requests, events)),
             trials=trials,
             block=block,
             cold=cold,
@@ -409,6 +411,13 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
             "add [[arms]] with name and control = true to experiment.toml, or name one arm control"
         )
     return str(control), (str(control), *(name for name in names if name != control))
+
+
+def _may_serve(events: pa.Table | None) -> bool:
+    """Whether any event may be of the time in which the arms served."""
+    if events is None or not events.num_rows:
+        return False
+    return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
 
 
 def _planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:

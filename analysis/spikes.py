@@ -7,7 +7,7 @@ arm and replica. Where the server reported how long compiles held it up, its num
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,8 +22,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-CAUSES = ("other", "slowed by one", "queued behind a compile", "recompiled")
-_OTHER, _SLOWED, _QUEUED, _RECOMPILED = range(4)
+CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
+OTHER, BACKLOG, _SLOWED, _QUEUED, _RECOMPILED = range(5)
 
 # Kinds that hold the device while they last; the others are marks in time.
 STALLING_KINDS = frozenset({"compile", "recompile", "graph_capture", "autotune"})
@@ -158,18 +158,33 @@ def stall_windows(events: Iterable[CompileEvent], *, arm: str, trial: int, repli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """How much earlier each request would have ended, and its first token come, had nothing compiled; (n,) each."""
+
+    ms: Floats
+    before_first_ms: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
     """What compiles did to each request, one entry a request."""
 
     stall_ms: Floats  # time that a compile held the request up
     stall_before_first_ms: Floats  # the part of it before the first token
+    backlog_ms: Floats  # what it waited beyond that in the queue that compiles had made, see `analysis.backlog`
+    delay: Delay  # what both come to
+    delay_least: Delay
+    delay_most: Delay
+    unserved: Bools  # it failed or was cut off where a backlog was, so what it would have been is not known
+    misfit: Mapping[str, float]  # of each arm with a backlog: how far the replay is from what was seen, as a share
     cause: npt.NDArray[np.int8]  # index into CAUSES
     hit: Bools  # it triggered a compile or waited for one
     event_requests: tuple[Ints, ...]  # for each event, the requests it hit
+    event_backlog: tuple[Ints, ...]  # for each event, the requests in its backlog
 
 
 def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution:
-    """The join of all requests to the serving compile events of their own arm and replica."""
+    """The join of all requests to the serving compile events of their own arm and replica; no backlog yet."""
     rows = len(requests)
     overlap, before = np.zeros(rows), np.zeros(rows)
     ends_wait = np.where(requests.first_ns > 0, requests.first_ns, requests.end_ns)
@@ -207,17 +222,25 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         hits[id(event)] = np.union1d(waited, named[number])
     overlapped = overlap > 0
     hit = usable & (triggered | (stall > 0))
-    cause = np.full(rows, _OTHER, dtype=np.int8)
+    cause = np.full(rows, OTHER, dtype=np.int8)
     cause[usable & (overlapped | hit)] = _SLOWED
     cause[hit & (behind | (~overlapped & (stall_before > 0)))] = _QUEUED
     cause[usable & triggered] = _RECOMPILED
     nobody = np.zeros(0, dtype=np.int64)
+    direct = Delay(ms=stall, before_first_ms=stall_before)
     return Attribution(
         stall_ms=stall,
         stall_before_first_ms=stall_before,
+        backlog_ms=np.zeros(rows),
+        delay=direct,
+        delay_least=direct,
+        delay_most=direct,
+        unserved=np.zeros(rows, dtype=np.bool_),
+        misfit={},
         cause=cause,
         hit=hit,
         event_requests=tuple(hits.get(id(event), nobody) for event in events),
+        event_backlog=tuple(nobody for _ in events),
     )
 
 
@@ -287,15 +310,18 @@ def _own_batch(requests: Requests, event: CompileEvent, named: Ints) -> Ints:
     return np.asarray(named[(first > 0) & (first <= event.start_ns + slack)])
 
 
-def without_stalls_ms(requests: Requests, attribution: Attribution, metric: str) -> Floats:
-    """The ttft or e2e of each request less the time that compiles held it up, in ms; failures stay as they are.
+def without_stalls_ms(
+    requests: Requests, attribution: Attribution, metric: str, *, delay: Delay | None = None
+) -> Floats:
+    """The ttft or e2e of each request less what compiles delayed it by, directly and in their backlog, in ms.
 
-    A lower bound on what compiles cost: a request that waits behind the backlog after a compile keeps its wait.
+    Failures stay as they are. `delay`: another than the likely one, such as a bound of it.
     """
-    stall = attribution.stall_before_first_ms if metric == "ttft" else attribution.stall_ms
+    chosen = attribution.delay if delay is None else delay
     values = requests.metric_ms(metric)
     completed = requests.ok | requests.cut
-    return np.where(completed, np.maximum(values - stall, 0.0), values)
+    rest = np.maximum(values - (chosen.before_first_ms if metric == "ttft" else chosen.ms), 0.0)
+    return np.where(completed, rest, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +337,8 @@ class Spike:
     cause: str
     event_ids: tuple[str, ...]
     explained_pct: float
+    direct_pct: float  # of it, while a compile ran
+    backlog_pct: float  # of it, in the queue that a compile had made
 
 
 def find_spikes(
@@ -347,7 +375,7 @@ class Excursions:
 def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Excursions:
     """The arm's excursions of E2E as `find_spikes` tells them, request by request."""
     number = requests.arms.index(arm) if arm in requests.arms else -1
-    quiet = requests.ok & (attribution.cause == _OTHER)
+    quiet = requests.ok & (attribution.cause == OTHER)
     baseline = _baseline(requests, quiet & (requests.arm == number))
     if baseline is None and control in requests.arms:
         baseline = _baseline(requests, quiet & (requests.arm == requests.arms.index(control)))
@@ -412,15 +440,18 @@ def _merged(
     breaks = np.flatnonzero(requests.start_ns[rows][1:] > latest[:-1] + _MERGE_NS) + 1
     spikes = []
     own_events = [
-        (event, hit)
-        for event, hit in zip(events, attribution.event_requests, strict=True)
-        if event.arm == arm and event.trial == trial and hit.size
+        (event, np.union1d(hit, behind))
+        for event, hit, behind in zip(events, attribution.event_requests, attribution.event_backlog, strict=True)
+        if event.arm == arm and event.trial == trial and hit.size + behind.size
     ]
     for group, over in zip(np.split(rows, breaks), np.split(excess, breaks), strict=True):
-        explained = 100.0 * float(np.minimum(attribution.stall_ms[group], over).sum() / over.sum())
+        direct = np.minimum(attribution.stall_ms[group], over)
+        backlog = np.minimum(attribution.backlog_ms[group], over - direct)
+        direct_pct, backlog_pct = (100.0 * float(part.sum() / over.sum()) for part in (direct, backlog))
+        explained = direct_pct + backlog_pct
         members = [event.event_id for event, hit in own_events if np.isin(group, hit, assume_unique=True).any()]
         # A compile that explains less than half of the excess is a bystander, not the cause.
-        cause = int(attribution.cause[group].max()) if explained >= 50.0 else _OTHER
+        cause = int(attribution.cause[group].max()) if explained >= 50.0 else OTHER
         spikes.append(
             Spike(
                 arm=arm,
@@ -432,6 +463,8 @@ def _merged(
                 cause=CAUSES[cause],
                 event_ids=tuple(members),
                 explained_pct=explained,
+                direct_pct=direct_pct,
+                backlog_pct=backlog_pct,
             )
         )
     return spikes

@@ -221,6 +221,8 @@ def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
         "cause": spike.cause,
         "event_ids": list(spike.event_ids),
         "explained_pct": spike.explained_pct,
+        "direct_pct": spike.direct_pct,
+        "backlog_pct": spike.backlog_pct,
     }
 
 
@@ -233,7 +235,8 @@ _EVENT_COLUMNS = (
 def _events(run: Run) -> list[dict[str, Any]]:
     """Serving events of all arms, those that cost requests most first."""
     rows: list[dict[str, Any]] = []
-    for event, hit in zip(run.events, run.attribution.event_requests, strict=True):
+    joined = zip(run.events, run.attribution.event_requests, run.attribution.event_backlog, strict=True)
+    for event, hit, behind in joined:
         if not event.serving:
             continue
         rows.append(
@@ -250,6 +253,7 @@ def _events(run: Run) -> list[dict[str, Any]]:
                 "request_count": len(event.request_ids),
                 "seconds": event.seconds,
                 "requests_hit": int(hit.size),
+                "requests_behind": int(behind.size),
                 "offset_s": run.offset_s(event.trial, event.start_ns),
             }
         )

@@ -23,7 +23,7 @@ from analysis.report.values import (
 
 Row = Mapping[str, Any]
 MOST_STALLS = 20
-CAUSES = ("recompiled", "queued behind a compile", "slowed by one", "other")
+CAUSES = ("recompiled", "queued behind a compile", "slowed by one", "in the backlog of one", "other")
 NAMES = {
     "compile": "compile",
     "host": "the host: every server stood still",
@@ -44,29 +44,45 @@ def causes(summary: Row) -> list[Figure]:
         for name, show, key in (
             ("requests", count, "requests"),
             ("held up by compiles", seconds, "seconds"),
+            ("then in their backlog", seconds, "backlog_s"),
             ("took much too long", count, "excursions"),
             ("beyond what their length explains", seconds, "excess_s"),
         )
-        if not (cause == "other" and key == "seconds")
+        if not (cause == "other" and key in ("seconds", "backlog_s"))
+        and not (cause == "in the backlog of one" and key == "seconds")
+        and any(at(arm, "causes", cause, key) is not None for arm in arms)
     ]
+    if any(at(arm, "backlog") for arm in arms):
+        shown.append(
+            Figure(
+                group="Steady traffic",
+                name="in a backlog of compiles",
+                values=tuple(
+                    _of(at(arm, "backlog", "steady_behind"), at(arm, "backlog", "steady_requests")) for arm in arms
+                ),
+            )
+        )
     for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
-        shown += [
-            Figure(
-                group="Without compiles, 95 % limits",
-                name=f"p99 {name}",
-                values=tuple(
-                    _limits(arm, f"p99_{metric}_ms_without", ("", "_low", "_high"), milliseconds) for arm in arms
-                ),
+        for label, key, ends, show in (
+            (f"p99 {name}, for these requests", f"p99_{metric}_ms_without", ("", "_least", "_most"), milliseconds),
+            (f"p99 {name}, 95 % limits", f"p99_{metric}_ms_without", ("", "_low", "_high"), milliseconds),
+            (
+                f"share of p99 {name} explained, 95 % limits",
+                f"p99_{metric}_explained",
+                ("_pct", "_low_pct", "_high_pct"),
+                percent,
             ),
-            Figure(
-                group="Without compiles, 95 % limits",
-                name=f"share of p99 {name} explained",
-                values=tuple(
-                    _limits(arm, f"p99_{metric}_explained", ("_pct", "_low_pct", "_high_pct"), percent) for arm in arms
-                ),
-            ),
-        ]
+        ):
+            values = tuple(_limits(arm, key, ends, show) for arm in arms)
+            shown.append(Figure(group="Without compiles", name=label, values=values))
+    if any(at(arm, "without_withdrawn") for arm in arms):
+        reasons = tuple(text(at(arm, "without_withdrawn")) for arm in arms)
+        shown.append(Figure(group="Without compiles", name="not known, since", values=reasons))
     return shown
+
+
+def _of(part: object, whole: object) -> str:
+    return f"{count(part)} of {count(whole)}" if is_number(part) else DASH
 
 
 def _limits(arm: object, key: str, ends: tuple[str, str, str], show: Callable[[object], str]) -> str:

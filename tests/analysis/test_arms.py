@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -70,7 +71,8 @@ def test_overlap_attributes_without_server_columns(tmp_path):
     compiles = rows_of(write_run(tmp_path / "run", run))["naive"]["compile"]
     assert compiles["requests_hit"] > 20
     assert compiles["longest_stall_s"] > 5
-    assert compiles["p99_e2e_explained_pct"] > 50
+    assert math.isnan(compiles["p99_e2e_explained_pct"])
+    assert "queue_ns" in compiles["without_withdrawn"]
 
 
 def test_what_no_telemetry_told_is_unknown(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,25 @@ def test_causes_and_their_limits_are_shown_for_arms_with_telemetry(own: dict[str
     control, compiled = figures["Queued behind a compile", "requests"]
     assert control == "0"
     assert int(compiled) > 5
-    assert "[" in figures["Without compiles, 95 % limits", "share of p99 E2E explained"][1]
+    assert "[" in figures["Without compiles", "share of p99 E2E explained, 95 % limits"][1]
+    assert "[" in figures["Without compiles", "p99 E2E, for these requests"][1]
+    assert figures["In the backlog of one", "then in their backlog"][0] == "0 s"
+    assert figures["Steady traffic", "in a backlog of compiles"][1].startswith("0 of ")
+    assert not any(name == "not known, since" for _, name in figures)
     for report in (html_report(own), markdown_report(own)):
         assert "What compiles did to requests" in report
+
+
+def test_where_p99_without_compiles_is_withdrawn_the_reason_stands_in_its_place(
+    tmp_path: Path,
+) -> None:
+    arms = (EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=40, seconds=5)]))
+    folder = write_run(tmp_path, FakeRun(arms=arms, duration_s=90.0, server_columns=False, gates={"draws": 99}))
+    summary = analyze(folder)
+    figures = {(row.group, row.name): row.values for row in outside.causes(summary)}
+    assert figures["Without compiles", "p99 E2E, for these requests"][1] == "–"
+    assert "queue_ns" in figures["Without compiles", "not known, since"][1]
+    assert "queue_ns" in html_report(summary)
 
 
 def test_agreement_is_shown_where_there_is_telemetry(own: dict[str, Any], external: dict[str, Any]) -> None:

@@ -1,0 +1,421 @@
+"""What compiles truly did to requests: the same traffic on the same made-up server, with its compiles and without.
+
+The difference of the two is the truth that `analysis.spikes` and `analysis.counterfactual` are held to: which requests
+a compile delayed, by how much, and what p99 would have been. `python -m tests.simulation.backlog [SEEDS]` prints it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.counterfactual import counterfactual
+from analysis.records import COMPILE_EVENTS, REQUESTS, RunRecords
+from analysis.run import Run
+from analysis.spikes import excursions, find_spikes
+from tests.simulation.scenario import Scenario, arrivals, lasting_noise
+from tests.simulation.server import Bools, Floats, Ints, serve
+from tests.simulation.steps import Machine, Stepped, Stop, serve_steps
+from tests.simulation.table import over_seeds
+
+S = 1_000_000_000
+EPOCH_NS = 1_700_000_000 * S
+ARM, CONTROL = "compiled", "eager"
+NETWORK_S = 0.002
+TOKEN_S = 0.02
+MEAN_TOKENS = 80
+Columns = Literal["server", "no stalls", "client"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A server, its traffic and its stalls. `load` is the share of slots that are taken on the average.
+
+    `close` puts the compiles within ten seconds. `columns`: all that our servers report, the same without the time
+    that compiles held requests up, or client times alone. Without a `machine`, requests take their slot for as long as
+    their work says (`tests.simulation.server`).
+    """
+
+    load: float = 0.6
+    stall_s: float = 4.0
+    compiles: int = 4
+    close: bool = False
+    cox: float = 0.0
+    collections_s: float = 0.0
+    private_stalls: int = 0
+    host_stalls: int = 0
+    replicas: int = 1
+    slots: int = 16
+    duration_s: float = 600.0
+    machine: Machine | None = None
+    columns: Columns = "server"
+
+
+STEPS = Machine()
+SHARING = Machine(sharing=1.0)
+STATIC = Machine(policy="static", slots=8)
+PROMPTS = Machine(slots=64, prompt_s=0.1)  # the prompts are the bottleneck, not the slots
+CASES = {
+    "load 40 %": Case(load=0.4),
+    "load 60 %": Case(load=0.6),
+    "load 80 %": Case(load=0.8),
+    "load 95 %": Case(load=0.95),
+    "stalls of 0.5 s": Case(stall_s=0.5, load=0.7),
+    "stalls of 1 s": Case(stall_s=1.0, load=0.7),
+    "stalls of 20 s": Case(stall_s=20.0, compiles=2),
+    "stalls of 20 s, load 85 %": Case(stall_s=20.0, compiles=2, load=0.85),
+    "six close together": Case(compiles=6, stall_s=2.0, close=True, load=0.7),
+    "collections": Case(collections_s=5.0, load=0.7),
+    "private stalls": Case(private_stalls=6, load=0.7),
+    "private stalls, load 85 %": Case(private_stalls=6, load=0.85),
+    "host stalls": Case(host_stalls=5, load=0.7),
+    "bursts that jam": Case(cox=0.5, load=0.7),
+    "all of it": Case(cox=0.3, load=0.75, collections_s=10.0, private_stalls=3, host_stalls=3),
+    "steps": Case(machine=STEPS, load=0.7),
+    "steps, load 90 %": Case(machine=STEPS, load=0.9),
+    "steps that grow": Case(machine=SHARING, load=0.7),
+    "steps that grow, jams and stalls": Case(machine=SHARING, load=0.75, cox=0.3, private_stalls=4, collections_s=10.0),
+    "prompts bound": Case(machine=PROMPTS, load=0.5),
+    "shortest first": Case(machine=Machine(shortest_first=True), load=0.8),
+    "rows bound by memory": Case(machine=Machine(slots=64, memory=1600), load=0.25, collections_s=20.0),
+    "static batches": Case(machine=STATIC, load=0.4),
+    "static batches, load 60 %": Case(machine=STATIC, load=0.6),
+    "two replicas": Case(machine=STEPS, replicas=2, load=0.6),
+    "two replicas, load 85 %": Case(machine=STEPS, replicas=2, load=0.85),
+    "two replicas, private stalls": Case(machine=STEPS, replicas=2, load=0.75, private_stalls=6),
+    "no stalls reported": Case(columns="no stalls", load=0.75, private_stalls=3),
+    "client times alone": Case(columns="client", load=0.75, private_stalls=3),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lived:
+    """A run and what it would have been without its compiles; (n,) in the order of the requests."""
+
+    run: Run
+    ttft_ms: Floats  # without compiles
+    e2e_ms: Floats
+    ttft_delay_ms: Floats  # what compiles added
+    e2e_delay_ms: Floats
+    direct_ms: Floats  # the part of the delay in which a compile ran
+
+
+def live(case: Case, seed: int) -> Lived:
+    """The case served twice on the same arrivals, work, noise and other stalls."""
+    rng = np.random.default_rng([seed, 11])
+    machine = case.machine
+    slots = machine.slots if machine else case.slots
+    work_s = MEAN_TOKENS * TOKEN_S
+    busy = case.load * slots
+    if machine is None:
+        rate = busy / work_s
+    elif machine.policy == "static":
+        # A batch lasts as long as its longest answer, some 2.5 times the mean.
+        rate = busy / (2.5 * MEAN_TOKENS * machine.token_s(slots) + machine.prompt_s)
+    else:
+        rate = busy / (MEAN_TOKENS * machine.token_s(int(busy)) + busy * machine.prompt_s)
+    scenario = Scenario(duration_s=case.duration_s, rate=rate * case.replicas, cox=case.cox)
+    times = arrivals(scenario, rng)
+    count = len(times)
+    noise = lasting_noise(scenario, 0.1, rng)
+    tokens = 1 + rng.poisson(MEAN_TOKENS * np.exp(0.6 * rng.standard_normal(count) - 0.18))
+    jitter = np.exp(0.05 * rng.standard_normal(count))
+    there, back = rng.exponential(NETWORK_S, (2, count))
+    host = _stalls(case, case.host_stalls, 0.5, 3.0, rng)
+    outside = []
+    for _ in range(case.replicas):
+        collections = rng.poisson(case.duration_s / case.collections_s) if case.collections_s else 0
+        outside.append(
+            [
+                *host,
+                *_stalls(case, case.private_stalls, 0.5, 5.0, rng),
+                *_stalls(case, int(collections), 0.05, 0.2, rng),
+            ]
+        )
+    must = _first_of_new_shapes(case, times, rng)
+
+    def served(compiles: Bools | None) -> Stepped:
+        if machine is not None:
+            return serve_steps(
+                times,
+                tokens,
+                lambda at: float(np.exp(noise[min(int(at), len(noise) - 1)])),
+                machine,
+                replicas=case.replicas,
+                outside=outside,
+                compile_s=case.stall_s,
+                compiles=compiles,
+            )
+        made = serve(
+            times,
+            tokens * TOKEN_S * np.exp(noise[times.astype(int)]) * jitter,
+            tokens,
+            slots=slots,
+            outside=outside[0],
+            compile_s=case.stall_s,
+            compiles=compiles,
+        )
+        # What comes during a pause begins at its end.
+        held = made.start_s < times - 1e-6
+        until = np.array([pause.start_s + pause.seconds for pause in made.pauses] or [0.0])
+        begin = np.where(held, until[np.minimum(np.searchsorted(until, times), len(until) - 1)], made.start_s)
+        return Stepped(
+            arrival_s=times,
+            begin_s=np.maximum(begin, times),
+            first_token_s=made.first_token_s,
+            end_s=made.end_s,
+            replica=np.zeros(count, dtype=np.int64),
+            batch=np.arange(count),
+            stops=tuple(
+                Stop(replica=0, start_s=pause.start_s, seconds=pause.seconds, request=pause.request)
+                for pause in made.pauses
+            ),
+        )
+
+    seen, without = served(must), served(None)
+    direct = _overlap(seen, np.maximum(seen.end_s, seen.arrival_s))
+    requests = _requests(case, seen, tokens, there, back, direct)
+    records = RunRecords(
+        directory=Path("made-up"),
+        experiment={
+            "name": "made up",
+            "arms": [{"name": CONTROL, "control": True}, {"name": ARM, "engine": {"slots": slots}}],
+        },
+        environment={},
+        trials=(),
+        generators=(),
+        requests=requests,
+        events=_events(seen),
+        steps=None,
+        problems=(),
+    )
+    network = there + back
+    return Lived(
+        run=Run.of(records),
+        ttft_ms=(without.first_token_s - times + network) * 1e3,
+        e2e_ms=(without.end_s - times + network) * 1e3,
+        ttft_delay_ms=(seen.first_token_s - without.first_token_s) * 1e3,
+        e2e_delay_ms=(seen.end_s - without.end_s) * 1e3,
+        direct_ms=direct * 1e3,
+    )
+
+
+def _stalls(case: Case, count: int, least: float, most: float, rng: np.random.Generator) -> list[tuple[float, float]]:
+    starts = np.sort(rng.uniform(10.0, case.duration_s - 10.0, count))
+    return [(float(at), float(rng.uniform(least, most))) for at in starts]
+
+
+def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) -> Bools:
+    """Marks the requests that come first after as many moments as there are compiles."""
+    moments = rng.uniform(40.0, case.duration_s - 60.0, case.compiles)
+    if case.close:
+        moments = moments[0] + rng.uniform(0.0, 10.0, case.compiles)
+    must = np.zeros(len(times), dtype=np.bool_)
+    must[np.minimum(np.searchsorted(times, moments), len(times) - 1)] = True
+    return must
+
+
+def _overlap(served: Stepped, until: Floats) -> Floats:
+    """Seconds of each request's stay in which its replica compiled."""
+    seconds = np.zeros(len(served.arrival_s))
+    for stop in served.stops:
+        if stop.request >= 0:
+            start = np.maximum(served.arrival_s, stop.start_s)
+            held = np.clip(np.minimum(until, stop.start_s + stop.seconds) - start, 0.0, None)
+            seconds += np.where(served.replica == stop.replica, held, 0.0)
+    return seconds
+
+
+def _ns(seconds: Floats) -> Ints:
+    return EPOCH_NS + (np.asarray(seconds) * 1e9).astype(np.int64)
+
+
+def _requests(case: Case, served: Stepped, tokens: Ints, there: Floats, back: Floats, direct: Floats) -> pa.Table:
+    count = len(tokens)
+    sent = _ns(served.arrival_s - there)
+    columns: dict[str, object] = {
+        "request_id": [f"{index}" for index in range(count)],
+        "trial": np.ones(count, dtype=np.int32),
+        "arm": [ARM] * count,
+        "replica": [f"{ARM}-{number}" for number in served.replica],
+        "scheduled_ns": sent,
+        "sent_ns": sent,
+        "first_token_ns": _ns(served.first_token_s + back),
+        "end_ns": _ns(served.end_s + back),
+        "status": ["OK"] * count,
+        "output_tokens": tokens.astype(np.int32),
+    }
+    if case.columns != "client":
+        columns |= {
+            "queue_ns": ((served.begin_s - served.arrival_s) * 1e9).astype(np.int64),
+            "server_recv_ns": _ns(served.arrival_s),
+            "server_end_ns": _ns(served.end_s),
+            "batch_id": served.batch,
+        }
+    if case.columns == "server":
+        columns["compile_stall_ns"] = (direct * 1e9).astype(np.int64)
+    made = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in REQUESTS
+    ]
+    return pa.table(made, schema=REQUESTS)
+
+
+def _events(served: Stepped) -> pa.Table:
+    rows = [
+        {
+            "event_id": f"e{number}",
+            "trial": 1,
+            "arm": ARM,
+            "replica": f"{ARM}-{stop.replica}",
+            "kind": "recompile",
+            "start_ns": EPOCH_NS + int(stop.start_s * 1e9),
+            "end_ns": EPOCH_NS + int((stop.start_s + stop.seconds) * 1e9),
+            "request_ids": [str(stop.request)],
+            "phase": "serving",
+        }
+        for number, stop in enumerate(stop for stop in served.stops if stop.request >= 0)
+    ]
+    return pa.Table.from_pylist(rows, schema=COMPILE_EVENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One run against its truth."""
+
+    spikes: int
+    caused: int  # of them, those of which compiles made half of the excess and more
+    called: int  # spikes that were put down to compiles
+    right: int  # both
+    delayed: int  # requests that a compile delayed by 50 ms and a tenth of their time
+    delayed_called: int
+    called_requests: int
+    called_right: int
+    direct_s: float
+    delay_s: float
+    told_s: float  # the delay as the judge tells it
+    ratios: tuple[float, float]  # p99 without compiles over the truth, TTFT and E2E
+    held: tuple[bool | None, bool | None]  # whether the limits hold it; None where there are none
+    widths: tuple[float, float]  # upper limit over lower
+    raised: tuple[float, float]  # p99 seen over p99 in truth
+
+
+def find(case: Case, seed: int) -> Found:
+    """The case as it is judged."""
+    lived = live(case, seed)
+    run = lived.run
+    requests, attribution = run.requests, run.attribution
+    spikes = find_spikes(requests, attribution, run.events, control=CONTROL)
+    beyond = excursions(requests, attribution, arm=ARM, control=CONTROL)
+    start = requests.start_ns[beyond.rows]
+    caused = called = right = 0
+    for spike in spikes:
+        own = (start >= spike.start_ns) & (start <= spike.end_ns)
+        excess, delay = beyond.excess_ms[own], lived.e2e_delay_ms[beyond.rows[own]]
+        true = float(np.minimum(np.maximum(delay, 0.0), excess).sum()) >= 0.5 * float(excess.sum())
+        told = spike.cause != "other"
+        caused, called, right = caused + true, called + told, right + (true and told)
+    delayed = lived.e2e_delay_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
+    told_ms = attribution.stall_ms + attribution.backlog_ms
+    told = told_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
+    ratios, held, widths, raised = [], [], [], []
+    for metric, truth in (("ttft", lived.ttft_ms), ("e2e", lived.e2e_ms)):
+        true_ms = float(np.quantile(truth, 0.99))
+        seen = counterfactual(run, ARM, metric)
+        ratios.append(seen.without_ms / true_ms)
+        known = seen.withdrawn is None
+        held.append(seen.least_ms <= true_ms <= seen.most_ms if known else None)
+        widths.append(seen.most_ms / seen.least_ms)
+        raised.append(float(np.quantile(requests.metric_ms(metric), 0.99)) / true_ms)
+    return Found(
+        spikes=len(spikes),
+        caused=caused,
+        called=called,
+        right=right,
+        delayed=int(delayed.sum()),
+        delayed_called=int((delayed & told).sum()),
+        called_requests=int(told.sum()),
+        called_right=int((told & (lived.e2e_delay_ms > 0.5 * told_ms)).sum()),
+        direct_s=float(lived.direct_ms.sum()) / 1e3,
+        delay_s=float(lived.e2e_delay_ms.sum()) / 1e3,
+        told_s=float(told_ms.sum()) / 1e3,
+        ratios=(ratios[0], ratios[1]),
+        held=(held[0], held[1]),
+        widths=(widths[0], widths[1]),
+        raised=(raised[0], raised[1]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Find:
+    case: Case
+
+    def __call__(self, seed: int) -> Found:
+        return find(self.case, seed)
+
+
+def share(part: float, whole: float) -> float:
+    """The part of the whole; NaN of nothing."""
+    return part / whole if whole else float("nan")
+
+
+HEAD = (
+    *("spikes", "caused", "recall", "precise", "requests", "precise", "direct", "told"),
+    *(f"{metric} {name}" for metric in ("ttft", "e2e") for name in ("seen", "found", "worst", "held", "width")),
+)
+
+
+def line(name: str, runs: Sequence[Found]) -> str:
+    """What the runs of a case show, under HEAD: spikes, those that compiles caused, recall and precision; recall and
+    precision of delayed requests; direct and told seconds of the true delay. Then p99 seen, and as it is said to be
+    without compiles, over the truth: median, worst; how often the range holds the truth, and its upper over its lower
+    end. An en dash where nothing is said."""
+
+    def total(key: str) -> float:
+        return float(sum(getattr(run, key) for run in runs))
+
+    cells = [f"{total('spikes'):.0f}", f"{total('caused'):.0f}"]
+    for part, whole in (
+        ("right", "caused"),
+        ("right", "called"),
+        ("delayed_called", "delayed"),
+        ("called_right", "called_requests"),
+        ("direct_s", "delay_s"),
+        ("told_s", "delay_s"),
+    ):
+        cells.append(_percent(share(total(part), total(whole))))
+    for place in (0, 1):
+        known = [run for run in runs if run.held[place] is not None]
+        ratios = np.array([run.ratios[place] for run in known])
+        cells.append(f"{np.median([run.raised[place] for run in runs]):.2f}")
+        if not known:
+            cells += ["–"] * 4
+            continue
+        cells += [f"{np.median(ratios):.2f}", f"{ratios[np.argmax(np.abs(np.log(ratios)))]:.2f}"]
+        cells += [_percent(float(np.mean([bool(run.held[place]) for run in known])))]
+        cells += [f"{np.median([run.widths[place] for run in known]):.2f}"]
+    return f"{name:<34}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+def _percent(value: float) -> str:
+    return "–" if np.isnan(value) else f"{100 * value:.1f}"
+
+
+def _main(seeds: int, names: Sequence[str]) -> None:
+    print(f"{f'{seeds} runs of each':<34}" + "".join(f"{name:>11}" for name in HEAD), flush=True)
+    everything: list[Found] = []
+    for name in names or CASES:
+        runs = over_seeds(_Find(case=CASES[name]), range(seeds))
+        everything += runs
+        print(line(name, runs), flush=True)
+    print(line("all", everything))
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2:])
