@@ -20,13 +20,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis.exposure import ExposureError
 from loadtests.commands import add_breakeven, add_calibrate, add_plan, breakeven, calibrate, plan
 from loadtests.experiment import builtin_names, check_parity, load, parse_setting, set_path
 from loadtests.field_names import FieldFlags
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
+
+if TYPE_CHECKING:
+    from servers.security import ServerTls
 
 EXIT_BROKE = 1
 EXIT_USAGE = 2
@@ -269,18 +272,18 @@ def _add_serve(commands: Any) -> None:
     _add_listener_tls(parser)
     parser.add_argument(
         "--token-env",
-        default="",
+        default=None,
         metavar="NAME",
         help="environment variable with the bearer token that every call but health checks must carry",
     )
 
 
 def _add_listener_tls(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tls-certificate", default="", metavar="FILE", help="serve TLS with this chain (PEM)")
-    parser.add_argument("--tls-key", default="", metavar="FILE", help="the key of --tls-certificate (PEM)")
+    parser.add_argument("--tls-certificate", default=None, metavar="FILE", help="serve TLS with this chain (PEM)")
+    parser.add_argument("--tls-key", default=None, metavar="FILE", help="the key of --tls-certificate (PEM)")
     parser.add_argument(
         "--tls-client-ca",
-        default="",
+        default=None,
         metavar="FILE",
         help="let in only clients with a certificate of this authority (PEM)",
     )
@@ -375,15 +378,15 @@ def _add_split(commands: Any) -> None:
     _add_listener_tls(parser)
     parser.add_argument(
         "--upstream-ca",
-        default="",
+        default=None,
         metavar="FILE",
         help="reach the arms by TLS and trust this authority (PEM); their names are checked",
     )
     parser.add_argument(
-        "--upstream-name", default="", help="name that the arms' certificates carry (default: the addresses' own)"
+        "--upstream-name", default=None, help="name that the arms' certificates carry (default: the addresses' own)"
     )
-    parser.add_argument("--upstream-certificate", default="", metavar="FILE", help="shown to the arms (PEM)")
-    parser.add_argument("--upstream-key", default="", metavar="FILE", help="the key of --upstream-certificate (PEM)")
+    parser.add_argument("--upstream-certificate", default=None, metavar="FILE", help="shown to the arms (PEM)")
+    parser.add_argument("--upstream-key", default=None, metavar="FILE", help="the key of --upstream-certificate (PEM)")
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",
@@ -754,7 +757,7 @@ def _last_line(line: dict[str, Any]) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from loadtests.preflight import check_arm, check_port
-    from servers.security import server_tls, token_from_variable
+    from servers.security import check_named, token_from_variable
 
     arm = serve_config(options)
     check_arm(arm)
@@ -763,7 +766,8 @@ def _serve(options: argparse.Namespace) -> int:
     extra = ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
     if options.metrics_port:
         extra += ["--metrics-port", str(options.metrics_port)]
-    server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    _listener_tls(options)
+    check_named({"--token-env": options.token_env})
     if options.token_env:
         token_from_variable(options.token_env, key="--token-env")
     for flag in ("tls_certificate", "tls_key", "tls_client_ca", "token_env"):
@@ -916,7 +920,7 @@ def _shares(weights: dict[str, int], separator: str = " ") -> str:
 
 def split_config(options: argparse.Namespace) -> Any:
     """The SplitterConfig that the flags of `tailgate split` describe."""
-    from servers.security import server_tls
+    from servers.security import check_named
     from servers.splitter import ArmTarget, SplitterConfig, upstream_tls
 
     if not options.arm:
@@ -931,6 +935,8 @@ def split_config(options: argparse.Namespace) -> Any:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
         arms.append(ArmTarget(name=name, backends=backends, weight=weights.pop(name, 1)))
+    upstream = ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key")
+    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in upstream})
     if weights:
         known = ", ".join(arm.name for arm in arms)
         raise ConfigError(f'--weight names the arm "{next(iter(weights))}", which no --arm gives: use one of {known}')
@@ -940,11 +946,18 @@ def split_config(options: argparse.Namespace) -> Any:
         port=options.port,
         admin_port=options.admin_port,
         stickiness=options.stickiness,
-        tls=server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca),
-        upstream_tls=upstream_tls(
-            options.upstream_ca, options.upstream_name, options.upstream_certificate, options.upstream_key
-        ),
+        tls=_listener_tls(options),
+        upstream_tls=upstream_tls(*(getattr(options, name) or "" for name in upstream)),
     )
+
+
+def _listener_tls(options: argparse.Namespace) -> ServerTls | None:
+    """What --tls-* say, checked."""
+    from servers.security import check_named, server_tls
+
+    flags = ("tls_certificate", "tls_key", "tls_client_ca")
+    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in flags})
+    return server_tls(*(getattr(options, name) or "" for name in flags))
 
 
 def parse_weights(text: str, flag: str) -> dict[str, int]:
