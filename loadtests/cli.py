@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
+import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -26,6 +29,9 @@ from analysis.exposure import ExposureError
 from loadtests.commands import add_breakeven, add_calibrate, add_plan, breakeven, calibrate, plan
 from loadtests.experiment import builtin_names, check_parity, load, parse_setting, set_path
 from loadtests.field_names import FieldFlags
+from loadtests.flags import give_types, real, whole
+from loadtests.toml_limits import check_values
+from servers.complaint import fault, one_line
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
 
 if TYPE_CHECKING:
@@ -40,16 +46,21 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]
-        self.exit(EXIT_USAGE, f"tailgate: {message}: see `tailgate {command}{' ' if command else ''}--help`\n")
+        see = f"see `tailgate {command}{' ' if command else ''}--help`"
+        self.exit(EXIT_USAGE, f"tailgate: {one_line(message)}: {see}\n")
 
 
 def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. `arm_command` replaces what starts an arm, for tests."""
-    options = build_parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fall
+    folder: Path | None = None
     try:
-        if options.command == "run":
-            return _run(options, arm_command)
+        options = build_parser().parse_args(arguments)
+        folder = Path(options.run_dir) if getattr(options, "run_dir", "") else None
         commands: dict[str, Callable[[argparse.Namespace], int]] = {
+            "run": partial(_run, arm_command=arm_command),
             "parity": _parity,
             "inspect": _inspect,
             "serve": _serve,
@@ -62,19 +73,32 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
             "calibrate": calibrate,
             "breakeven": breakeven,
         }
-        return commands[options.command](options)
+        code = commands[options.command](options)
+        if sys.stdout is not None:  # it is None where the caller closed it
+            sys.stdout.flush()
+        return code
     except ConfigError as error:
         return _complain(str(error), EXIT_USAGE)
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_BROKE)
     except BrokenPipeError:
         # The reader of stdout is gone (`tailgate ... | head`): nobody is left to tell.
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        _leave_stdout()
         return EXIT_BROKE
+    except Exception as error:
+        if isinstance(error, OSError):
+            _leave_stdout()
+        return _complain(fault(error, folder), EXIT_BROKE)
+
+
+def _leave_stdout() -> None:
+    """What stdout still holds is not tried again at the end of the process."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"tailgate: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be closed or full: the exit code still tells
+        print(f"tailgate: {one_line(message)}", file=sys.stderr)
     return code
 
 
@@ -110,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_forecast(commands)
     for add in (add_plan, add_calibrate, add_breakeven):
         add(partial(_command, commands))
+    give_types(parser)
     return parser
 
 
@@ -181,26 +206,15 @@ def _add_field_names(parser: argparse.ArgumentParser) -> None:
 
 
 def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate: give requests/s above 0, or inf")
-    return value
+    return math.inf if text in ("inf", "+inf", "Infinity") else _finite_rate(text)
 
 
-def _factor(text: str) -> float:
-    value = _rate(text)
-    if value == float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is too large: give a number above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: give a whole number from 1")
-    return int(text)
+_finite_rate = real(0, 1e9, "rate (requests/s, or inf)", above=True)
+_factor = real(0, 1e6, above=True)
+_count = whole(1, 10**9, "count")
+_number = whole(0, 10**6)
+_port = whole(0, 65535, "port")
+_seed = whole(0, 2**63 - 1, "seed")
 
 
 def _add_parity(commands: Any) -> None:
@@ -462,12 +476,6 @@ def _add_export(commands: Any) -> None:
     )
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: give a whole one from 0")
-    return int(text)
-
-
 def _add_forecast(commands: Any) -> None:
     parser = _command(
         commands,
@@ -517,18 +525,6 @@ def _forecast(options: argparse.Namespace) -> int:
     print(forecast_text(found))
     _last_line(found)
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to 65535")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed: give a whole number from 0")
-    return int(text)
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -685,7 +681,9 @@ def _export(options: argparse.Namespace) -> int:
     from analysis.records import RecordError
 
     run_dir = Path(options.run_dir)
-    out = Path(options.out) if options.out else run_dir.with_name(f"{run_dir.resolve().name}-{options.format}")
+    out = (
+        Path(options.out) if options.out else run_dir.resolve().with_name(f"{run_dir.resolve().name}-{options.format}")
+    )
     tables = [name.strip() for name in options.table.split(",") if name.strip()]
     try:
         written = export(run_dir, out, form=options.format, tables=tables)
@@ -718,6 +716,8 @@ def _judge(
         return _unjudged(f"{error}: the records are kept in {run_dir}", EXIT_BROKE, run_dir, ended)
     except KeyboardInterrupt:
         return _unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE, run_dir, ended)
+    except Exception as error:
+        return _unjudged(fault(error, run_dir), EXIT_BROKE, run_dir, ended)
     code = EXIT_BROKE if broke else exit_code(summary)
     if as_json:
         print(json.dumps(summary))
@@ -839,6 +839,7 @@ def serve_config(options: argparse.Namespace) -> ArmConfig:
     for setting in options.settings:
         key, value = parse_setting(setting)
         set_path(changes, key, value)
+    check_values(changes, "--set")
     for table, values in changes.items():
         if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
@@ -965,7 +966,7 @@ def parse_weights(text: str, flag: str) -> dict[str, int]:
     weights = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if not equals or not name.strip() or not value.strip().isdecimal():
+        if not equals or not name.strip() or not re.fullmatch("[0-9]{1,9}", value.strip()):
             raise ConfigError(f'{flag} "{part}" is not NAME=WEIGHT: write for example eager=90')
         weights[name.strip()] = int(value)
     return weights

@@ -42,6 +42,7 @@ from loadtests.schedule import Schedule, build_schedule, length_edges
 from loadtests.source import Source, read_source
 from loadtests.tls import bearer_token
 from servers.clock import anchored_environment, now_ns
+from servers.complaint import fault
 from servers.config import ConfigError
 from servers.rpc import telemetry_pb2
 from servers.security import server_tls
@@ -153,6 +154,8 @@ class Orchestrator:
             return RunOutcome(run_dir=run_dir, complete=False, error=str(error))
         except OSError as error:
             return RunOutcome(run_dir=run_dir, complete=False, error=f"{error}: see {run_dir}")
+        except Exception as error:  # what was recorded until then is judged all the same
+            return RunOutcome(run_dir=run_dir, complete=False, error=fault(error, run_dir))
         return RunOutcome(run_dir=run_dir, complete=True)
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
