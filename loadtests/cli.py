@@ -439,8 +439,9 @@ def _add_worker(commands: Any) -> None:
         "drive load from this host for a run on another one",
         "Waits for `tailgate run` with traffic.remote_workers at --master, drives its share of each trial, and sends\n"
         "the records back; a copy stays in --keep. Then it waits for the next trial, until Ctrl-C or --trials.\n"
-        "Locust's channel has neither password nor encryption: use it in a network that you trust. Tokens for arms\n"
-        "are read here, from this host's environment or files; they never travel.",
+        "Both need the same secret in the environment variable TAILGATE_CHANNEL_TOKEN: it closes and encrypts the\n"
+        "channel between them. Tokens for arms are read here, from this host's environment or files, and never\n"
+        "travel.",
         "  tailgate worker --master 10.0.0.5:5557\n"
         "  tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3",
     )

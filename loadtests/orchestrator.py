@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -25,6 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.gates import FAIL
 from loadtests.answers import ask, compared, questions
+from loadtests.channel_token import TOKEN_VARIABLE, channel_token
 from loadtests.channels import arm_channel
 from loadtests.collector import Collector
 from loadtests.environment import describe_environment
@@ -38,7 +40,7 @@ from loadtests.progress import Load, ReplicaState, Status, read_load, read_worke
 from loadtests.prompts import PromptSource
 from loadtests.rotation import in_trial
 from loadtests.saturation import closer
-from loadtests.schedule import Schedule, build_schedule, length_edges
+from loadtests.schedule import Schedule, TrafficConfig, build_schedule, length_edges
 from loadtests.source import Source, read_source
 from loadtests.tls import bearer_token
 from servers.clock import anchored_environment, now_ns
@@ -52,6 +54,8 @@ ARM_COMMAND = (sys.executable, "-P", "-m", "servers.serve")
 # -P: a directory called `locust` or `servers` where the user stands must not be imported instead.
 LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
 LOCUSTFILE = Path(__file__).resolve().parent / "chat.py"
+
+LOOPBACK = "127.0.0.1"
 
 _POLL_S = 0.1
 _LOCUST_START_S = 120.0
@@ -613,7 +617,7 @@ class _Trial:
                 wait_s=self._experiment.trials.ready_timeout_s,
             ),
             log_path=self._logs / "locust.log",
-            environment=child_environment(),
+            environment=load_environment(traffic),
             folder=self._logs,
         )
         self._in_traffic = True
@@ -633,8 +637,8 @@ class _Trial:
         if code != 0 and traffic.remote_workers and (here := read_workers(self._folder)) is not None:
             raise RunError(
                 f"{here[0]} of {here[1]} load workers came within {start_s:g} s: start `tailgate worker --master "
-                f"{traffic.master_bind}` on {traffic.remote_workers} hosts, or raise trials.ready_timeout_s: "
-                f"see {self._locust.log_path}"
+                f"{traffic.master_bind}` on {traffic.remote_workers} hosts with the same {TOKEN_VARIABLE}, or raise "
+                f"trials.ready_timeout_s: see {self._locust.log_path}"
             )
         if code != 0:
             raise RunError(
@@ -806,16 +810,24 @@ def locust_command(
     elif workers > 1:
         # Locust's usual port may be taken by another run.
         port = str(_free_port())
-        command += ["--processes", str(workers), "--master-port", port, "--master-bind-port", port]
+        command += ["--processes", str(workers), "--master-host", LOOPBACK, "--master-port", port]
+        command += ["--master-bind-host", LOOPBACK, "--master-bind-port", port]
     command += ["--schedule", str(schedule.resolve()), "--trial-config", str(trial_config.resolve())]
     command += ["--records", str(records.resolve())]
     return command
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment with the shared clock, and without settings of Locust that were meant for others."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    """This process's environment with the shared clock, and without what is meant for Locust."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key != TOKEN_VARIABLE}
     return {**kept, **anchored_environment()}
+
+
+def load_environment(traffic: TrafficConfig) -> dict[str, str]:
+    """The environment of Locust: with the secret of its channel, a fresh one where no worker comes from elsewhere."""
+    remote = f"traffic.remote_workers = {traffic.remote_workers}"
+    token = channel_token(remote) if traffic.remote_workers else secrets.token_hex(32)
+    return {**child_environment(), TOKEN_VARIABLE: token}
 
 
 def _free_port() -> int:

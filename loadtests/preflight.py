@@ -9,6 +9,7 @@ import socket
 import sysconfig
 from pathlib import Path
 
+from loadtests.channel_token import channel_token
 from loadtests.environment import sees_gpu
 from loadtests.experiment import Experiment
 from servers.config import ArmConfig, ConfigError
@@ -24,6 +25,7 @@ def check_experiment(experiment: Experiment) -> None:
         assert arm.external is not None
         arm.external.check(arm.name)
     if experiment.traffic.remote_workers:
+        channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
     experiment.security.check()
