@@ -498,7 +498,11 @@ def on_init(environment: Environment, runner: Any, **_: Any) -> None:
         hooks.quitting.add_listener(lambda **_: conductor.close())
 
 
-close_channel()
+try:
+    close_channel()
+except ConfigError as problem:
+    sys.stderr.write(f"{problem}\n")
+    sys.exit(2)
 _hooks: Any = events
 _hooks.init_command_line_parser.add_listener(add_arguments)
 _hooks.init.add_listener(on_init)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.gates import FAIL
-from loadtests.answers import ask, compared, questions
+from loadtests.answers import STILL_S, TIMEOUT_S, ask, compared, questions
 from loadtests.channel_token import TOKEN_VARIABLE, channel_token
 from loadtests.channels import arm_channel
 from loadtests.collector import Collector
+from loadtests.cpu_time import cpu_seconds
 from loadtests.environment import describe_environment
 from loadtests.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
 from loadtests.external import external_table
@@ -707,7 +709,15 @@ class _Trial:
             if replica.dead or replica.child.poll() is not None or replica.channel is None:
                 answers[replica.name] = "its process is gone"
             else:
-                answers[replica.name] = ask(replica.channel, asked, check=self._check)
+                limit_s = self._experiment.traffic.timeout_s
+                answers[replica.name] = ask(
+                    replica.channel,
+                    asked,
+                    check=self._check,
+                    timeout_s=min(TIMEOUT_S, limit_s * len(asked)),
+                    still_s=min(STILL_S, limit_s),
+                    worked_s=partial(cpu_seconds, replica.child.pid),
+                )
         self._facts["answers"] = {
             "dtype": self._snapshot(first).dtype,
             "control": first,
