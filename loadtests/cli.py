@@ -779,10 +779,12 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
     """This process goes on as `python -m module` for the arm."""
-    # The configuration travels through a pipe: the new program reads it as a file and nothing is left behind.
-    reader, writer = os.pipe()
-    os.write(writer, json.dumps(arm.to_dict()).encode())
-    os.close(writer)
+    # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take
+    # 64 KiB and then wait for a reader that is not there yet.
+    with tempfile.TemporaryFile() as nameless:
+        nameless.write(json.dumps(arm.to_dict()).encode())
+        nameless.seek(0)
+        reader = os.dup(nameless.fileno())
     os.set_inheritable(reader, True)
     command = [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{reader}", *extra]
     if cache_dir:

@@ -24,7 +24,7 @@ from loadtests.external import KINDS, SECURITY_KEYS, ExternalConfig, external_fr
 from loadtests.field_names import FieldFlags
 from loadtests.schedule import EVERY_ARM, TrafficConfig
 from loadtests.tls import OPEN, SecurityConfig
-from loadtests.toml_limits import DEEPEST, check_path, check_values, parse_toml, read_toml
+from loadtests.toml_limits import DEEPEST, check_path, check_values, expanded, parse_toml, read_toml
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
 
 T = TypeVar("T")
@@ -273,8 +273,7 @@ def _resolve_files(table: Mapping[str, Any], folder: Path) -> None:
         if isinstance(named, dict):
             for key in _SECURITY_FILES:
                 if isinstance(named.get(key), str) and named[key]:
-                    check_path(named[key], f"{name}.{key}")
-                    named[key] = str((folder / Path(named[key]).expanduser()).resolve())
+                    named[key] = str((folder / expanded(named[key], f"{name}.{key}")).resolve())
     arms = table.get("arms")
     for arm in arms if isinstance(arms, list) else []:
         if not isinstance(arm, dict):
@@ -283,7 +282,7 @@ def _resolve_files(table: Mapping[str, Any], folder: Path) -> None:
         for part, key in (*own, (arm.get("openai"), "tokenizer"), (arm.get("oip"), "tokenizer")):
             if not isinstance(part, dict) or not isinstance(part.get(key), str) or not part[key]:
                 continue
-            path = folder / Path(check_path(part[key], f"{key} of an arm")).expanduser()
+            path = folder / expanded(part[key], f"{key} of an arm")
             if key != "tokenizer" or path.exists() or part[key].startswith((".", "~")):  # else a hub id
                 part[key] = str(path.resolve())
 

@@ -96,3 +96,11 @@ def check_path(text: str, where: str) -> str:
     if len(body) > _LONGEST_PATH_BYTES:
         raise ConfigError(f"{where} has {len(body)} bytes; the limit is {_LONGEST_PATH_BYTES}: give a shorter path")
     return text
+
+
+def expanded(text: str, where: str) -> Path:
+    """The path, with ~ and ~user in full. Otherwise ConfigError."""
+    try:
+        return Path(check_path(text, where)).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f'{where} is "{text}", whose home cannot be found ({error}): write it in full') from None

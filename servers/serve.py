@@ -27,6 +27,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from servers.clock import anchored_environment, now_ns
+from servers.complaint import fault, one_line
 from servers.config import ArmConfig, ConfigError
 from servers.decode_check import DecodeCheck
 from servers.device import serve_engine
@@ -216,8 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
             )
         )
     except ConfigError as error:
-        print(f"tailgate: {error}", file=sys.stderr)
+        print(f"tailgate: {one_line(str(error))}", file=sys.stderr)
         return 2
+    except Exception as error:
+        print(f"tailgate: {one_line(fault(error))}", file=sys.stderr)
+        return 1
     finally:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)

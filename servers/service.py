@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from servers.clock import now_ns
+from servers.complaint import one_line
 from servers.config import ArmConfig
 from servers.front import NO_TIMING, Answer, Front, Told
 from servers.messages import CompileEvent, CompilerFacts, Progress, StepRecord, Submit
@@ -97,7 +98,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except RefusedError as refusal:
             self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
             front.metrics.requests.labels(status=refusal.code.name).inc()
-            await context.abort(refusal.code, refusal.message)
+            await context.abort(refusal.code, one_line(refusal.message))
             raise AssertionError("abort returned") from None
         status = "CANCELLED"
         try:
@@ -107,7 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             status = finished.status if finished is not None else "OK"
             self._trail(context, answer, len(submit.prompt), recv_ns)
             if finished is not None and finished.status != "OK":
-                await context.abort(grpc.StatusCode[finished.status], finished.message)
+                await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
         finally:
             front.metrics.requests.labels(status=status).inc()
             front.abandon(submit.request_id)

@@ -408,3 +408,17 @@ def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
     assert "Traceback (most" not in done.stderr
     assert done.stderr.count("\n") <= 1
     assert done.returncode == (1 if stream == "/dev/full" else 0)
+
+
+def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def become(program: str, command: list[str], environment: dict[str, str]) -> None:
+        given.append(json.loads(Path(command[command.index("--config") + 1]).read_text()))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", become)
+    large = [part for name in "abc" for part in ("--set", f'compile.options.{name}="{"x" * 60_000}"')]
+    with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
+        main(["serve", "--preset", "eager", "--port", "0", *large])
+    assert len(given[0]["compile"]["options"]["c"]) == 60_000

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from loadtests.cli import main
-from loadtests.toml_limits import DEEPEST, check_path, check_values, parse_toml
+from loadtests.experiment import parse_setting
+from loadtests.preflight import _check_compiler
+from loadtests.toml_limits import DEEPEST, check_path, check_values, expanded, parse_toml
 from servers.complaint import LONGEST
 from servers.config import ConfigError
 
@@ -71,3 +73,21 @@ def test_a_path_is_as_long_as_file_systems_take() -> None:
         check_path("b" * 256, "--out")
     with pytest.raises(ConfigError, match="the limit is 4095"):
         check_path("a/" * 2048, "--out")
+
+
+def test_a_home_that_cannot_be_found_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'model.id is "~nobody9/x", whose home cannot be found'):
+        expanded("~nobody9/x", "model.id")
+
+
+def test_a_compiler_that_is_no_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "'")
+    with pytest.raises(ConfigError, match=r"the environment variable CXX is .* give the C\+\+ compiler"):
+        _check_compiler("compiled")
+
+
+def test_an_empty_variable_of_the_shell_does_not_open_what_the_experiment_closes() -> None:
+    for text in ("", '""', " "):
+        with pytest.raises(ConfigError, match=r"--set security.token_env is empty"):
+            parse_setting(f"security.token_env={text}")
+    assert parse_setting("traffic.trace=") == ("traffic.trace", "")
