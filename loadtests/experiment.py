@@ -19,12 +19,13 @@ import tomli_w
 from analysis.limits import GateLimits, check_goodput, filled
 from analysis.records import RecordError
 from analysis.rollout import Rollout
+from analysis.shallow_toml import DEEPEST
 from analysis.targets import merged, parse_cold, parse_slo
 from loadtests.external import KINDS, SECURITY_KEYS, ExternalConfig, external_from_table, external_table
 from loadtests.field_names import FieldFlags
 from loadtests.schedule import EVERY_ARM, TrafficConfig
 from loadtests.tls import OPEN, SecurityConfig
-from loadtests.toml_limits import DEEPEST, check_path, check_values, expanded, parse_toml, read_toml
+from loadtests.toml_limits import check_path, check_values, expanded, parse_toml, read_toml
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
 
 T = TypeVar("T")

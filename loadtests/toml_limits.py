@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.shallow_toml import DEEPEST, LARGEST_BYTES, TomlError, parse
 from servers.config import ConfigError
 
-LARGEST_BYTES = 1 << 20
-DEEPEST = 32
 LONGEST_TEXT = 1 << 16
 LONGEST_LIST = 100_000
 _WHOLE = 1 << 63
 # What file systems take.
 _LONGEST_NAME_BYTES = 255
 _LONGEST_PATH_BYTES = 4095
-
-_BETWEEN_KEYS = re.compile(r"[\s=\[\]{},]+")
 
 
 def read_toml(path: Path) -> str:
@@ -37,29 +32,11 @@ def read_toml(path: Path) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The table that `text` holds. Raises ConfigError for what is no TOML, or deeper than `DEEPEST`.
-
-    The parser takes time in the square of a key's depth, so that is looked at first.
-    """
-    parts = max((_depth(key) for key in _BETWEEN_KEYS.split(text.replace(" ", "").replace("\t", ""))), default=0)
-    if parts > DEEPEST:
-        raise ConfigError(f"{where}: a key has {parts} parts; the limit is {DEEPEST}: no setting lies so deep")
+    """The table that `text` holds. Raises ConfigError for what is no TOML, or deeper than `DEEPEST`."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: not valid TOML: {error}") from None
-    except RecursionError:
-        raise _too_deep(where) from None
-    except ValueError as error:  # a number of more than 4,300 digits
-        raise ConfigError(f"{where}: a value cannot be read: {error}") from None
-
-
-def _too_deep(where: str) -> ConfigError:
-    return ConfigError(f"{where}: values are nested too deep; the limit is {DEEPEST}: no setting lies so deep")
-
-
-def _depth(key: str) -> int:
-    return sum(1 for part in key.split(".") if part)
+        return parse(text)
+    except TomlError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def check_values(value: Any, where: str = "", depth: int = 0) -> None:
@@ -74,7 +51,7 @@ def check_values(value: Any, where: str = "", depth: int = 0) -> None:
             raise ConfigError(f"{where} is a number beyond 64 bits: give a smaller one")
     elif isinstance(value, Mapping | list):
         if depth >= DEEPEST:
-            raise _too_deep(where)
+            raise ConfigError(f"{where}: values are nested too deep; the limit is {DEEPEST}: no setting lies so deep")
         if len(value) > LONGEST_LIST:
             raise ConfigError(f"{where} has {len(value)} entries; the limit is {LONGEST_LIST}: give fewer")
         entries = value.items() if isinstance(value, Mapping) else enumerate(value)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from analysis.shallow_toml import DEEPEST
 from loadtests.cli import main
 from loadtests.experiment import parse_setting
 from loadtests.preflight import _check_compiler
-from loadtests.toml_limits import DEEPEST, check_path, check_values, expanded, parse_toml
+from loadtests.toml_limits import check_path, check_values, expanded, parse_toml
 from servers.complaint import LONGEST
 from servers.config import ConfigError
 
