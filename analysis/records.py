@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.columns import Columns
+from analysis.shallow_toml import parse
 from analysis.tables import RecordError, RecordWriter, conform, one_line, read_pieces, read_table
 
 __all__ = [
@@ -291,7 +291,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
 

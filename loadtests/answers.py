@@ -23,8 +23,12 @@ PROMPTS = 6
 TOKENS = 16
 # An arm without a warm-up compiles for a shape that the traffic did not bring, several times over.
 TIMEOUT_S = 600.0
+# A replica that compiles works. One that brings no token and does not work for so long stands still.
+STILL_S = 30.0
 
 _POLL_S = 0.05
+_WORK_EVERY_S = 1.0
+_LEAST_WORK = 0.05  # of a core; what health checks and telemetry take is less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +52,18 @@ def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Q
 
 
 def ask(
-    channel: grpc.Channel, asked: Sequence[Question], *, check: Callable[[], None], timeout_s: float = TIMEOUT_S
+    channel: grpc.Channel,
+    asked: Sequence[Question],
+    *,
+    check: Callable[[], None],
+    timeout_s: float = TIMEOUT_S,
+    still_s: float = STILL_S,
+    worked_s: Callable[[], float | None] = lambda: None,
 ) -> list[list[int]] | str:
     """The tokens of each answer, all questions asked at once so that their rows share batches; or why there are none.
 
-    `check` is called often and may raise to end the wait.
+    `check` is called often and may raise to end the wait. It ends after `timeout_s`, and after `still_s` in which no
+    token came and `worked_s`, the replica's CPU seconds, hardly grew; where that is None, only after `timeout_s`.
     """
     stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
     calls = [
@@ -67,13 +78,19 @@ def ask(
         )
         for number, question in enumerate(asked)
     ]
+    said: list[list[int]] = [[] for _ in calls]
     readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
     try:
-        answers = [readers.submit(_read, call) for call in calls]
+        answers = [readers.submit(_read, call, tokens) for call, tokens in zip(calls, said, strict=True)]
+        life = _Life(worked_s)
         while not all(answer.done() for answer in answers):
             check()
+            if life.quiet_s(sum(map(len, said))) > still_s:
+                return f"it stands still: no token came and its processes did nothing for {still_s:g} s"
             time.sleep(_POLL_S)
-        return [answer.result() for answer in answers]
+        for answer in answers:
+            answer.result()
+        return said
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:
@@ -82,8 +99,31 @@ def ask(
         readers.shutdown()
 
 
-def _read(call: Any) -> list[int]:
-    return [token for chunk in call for token in chunk.token_ids]
+def _read(call: Any, tokens: list[int]) -> None:
+    for chunk in call:
+        tokens.extend(chunk.token_ids)
+
+
+class _Life:
+    """Since when a replica has shown none."""
+
+    def __init__(self, worked_s: Callable[[], float | None]) -> None:
+        self._worked_s = worked_s
+        self._sign = self._looked = time.monotonic()
+        self._tokens = 0
+        self._work = worked_s()
+
+    def quiet_s(self, tokens: int) -> float:
+        """Seconds without a new token and without work. 0 where nobody can tell."""
+        now = time.monotonic()
+        if tokens != self._tokens:
+            self._tokens, self._sign = tokens, now
+        if now - self._looked >= _WORK_EVERY_S:
+            work = self._worked_s()
+            if work is None or self._work is None or abs(work - self._work) > _LEAST_WORK * (now - self._looked):
+                self._sign = now
+            self._work, self._looked = work, now
+        return 0.0 if self._work is None else now - self._sign
 
 
 def compared(

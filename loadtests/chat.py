@@ -48,6 +48,7 @@ from loadtests.follower import Follower
 from loadtests.generator import Generator, Prepared, TrialConfig
 from loadtests.goodput import Goodput
 from loadtests.hosts import end_with_parent
+from loadtests.locust_channel import close_channel
 from loadtests.locust_counts import LocustCounts
 from loadtests.recorder import LoadLog, RequestRecord, RequestRecorder
 from loadtests.schedule import PlannedRequest, Schedule
@@ -497,6 +498,11 @@ def on_init(environment: Environment, runner: Any, **_: Any) -> None:
         hooks.quitting.add_listener(lambda **_: conductor.close())
 
 
+try:
+    close_channel()
+except ConfigError as problem:
+    sys.stderr.write(f"{problem}\n")
+    sys.exit(2)
 _hooks: Any = events
 _hooks.init_command_line_parser.add_listener(add_arguments)
 _hooks.init.add_listener(on_init)

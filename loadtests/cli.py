@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
+import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -20,13 +23,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis.exposure import ExposureError
 from loadtests.commands import add_breakeven, add_calibrate, add_plan, breakeven, calibrate, plan
 from loadtests.experiment import builtin_names, check_parity, load, parse_setting, set_path
 from loadtests.field_names import FieldFlags
+from loadtests.flags import give_types, real, whole
+from loadtests.toml_limits import check_values
+from servers.complaint import fault, one_line
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
+
+if TYPE_CHECKING:
+    from servers.security import ServerTls
 
 EXIT_BROKE = 1
 EXIT_USAGE = 2
@@ -37,16 +46,21 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]
-        self.exit(EXIT_USAGE, f"tailgate: {message}: see `tailgate {command}{' ' if command else ''}--help`\n")
+        see = f"see `tailgate {command}{' ' if command else ''}--help`"
+        self.exit(EXIT_USAGE, f"tailgate: {one_line(message)}: {see}\n")
 
 
 def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. `arm_command` replaces what starts an arm, for tests."""
-    options = build_parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fall
+    folder: Path | None = None
     try:
-        if options.command == "run":
-            return _run(options, arm_command)
+        options = build_parser().parse_args(arguments)
+        folder = Path(options.run_dir) if getattr(options, "run_dir", "") else None
         commands: dict[str, Callable[[argparse.Namespace], int]] = {
+            "run": partial(_run, arm_command=arm_command),
             "parity": _parity,
             "inspect": _inspect,
             "serve": _serve,
@@ -59,19 +73,32 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
             "calibrate": calibrate,
             "breakeven": breakeven,
         }
-        return commands[options.command](options)
+        code = commands[options.command](options)
+        if sys.stdout is not None:  # it is None where the caller closed it
+            sys.stdout.flush()
+        return code
     except ConfigError as error:
         return _complain(str(error), EXIT_USAGE)
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_BROKE)
     except BrokenPipeError:
         # The reader of stdout is gone (`tailgate ... | head`): nobody is left to tell.
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        _leave_stdout()
         return EXIT_BROKE
+    except Exception as error:
+        if isinstance(error, OSError):
+            _leave_stdout()
+        return _complain(fault(error, folder), EXIT_BROKE)
+
+
+def _leave_stdout() -> None:
+    """What stdout still holds is not tried again at the end of the process."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"tailgate: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be closed or full: the exit code still tells
+        print(f"tailgate: {one_line(message)}", file=sys.stderr)
     return code
 
 
@@ -107,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_forecast(commands)
     for add in (add_plan, add_calibrate, add_breakeven):
         add(partial(_command, commands))
+    give_types(parser)
     return parser
 
 
@@ -178,26 +206,15 @@ def _add_field_names(parser: argparse.ArgumentParser) -> None:
 
 
 def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate: give requests/s above 0, or inf")
-    return value
+    return math.inf if text in ("inf", "+inf", "Infinity") else _finite_rate(text)
 
 
-def _factor(text: str) -> float:
-    value = _rate(text)
-    if value == float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is too large: give a number above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: give a whole number from 1")
-    return int(text)
+_finite_rate = real(0, 1e9, "rate (requests/s, or inf)", above=True)
+_factor = real(0, 1e6, above=True)
+_count = whole(1, 10**9, "count")
+_number = whole(0, 10**6)
+_port = whole(0, 65535, "port")
+_seed = whole(0, 2**63 - 1, "seed")
 
 
 def _add_parity(commands: Any) -> None:
@@ -269,18 +286,18 @@ def _add_serve(commands: Any) -> None:
     _add_listener_tls(parser)
     parser.add_argument(
         "--token-env",
-        default="",
+        default=None,
         metavar="NAME",
         help="environment variable with the bearer token that every call but health checks must carry",
     )
 
 
 def _add_listener_tls(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tls-certificate", default="", metavar="FILE", help="serve TLS with this chain (PEM)")
-    parser.add_argument("--tls-key", default="", metavar="FILE", help="the key of --tls-certificate (PEM)")
+    parser.add_argument("--tls-certificate", default=None, metavar="FILE", help="serve TLS with this chain (PEM)")
+    parser.add_argument("--tls-key", default=None, metavar="FILE", help="the key of --tls-certificate (PEM)")
     parser.add_argument(
         "--tls-client-ca",
-        default="",
+        default=None,
         metavar="FILE",
         help="let in only clients with a certificate of this authority (PEM)",
     )
@@ -375,15 +392,15 @@ def _add_split(commands: Any) -> None:
     _add_listener_tls(parser)
     parser.add_argument(
         "--upstream-ca",
-        default="",
+        default=None,
         metavar="FILE",
         help="reach the arms by TLS and trust this authority (PEM); their names are checked",
     )
     parser.add_argument(
-        "--upstream-name", default="", help="name that the arms' certificates carry (default: the addresses' own)"
+        "--upstream-name", default=None, help="name that the arms' certificates carry (default: the addresses' own)"
     )
-    parser.add_argument("--upstream-certificate", default="", metavar="FILE", help="shown to the arms (PEM)")
-    parser.add_argument("--upstream-key", default="", metavar="FILE", help="the key of --upstream-certificate (PEM)")
+    parser.add_argument("--upstream-certificate", default=None, metavar="FILE", help="shown to the arms (PEM)")
+    parser.add_argument("--upstream-key", default=None, metavar="FILE", help="the key of --upstream-certificate (PEM)")
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",
@@ -422,8 +439,9 @@ def _add_worker(commands: Any) -> None:
         "drive load from this host for a run on another one",
         "Waits for `tailgate run` with traffic.remote_workers at --master, drives its share of each trial, and sends\n"
         "the records back; a copy stays in --keep. Then it waits for the next trial, until Ctrl-C or --trials.\n"
-        "Locust's channel has neither password nor encryption: use it in a network that you trust. Tokens for arms\n"
-        "are read here, from this host's environment or files; they never travel.",
+        "Both need the same secret in the environment variable TAILGATE_CHANNEL_TOKEN: it closes and encrypts the\n"
+        "channel between them. Tokens for arms are read here, from this host's environment or files, and never\n"
+        "travel.",
         "  tailgate worker --master 10.0.0.5:5557\n"
         "  tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3",
     )
@@ -457,12 +475,6 @@ def _add_export(commands: Any) -> None:
         metavar="LIST",
         help="which tables, between commas (default %(default)s)",
     )
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: give a whole one from 0")
-    return int(text)
 
 
 def _add_forecast(commands: Any) -> None:
@@ -514,18 +526,6 @@ def _forecast(options: argparse.Namespace) -> int:
     print(forecast_text(found))
     _last_line(found)
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to 65535")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed: give a whole number from 0")
-    return int(text)
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -682,7 +682,9 @@ def _export(options: argparse.Namespace) -> int:
     from analysis.records import RecordError
 
     run_dir = Path(options.run_dir)
-    out = Path(options.out) if options.out else run_dir.with_name(f"{run_dir.resolve().name}-{options.format}")
+    out = (
+        Path(options.out) if options.out else run_dir.resolve().with_name(f"{run_dir.resolve().name}-{options.format}")
+    )
     tables = [name.strip() for name in options.table.split(",") if name.strip()]
     try:
         written = export(run_dir, out, form=options.format, tables=tables)
@@ -715,6 +717,8 @@ def _judge(
         return _unjudged(f"{error}: the records are kept in {run_dir}", EXIT_BROKE, run_dir, ended)
     except KeyboardInterrupt:
         return _unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE, run_dir, ended)
+    except Exception as error:
+        return _unjudged(fault(error, run_dir), EXIT_BROKE, run_dir, ended)
     code = EXIT_BROKE if broke else exit_code(summary)
     if as_json:
         print(json.dumps(summary))
@@ -754,7 +758,7 @@ def _last_line(line: dict[str, Any]) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from loadtests.preflight import check_arm, check_port
-    from servers.security import server_tls, token_from_variable
+    from servers.security import check_named, token_from_variable
 
     arm = serve_config(options)
     check_arm(arm)
@@ -763,7 +767,8 @@ def _serve(options: argparse.Namespace) -> int:
     extra = ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
     if options.metrics_port:
         extra += ["--metrics-port", str(options.metrics_port)]
-    server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    _listener_tls(options)
+    check_named({"--token-env": options.token_env})
     if options.token_env:
         token_from_variable(options.token_env, key="--token-env")
     for flag in ("tls_certificate", "tls_key", "tls_client_ca", "token_env"):
@@ -774,10 +779,12 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
     """This process goes on as `python -m module` for the arm."""
-    # The configuration travels through a pipe: the new program reads it as a file and nothing is left behind.
-    reader, writer = os.pipe()
-    os.write(writer, json.dumps(arm.to_dict()).encode())
-    os.close(writer)
+    # The new program reads its configuration from a file without a name, and nothing is left behind. A pipe would take
+    # 64 KiB and then wait for a reader that is not there yet.
+    with tempfile.TemporaryFile() as nameless:
+        nameless.write(json.dumps(arm.to_dict()).encode())
+        nameless.seek(0)
+        reader = os.dup(nameless.fileno())
     os.set_inheritable(reader, True)
     command = [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{reader}", *extra]
     if cache_dir:
@@ -835,6 +842,7 @@ def serve_config(options: argparse.Namespace) -> ArmConfig:
     for setting in options.settings:
         key, value = parse_setting(setting)
         set_path(changes, key, value)
+    check_values(changes, "--set")
     for table, values in changes.items():
         if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
@@ -916,7 +924,7 @@ def _shares(weights: dict[str, int], separator: str = " ") -> str:
 
 def split_config(options: argparse.Namespace) -> Any:
     """The SplitterConfig that the flags of `tailgate split` describe."""
-    from servers.security import server_tls
+    from servers.security import check_named
     from servers.splitter import ArmTarget, SplitterConfig, upstream_tls
 
     if not options.arm:
@@ -931,6 +939,8 @@ def split_config(options: argparse.Namespace) -> Any:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
         arms.append(ArmTarget(name=name, backends=backends, weight=weights.pop(name, 1)))
+    upstream = ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key")
+    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in upstream})
     if weights:
         known = ", ".join(arm.name for arm in arms)
         raise ConfigError(f'--weight names the arm "{next(iter(weights))}", which no --arm gives: use one of {known}')
@@ -940,11 +950,18 @@ def split_config(options: argparse.Namespace) -> Any:
         port=options.port,
         admin_port=options.admin_port,
         stickiness=options.stickiness,
-        tls=server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca),
-        upstream_tls=upstream_tls(
-            options.upstream_ca, options.upstream_name, options.upstream_certificate, options.upstream_key
-        ),
+        tls=_listener_tls(options),
+        upstream_tls=upstream_tls(*(getattr(options, name) or "" for name in upstream)),
     )
+
+
+def _listener_tls(options: argparse.Namespace) -> ServerTls | None:
+    """What --tls-* say, checked."""
+    from servers.security import check_named, server_tls
+
+    flags = ("tls_certificate", "tls_key", "tls_client_ca")
+    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in flags})
+    return server_tls(*(getattr(options, name) or "" for name in flags))
 
 
 def parse_weights(text: str, flag: str) -> dict[str, int]:
@@ -952,7 +969,7 @@ def parse_weights(text: str, flag: str) -> dict[str, int]:
     weights = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if not equals or not name.strip() or not value.strip().isdecimal():
+        if not equals or not name.strip() or not re.fullmatch("[0-9]{1,9}", value.strip()):
             raise ConfigError(f'{flag} "{part}" is not NAME=WEIGHT: write for example eager=90')
         weights[name.strip()] = int(value)
     return weights

@@ -68,6 +68,7 @@ _LARGEST_STREAM_ID: Final = 2**31 - 1
 _READ_BYTES: Final = 262_144
 _MOST_PENDING: Final = 32  # writes that share one call to the kernel: about a quarter of a millisecond of requests
 _LARGEST_MESSAGE: Final = 4 * 1024 * 1024
+_NEVER: Final = 1 << 62
 _LARGEST_HEADER_BLOCK: Final = 256 * 1024
 
 _HEAD = struct.Struct(">BHBBI")
@@ -303,6 +304,8 @@ class Call:
 
     def _on_data(self, payload: bytes, at_ns: int) -> None:
         if self._partial is not None:
+            if self._wanted == _NEVER:
+                return
             self._partial += payload
             if len(self._partial) < self._wanted:
                 return
@@ -327,7 +330,7 @@ class Call:
     def _refuse(self, flag: int, length: int, at_ns: int) -> None:
         """The bytes cannot be a message of this call: a proxy's page, a compressed message or one that is too large."""
         if self._http_status != "200":
-            self._wanted = 1 << 62  # the body of an error page says nothing: the status decides at the end
+            self._wanted = _NEVER  # the body of an error page says nothing: the status decides at the end
             self._partial = bytearray(1)
             return
         kind = self.initial_metadata.get("content-type", "application/grpc")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
@@ -20,11 +19,13 @@ import tomli_w
 from analysis.limits import GateLimits, check_goodput, filled
 from analysis.records import RecordError
 from analysis.rollout import Rollout
+from analysis.shallow_toml import DEEPEST
 from analysis.targets import merged, parse_cold, parse_slo
 from loadtests.external import KINDS, SECURITY_KEYS, ExternalConfig, external_from_table, external_table
 from loadtests.field_names import FieldFlags
 from loadtests.schedule import EVERY_ARM, TrafficConfig
 from loadtests.tls import OPEN, SecurityConfig
+from loadtests.toml_limits import check_path, check_values, expanded, parse_toml, read_toml
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
 
 T = TypeVar("T")
@@ -227,19 +228,21 @@ def load(
     that will send none (`needs_traffic` False) may lack the trace that it would replay.
     """
     path, text = _text_of(source)
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    table = parse_toml(text, str(path))
+    check_values(table)
     _resolve_files(table, path.parent)
     for setting in settings:
         _apply(table, setting)
+    check_values(table)
     _resolve_files(table, Path())  # what the command line set is relative to where the user stands
     traffic = table.get("traffic")
     for key in ("trace", "conversations"):
         if isinstance(traffic, dict) and isinstance(traffic.get(key), str) and traffic[key]:
+            check_path(traffic[key], f"traffic.{key}")
             traffic[key] = str((path.parent / traffic[key]).resolve())
     tokenizer = traffic.get("tokenizer") if isinstance(traffic, dict) else None
+    if isinstance(tokenizer, str):
+        check_path(tokenizer, "traffic.tokenizer")
     if isinstance(tokenizer, str) and tokenizer and (path.parent / tokenizer).exists():  # else a hub id
         table["traffic"]["tokenizer"] = str((path.parent / tokenizer).resolve())
     if trace:
@@ -271,7 +274,7 @@ def _resolve_files(table: Mapping[str, Any], folder: Path) -> None:
         if isinstance(named, dict):
             for key in _SECURITY_FILES:
                 if isinstance(named.get(key), str) and named[key]:
-                    named[key] = str((folder / Path(named[key]).expanduser()).resolve())
+                    named[key] = str((folder / expanded(named[key], f"{name}.{key}")).resolve())
     arms = table.get("arms")
     for arm in arms if isinstance(arms, list) else []:
         if not isinstance(arm, dict):
@@ -280,7 +283,7 @@ def _resolve_files(table: Mapping[str, Any], folder: Path) -> None:
         for part, key in (*own, (arm.get("openai"), "tokenizer"), (arm.get("oip"), "tokenizer")):
             if not isinstance(part, dict) or not isinstance(part.get(key), str) or not part[key]:
                 continue
-            path = folder / Path(part[key]).expanduser()
+            path = folder / expanded(part[key], f"{key} of an arm")
             if key != "tokenizer" or path.exists() or part[key].startswith((".", "~")):  # else a hub id
                 part[key] = str(path.resolve())
 
@@ -330,10 +333,7 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
 def _text_of(source: str | Path) -> tuple[Path, str]:
     path = Path(source)
     if path.is_file():
-        try:
-            return path, path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
+        return path, read_toml(path)
     name = str(source)
     if name in builtin_names():
         return Path(), (resources.files("loadtests") / "experiments" / f"{name}.toml").read_text(encoding="utf-8")
@@ -628,7 +628,7 @@ def _check_external(experiment: Experiment) -> None:
 
 # --- The command line's changes ---------------------------------------------------------------------------------------
 
-_STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[(\d+)\])?")
+_STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
@@ -637,10 +637,16 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f'--set "{setting}" is not KEY=VALUE: write for example traffic.duration_s=30')
+    if key.count(".") >= DEEPEST:
+        raise ConfigError(f"--set: a key has {key.count('.') + 1} parts; the limit is {DEEPEST}: give one that exists")
+    if key.rpartition(".")[2] in (*_SECURITY_FILES, "token_env") and text.strip() in ("", '""', "''"):
+        # Most likely a variable of the shell that is not set: what was to be closed must not open for it.
+        raise ConfigError(f"--set {key} is empty: name what it is to use, or change the experiment to go without")
     try:
-        return key, tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = parse_toml(f"value = {text.strip()}", f"--set {key}")
+    except ConfigError:
         return key, text.strip()
+    return key, table["value"] if len(table) == 1 else text.strip()
 
 
 def set_path(table: dict[str, Any], key: str, value: Any) -> None:
@@ -690,8 +696,10 @@ def _apply(table: dict[str, Any], setting: str) -> None:
     key, value = parse_setting(setting)
     set_path(table, key, value)
     name = key.removeprefix("traffic.")
-    names_file = name in ("trace", "conversations") or (name == "tokenizer" and Path(str(value)).exists())
-    if name != key and names_file and isinstance(value, str) and value:
+    if name == key or name not in ("trace", "conversations", "tokenizer") or not isinstance(value, str) or not value:
+        return
+    check_path(value, f"--set {key}")
+    if name != "tokenizer" or Path(value).exists():
         # On the command line a path is relative to where the user stands, not to the experiment's file.
         table["traffic"][name] = str(Path(value).resolve())
 

@@ -19,6 +19,7 @@ from servers.config import ConfigError
 SCHEMA = 1
 _MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
 _SMALLEST_STEP = 128
+_MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +42,22 @@ class Forecast:
     compile_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for flag, value, low in (
-            ("--max-prompt-tokens", self.max_prompt_tokens, 0),
-            ("--batch", self.batch, 1),
-            ("--window-ms", self.window_s, 0),
-            ("--graphs", self.graphs, 1),
-            ("--multiple", self.multiple, 1),
-            ("--recompile-limit", self.recompile_limit, 1),
-            ("--compile-seconds", self.compile_s, 0),
+        for flag, value, low, high in (
+            ("--max-prompt-tokens", self.max_prompt_tokens, 0, _MOST_TOKENS),
+            ("--batch", self.batch, 1, 4096),
+            ("--window-ms", self.window_s * 1e3, 0, 3.6e6),
+            ("--graphs", self.graphs, 1, 1024),
+            ("--multiple", self.multiple, 1, _MOST_TOKENS),
+            ("--recompile-limit", self.recompile_limit, 1, 100_000),
+            ("--compile-seconds", self.compile_s, 0, 86_400),
         ):
-            if value < low:
-                raise ConfigError(f"{flag} is {value:g}: give {low} or more")
-        if any(step < 1 for step in self.ladder):
-            raise ConfigError(f"--ladder has a step of {min(self.ladder)} tokens: give steps of 1 or more")
+            if not low <= value <= high:
+                raise ConfigError(f"{flag} is {value:g}: give {low:g} to {high:g}")
+        if len(self.ladder) > 1024:
+            raise ConfigError(f"--ladder has {len(self.ladder)} steps: give up to 1024")
+        bad = [step for step in self.ladder if not 1 <= step <= _MOST_TOKENS]
+        if bad:
+            raise ConfigError(f"--ladder has a step of {bad[0]} tokens: give steps from 1 to {_MOST_TOKENS}")
 
 
 def forecast(trace: Trace, asked: Forecast) -> dict[str, Any]:

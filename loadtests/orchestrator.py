@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,11 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.gates import FAIL
-from loadtests.answers import ask, compared, questions
+from loadtests.answers import STILL_S, TIMEOUT_S, ask, compared, questions
+from loadtests.channel_token import TOKEN_VARIABLE, channel_token
 from loadtests.channels import arm_channel
 from loadtests.collector import Collector
+from loadtests.cpu_time import cpu_seconds
 from loadtests.environment import describe_environment
 from loadtests.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
 from loadtests.external import external_table
@@ -38,10 +42,11 @@ from loadtests.progress import Load, ReplicaState, Status, read_load, read_worke
 from loadtests.prompts import PromptSource
 from loadtests.rotation import in_trial
 from loadtests.saturation import closer
-from loadtests.schedule import Schedule, build_schedule, length_edges
+from loadtests.schedule import Schedule, TrafficConfig, build_schedule, length_edges
 from loadtests.source import Source, read_source
 from loadtests.tls import bearer_token
 from servers.clock import anchored_environment, now_ns
+from servers.complaint import fault
 from servers.config import ConfigError
 from servers.rpc import telemetry_pb2
 from servers.security import server_tls
@@ -51,6 +56,8 @@ ARM_COMMAND = (sys.executable, "-P", "-m", "servers.serve")
 # -P: a directory called `locust` or `servers` where the user stands must not be imported instead.
 LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
 LOCUSTFILE = Path(__file__).resolve().parent / "chat.py"
+
+LOOPBACK = "127.0.0.1"
 
 _POLL_S = 0.1
 _LOCUST_START_S = 120.0
@@ -153,6 +160,8 @@ class Orchestrator:
             return RunOutcome(run_dir=run_dir, complete=False, error=str(error))
         except OSError as error:
             return RunOutcome(run_dir=run_dir, complete=False, error=f"{error}: see {run_dir}")
+        except Exception as error:  # what was recorded until then is judged all the same
+            return RunOutcome(run_dir=run_dir, complete=False, error=fault(error, run_dir))
         return RunOutcome(run_dir=run_dir, complete=True)
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
@@ -610,7 +619,7 @@ class _Trial:
                 wait_s=self._experiment.trials.ready_timeout_s,
             ),
             log_path=self._logs / "locust.log",
-            environment=child_environment(),
+            environment=load_environment(traffic),
             folder=self._logs,
         )
         self._in_traffic = True
@@ -630,8 +639,8 @@ class _Trial:
         if code != 0 and traffic.remote_workers and (here := read_workers(self._folder)) is not None:
             raise RunError(
                 f"{here[0]} of {here[1]} load workers came within {start_s:g} s: start `tailgate worker --master "
-                f"{traffic.master_bind}` on {traffic.remote_workers} hosts, or raise trials.ready_timeout_s: "
-                f"see {self._locust.log_path}"
+                f"{traffic.master_bind}` on {traffic.remote_workers} hosts with the same {TOKEN_VARIABLE}, or raise "
+                f"trials.ready_timeout_s: see {self._locust.log_path}"
             )
         if code != 0:
             raise RunError(
@@ -700,7 +709,15 @@ class _Trial:
             if replica.dead or replica.child.poll() is not None or replica.channel is None:
                 answers[replica.name] = "its process is gone"
             else:
-                answers[replica.name] = ask(replica.channel, asked, check=self._check)
+                limit_s = self._experiment.traffic.timeout_s
+                answers[replica.name] = ask(
+                    replica.channel,
+                    asked,
+                    check=self._check,
+                    timeout_s=min(TIMEOUT_S, limit_s * len(asked)),
+                    still_s=min(STILL_S, limit_s),
+                    worked_s=partial(cpu_seconds, replica.child.pid),
+                )
         self._facts["answers"] = {
             "dtype": self._snapshot(first).dtype,
             "control": first,
@@ -803,16 +820,24 @@ def locust_command(
     elif workers > 1:
         # Locust's usual port may be taken by another run.
         port = str(_free_port())
-        command += ["--processes", str(workers), "--master-port", port, "--master-bind-port", port]
+        command += ["--processes", str(workers), "--master-host", LOOPBACK, "--master-port", port]
+        command += ["--master-bind-host", LOOPBACK, "--master-bind-port", port]
     command += ["--schedule", str(schedule.resolve()), "--trial-config", str(trial_config.resolve())]
     command += ["--records", str(records.resolve())]
     return command
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment with the shared clock, and without settings of Locust that were meant for others."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    """This process's environment with the shared clock, and without what is meant for Locust."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key != TOKEN_VARIABLE}
     return {**kept, **anchored_environment()}
+
+
+def load_environment(traffic: TrafficConfig) -> dict[str, str]:
+    """The environment of Locust: with the secret of its channel, a fresh one where no worker comes from elsewhere."""
+    remote = f"traffic.remote_workers = {traffic.remote_workers}"
+    token = channel_token(remote) if traffic.remote_workers else secrets.token_hex(32)
+    return {**child_environment(), TOKEN_VARIABLE: token}
 
 
 def _free_port() -> int:

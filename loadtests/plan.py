@@ -64,11 +64,13 @@ class Wanted:
             raise ConfigError(f"--power is {self.power:g}: give a share from 0.5 to 0.999")
         if not 0.01 <= self.ratio <= 100:
             raise ConfigError(f"--ratio is {self.ratio:g}: give a ratio from 0.01 to 100, such as 1 for no difference")
-        if self.margin is not None and not 0 < self.margin <= 10:
-            raise ConfigError(f"--margin is {self.margin:g}: give a share above 0, such as 0.1 for 10 %")
+        if self.margin is not None and not 1e-4 <= self.margin <= 10:
+            raise ConfigError(
+                f"--margin is {self.margin:g}: give a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"
+            )
         if self.alpha is not None and not 0.0001 <= self.alpha <= 0.5:
             raise ConfigError(f"--alpha is {self.alpha:g}: give a probability from 0.0001 to 0.5")
-        if self.duration_s is not None and not 0 < self.duration_s <= LONGEST_S:
+        if self.duration_s is not None and not 1e-3 <= self.duration_s <= LONGEST_S:
             raise ConfigError(f"--duration is {self.duration_s:g}: give seconds above 0, at most {LONGEST_S:g}")
 
 
@@ -82,8 +84,8 @@ class Traffic:
     trials: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1e6:
-            raise ConfigError(f"--rate is {self.rate:g}: give requests/s to each arm above 0")
+        if not 1e-6 <= self.rate <= 1e6:
+            raise ConfigError(f"--rate is {self.rate:g}: give requests/s to each arm above 0, from 1e-06 to 1e+06")
         if not 1 <= self.trials <= 1000:
             raise ConfigError(f"--trials is {self.trials}: give 1 to 1000")
 

@@ -9,8 +9,10 @@ import socket
 import sysconfig
 from pathlib import Path
 
+from loadtests.channel_token import channel_token
 from loadtests.environment import sees_gpu
 from loadtests.experiment import Experiment
+from loadtests.toml_limits import expanded
 from servers.config import ArmConfig, ConfigError
 from servers.security import server_tls
 from servers.splitter import envoy_path
@@ -24,6 +26,7 @@ def check_experiment(experiment: Experiment) -> None:
         assert arm.external is not None
         arm.external.check(arm.name)
     if experiment.traffic.remote_workers:
+        channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master
         check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
     experiment.security.check()
@@ -54,7 +57,7 @@ def check_arm(config: ArmConfig) -> None:
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         _check_compiler(config.name)
     path = config.model.id
-    if path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().exists():
+    if path.startswith(("/", "./", "../", "~")) and not expanded(path, "model.id").exists():
         raise ConfigError(f'model.id "{path}" does not exist: give a Hugging Face path or id, or random:NAME')
 
 
@@ -84,7 +87,10 @@ def check_writable(folder: Path) -> None:
 def _check_compiler(arm: str) -> None:
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
     wanted = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
-    program = (shlex.split(wanted) or ["g++"])[0]
+    try:
+        program = (shlex.split(wanted) or ["g++"])[0]
+    except ValueError as error:
+        raise ConfigError(f"the environment variable CXX is {wanted!r} ({error}): give the C++ compiler") from None
     if shutil.which(program) is None:
         other = next((name for name in ("c++", "clang++", "g++") if shutil.which(name)), None)
         remedy = f"set CXX={other}" if other else "install g++ (or set CXX)"

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from loadtests.channel_token import TOKEN_VARIABLE, channel_token
 from servers.config import ConfigError
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parent / "chat.py"))
@@ -30,6 +31,7 @@ def parse_master(text: str) -> tuple[str, int]:
 
 def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
     """The exit code, after `trials` trials, or after a Ctrl-C where that is 0. Records stay in `keep`."""
+    channel_token("tailgate worker")
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,7 +54,10 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
         if code == 0:
             done += 1
         else:
-            _tell(f"the trial ended with exit code {code}: what was recorded is in {keep}")
+            _tell(
+                f"the trial ended with exit code {code}: what was recorded is in {keep}; a master that never answered "
+                f"has another {TOKEN_VARIABLE}"
+            )
     return 0
 
 

@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from servers.clock import now_ns
+from servers.complaint import fault, one_line
 from servers.config import ArmConfig, ConfigError, EngineConfig
 from servers.messages import CompileEvent, CompilerFacts, startup_groups
 from servers.scheduler import Job, Kind, Step
@@ -52,7 +53,7 @@ SHOWN: dict[Outcome, tuple[str, str]] = {
 # A request that meets one of these waits, is slow without a word, or fails.
 UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "capture", "limit", "error"})
 
-_LISTED = re.compile(r"(prefill|extend|decode)\s+(\d+)(?:\s*[x×]\s*(\d+))?(?:\s*@\s*(\d+))?")
+_LISTED = re.compile(r"(prefill|extend|decode)\s+([0-9]{1,18})(?:\s*[x×]\s*([0-9]{1,18}))?(?:\s*@\s*([0-9]{1,18}))?")
 # A StepShape as events carry it.
 _STEP_SHAPE = re.compile(r"(prefill|extend|decode) batch (\d+) × length (\d+), context (\d+)")
 _NOTATION = "write prefill ROWSxTOKENS, extend ROWSxTOKENS@CONTEXT or decode ROWS@CONTEXT"
@@ -500,10 +501,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shapes = parse_shapes(options.shapes, arm.engine) if options.shapes.strip() else []
         census = take_census(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
     except ConfigError as error:
-        print(f"tailgate: {error}", file=sys.stderr)
+        print(f"tailgate: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("tailgate: interrupted", file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(f"tailgate: {one_line(fault(error))}", file=sys.stderr)
         return 1
     finally:
         if temporary:

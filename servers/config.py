@@ -9,13 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeVar
 
+from servers.complaint import shortened
 from servers.presets import RANDOM_PRESETS
 
 T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy."""
+    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy. A value of
+    many characters is not repeated whole."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 def _choice(key: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -24,7 +25,9 @@ from servers.messages import (
     Timing,
 )
 from servers.metrics import FrontMetrics
+from servers.request_limits import RefusedError
 from servers.tokenizer import Tokenizer
+from servers.watcher import Watcher
 
 # What Telemetry.Watch tells.
 Told = CompileEvent | StepRecord | Progress | CompilerFacts
@@ -43,15 +46,6 @@ NO_TIMING = Timing(
     padded_batch=0,
     padded_length=0,
 )
-
-
-class RefusedError(Exception):
-    """A request is answered with a status instead of tokens. The message names value, limit and remedy."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 class Answer:
@@ -120,7 +114,7 @@ class Front:
         self.progress_log: deque[Progress] = deque(maxlen=1000)
         self._send = send
         self._answers: dict[str, Answer] = {}
-        self._watchers: set[asyncio.Queue[Told | None]] = set()
+        self._watchers: set[Watcher[Told]] = set()
 
     # requests
 
@@ -230,16 +224,19 @@ class Front:
 
     def _publish(self, event: Told) -> None:
         for watcher in self._watchers:
-            watcher.put_nowait(event)
+            watcher.put(event)
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[asyncio.Queue[Told | None]]:
-        """A queue that holds everything retained and receives everything to come; None ends it."""
-        watcher: asyncio.Queue[Told | None] = asyncio.Queue()
-        for log in (self.progress_log, self.compile_log, self.step_log):
-            for event in log:
-                watcher.put_nowait(event)
-        watcher.put_nowait(self.facts)
+    def watch(self, *kinds: type) -> Iterator[Watcher[Told]]:
+        """A queue that holds everything retained of `kinds` (all by default) and receives everything to come."""
+        wanted = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
+        logs: dict[type, Iterable[Told]] = {
+            Progress: self.progress_log,
+            CompileEvent: self.compile_log,
+            StepRecord: self.step_log,
+            CompilerFacts: (self.facts,),
+        }
+        watcher = Watcher(wanted, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in wanted))
         self._watchers.add(watcher)
         try:
             yield watcher
@@ -249,4 +246,4 @@ class Front:
     def close(self) -> None:
         """End every telemetry stream once it has delivered what it holds."""
         for watcher in self._watchers:
-            watcher.put_nowait(None)
+            watcher.close()

@@ -99,6 +99,16 @@ def _check_readable(what: str, path: str) -> None:
 # --- Tokens -----------------------------------------------------------------------------------------------------------
 
 
+def check_named(values: Mapping[str, str | None]) -> None:
+    """No flag of `values` was given empty. Otherwise ConfigError.
+
+    `--token-env "$NAME"` with an unset variable must not open a server that was meant to be closed.
+    """
+    for flag, value in values.items():
+        if value is not None and not value.strip():
+            raise ConfigError(f"{flag} is empty: give what it is to use, or leave it out to go without")
+
+
 def check_variable(name: str, *, key: str) -> None:
     """`name` is the name of an environment variable. The error does not repeat it: it may be the secret itself."""
     if not _VARIABLE.fullmatch(name):

@@ -27,13 +27,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from servers.clock import anchored_environment, now_ns
+from servers.complaint import fault, one_line
 from servers.config import ArmConfig, ConfigError
+from servers.decode_check import DecodeCheck
 from servers.device import serve_engine
 from servers.front import Front
 from servers.messages import Progress, Shutdown
 from servers.metrics import FrontMetrics
+from servers.request_limits import METADATA_BYTES, message_bytes
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from servers.security import ServerTls, server_tls, token_from_variable
+from servers.security import ServerTls, check_named, server_tls, token_from_variable
+from servers.sender import Sender
 from servers.service import InferenceService, TelemetryService, TokenCheck
 from servers.tokenizer import load_tokenizer
 
@@ -46,7 +50,8 @@ SERVER_OPTIONS = (
     ("grpc.server.max_pending_requests", 1_000_000),
     ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
     ("grpc.max_concurrent_streams", 1_000_000),
-    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
     # Two servers on one port would share it silently.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -70,12 +75,7 @@ async def serve(
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     engine = spawn.Process(target=serve_engine, args=(theirs, arm.to_dict(), cache_dir), name=replica)
-    send_lock = threading.Lock()
-
-    def send(message: object) -> None:
-        with send_lock, contextlib.suppress(OSError):
-            ours.send(message)
-
+    send = Sender(ours).send
     metrics = FrontMetrics(arm.name, replica)
     front = Front(arm, replica, send, load_tokenizer(arm.model.id), metrics)
     health_service = health.aio.HealthServicer()
@@ -85,7 +85,9 @@ async def serve(
             await health_service.set(service, status)
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(TokenCheck(token),) if token else ())
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(arm.engine)))
+    checks = (*((TokenCheck(token),) if token else ()), DecodeCheck())
+    server = grpc.aio.server(options=options, interceptors=checks)
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -177,10 +179,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replica", default="", help="name in records; defaults to the arm's name and -0")
     parser.add_argument("--cache-dir", default="", help="keep compile artifacts here; default: a fresh one each start")
     parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics here; 0 is off")
-    parser.add_argument("--tls-certificate", default="", help="serve TLS with this certificate chain (PEM)")
-    parser.add_argument("--tls-key", default="", help="the certificate's key (PEM)")
-    parser.add_argument("--tls-client-ca", default="", help="let in only clients with a certificate of this authority")
-    parser.add_argument("--token-env", default="", help="environment variable with the bearer token that calls need")
+    parser.add_argument("--tls-certificate", default=None, help="serve TLS with this certificate chain (PEM)")
+    parser.add_argument("--tls-key", default=None, help="the certificate's key (PEM)")
+    parser.add_argument(
+        "--tls-client-ca", default=None, help="let in only clients with a certificate of this authority"
+    )
+    parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
     return parser.parse_args(arguments)
 
 
@@ -196,7 +200,9 @@ def main(arguments: list[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             raise ConfigError(f"--config {options.config} cannot be read: {error}") from None
         arm = ArmConfig.from_dict(table)
-        tls = server_tls(options.tls_certificate, options.tls_key, options.tls_client_ca)
+        secured = ("tls_certificate", "tls_key", "tls_client_ca", "token_env")
+        check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in secured})
+        tls = server_tls(options.tls_certificate or "", options.tls_key or "", options.tls_client_ca or "")
         token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
         return asyncio.run(
             serve(
@@ -211,8 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
             )
         )
     except ConfigError as error:
-        print(f"tailgate: {error}", file=sys.stderr)
+        print(f"tailgate: {one_line(str(error))}", file=sys.stderr)
         return 2
+    except Exception as error:
+        print(f"tailgate: {one_line(fault(error))}", file=sys.stderr)
+        return 1
     finally:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -16,43 +16,51 @@ import grpc
 import grpc.aio
 
 from servers.clock import now_ns
+from servers.complaint import one_line
 from servers.config import ArmConfig
-from servers.front import NO_TIMING, Answer, Front, RefusedError, Told
+from servers.front import NO_TIMING, Answer, Front, Told
 from servers.messages import CompileEvent, CompilerFacts, Progress, StepRecord, Submit
+from servers.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import is_bearer
 from servers.tokenizer import StopStrings, TextStream, Tokenizer
+from servers.watcher import MOST_WAITING
 
 
-def check_request(request: inference_pb2.GenerateRequest, arm: ArmConfig, tokenizer: Tokenizer, vocab: int) -> Submit:
+async def check_request(
+    request: inference_pb2.GenerateRequest, arm: ArmConfig, tokenizer: Tokenizer, vocab: int
+) -> Submit:
     """The engine's form of `request`. Raises RefusedError(INVALID_ARGUMENT) naming value, limit and remedy."""
     limits = arm.engine
+    check_sizes(request, limits)
     kind = request.WhichOneof("prompt")
     if kind is None:
-        raise _invalid("the prompt is missing: give text or token_ids")
-    prompt = tokenizer.encode(request.text) if kind == "text" else list(request.token_ids.ids)
+        raise invalid("the prompt is missing: give text or token_ids")
+    if kind == "token_ids":
+        prompt = list(request.token_ids.ids)
+    elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
+        prompt = tokenizer.encode(request.text)
+    else:  # other calls go on meanwhile
+        prompt = await asyncio.to_thread(tokenizer.encode, request.text)
     if not prompt or (kind == "text" and not request.text):
-        raise _invalid("the prompt is empty: give at least one token")
+        raise invalid("the prompt is empty: give at least one token")
     if len(prompt) > limits.max_prompt_tokens:
-        raise _invalid(
-            f"prompt has {len(prompt)} tokens; the limit is {limits.max_prompt_tokens}: "
-            "shorten it or raise max_prompt_tokens"
-        )
+        raise too_many_tokens(len(prompt), limits)
     if min(prompt) < 0 or max(prompt) >= vocab:
         bad = min(prompt) if min(prompt) < 0 else max(prompt)
-        raise _invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
+        raise invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
     if not 1 <= request.max_tokens <= limits.max_new_tokens:
-        raise _invalid(
+        raise invalid(
             f"max_tokens is {request.max_tokens}; the limit is 1 to {limits.max_new_tokens}: "
             "ask for fewer or raise max_new_tokens"
         )
     sampling = request.sampling
     if not 0.0 <= sampling.temperature <= 100.0:
-        raise _invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
+        raise invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
     if sampling.top_k < 0:
-        raise _invalid(f"top_k is {sampling.top_k}: give 0 (off) or a positive number")
+        raise invalid(f"top_k is {sampling.top_k}: give 0 (off) or a positive number")
     if not 0.0 <= sampling.top_p <= 1.0:
-        raise _invalid(f"top_p is {sampling.top_p:g}: give a value from 0 to 1")
+        raise invalid(f"top_p is {sampling.top_p:g}: give a value from 0 to 1")
     return Submit(
         request_id=request.request_id or uuid.uuid4().hex,
         prompt=prompt,
@@ -65,10 +73,6 @@ def check_request(request: inference_pb2.GenerateRequest, arm: ArmConfig, tokeni
         top_p=sampling.top_p,
         seed=sampling.seed,
     )
-
-
-def _invalid(message: str) -> RefusedError:
-    return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -86,15 +90,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         submit: Submit | None = None
         try:
             vocab = front.ready.vocab_size if front.ready else 1 << 31
-            submit = check_request(request, front.arm, front.tokenizer, vocab)
             left_s = context.time_remaining()
+            submit = await check_request(request, front.arm, front.tokenizer, vocab)
             deadline_ns = 0 if left_s is None else recv_ns + int(left_s * 1e9)
             submit = dataclasses.replace(submit, recv_ns=recv_ns, deadline_ns=deadline_ns)
             answer = front.admit(submit)
         except RefusedError as refusal:
             self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
             front.metrics.requests.labels(status=refusal.code.name).inc()
-            await context.abort(refusal.code, refusal.message)
+            await context.abort(refusal.code, one_line(refusal.message))
             raise AssertionError("abort returned") from None
         status = "CANCELLED"
         try:
@@ -104,7 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             status = finished.status if finished is not None else "OK"
             self._trail(context, answer, len(submit.prompt), recv_ns)
             if finished is not None and finished.status != "OK":
-                await context.abort(grpc.StatusCode[finished.status], finished.message)
+                await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
         finally:
             front.metrics.requests.labels(status=status).inc()
             front.abandon(submit.request_id)
@@ -204,16 +208,23 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
     async def Watch(  # noqa: N802
         self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
-        """Replay what is retained, then follow until the server stops."""
-        wanted: dict[type, bool] = {
+        """Replay what is retained, then follow until the server stops, or until the client no longer reads."""
+        wanted = {
             CompileEvent: request.compile_events,
+            StepRecord: request.steps,
             Progress: request.progress,
             CompilerFacts: request.facts,
         }
+        kinds = tuple(kind for kind, asked in wanted.items() if asked)
+        if not kinds:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "nothing to watch is named: set compile_events, steps, progress or facts",
+            )
         steps: list[StepRecord] = []
-        with self.front.watch() as watcher:
+        with self.front.watch(*kinds) as watcher:
             while (event := await watcher.get()) is not None:
-                if isinstance(event, StepRecord) and request.steps:
+                if isinstance(event, StepRecord):
                     steps.append(event)
                     if watcher.empty():
                         # a message costs as much as fifty records, and those who stream tokens here pay for it
@@ -221,10 +232,15 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                 if steps and (watcher.empty() or len(steps) == STEPS_A_MESSAGE or not isinstance(event, StepRecord)):
                     yield step_records(steps)
                     steps = []
-                if not isinstance(event, StepRecord) and wanted[type(event)]:
+                if not isinstance(event, StepRecord):
                     yield telemetry_event(event)
             if steps:
                 yield step_records(steps)
+            if watcher.fell_behind:
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{MOST_WAITING} events wait to be read: watch again and read faster; what is retained comes again",
+                )
 
     async def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]

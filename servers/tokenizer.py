@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -68,42 +69,99 @@ class ModelTokenizer:
 
 
 class _ModelStream:
+    """Decodes the newest tokens beside a few before them, since a token's text may depend on its neighbours (a space
+    that only stands inside a line). So the time does not grow with the answer."""
+
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = ""
+        self._ids: list[int] = []  # from where the context begins
+        self._shown = 0  # of these, how many are context: their text is out
 
     def push(self, token_ids: Sequence[int]) -> str:
         self._ids.extend(token_ids)
-        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        if text.endswith("�"):  # half of a character: wait for the rest
-            return ""
-        added, self._shown = text[len(self._shown) :], text
+        waiting = len(self._ids) - self._shown
+        for held in range(min(waiting, _CHARACTER_BYTES)):
+            whole = self._ids[: len(self._ids) - held]
+            text = self._text(whole)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                return self._show(text, whole)
+        # What is no character after twice its longest form will not become one.
+        return self._show(text, whole) if waiting >= 2 * _CHARACTER_BYTES else ""
+
+    def _show(self, text: str, whole: list[int]) -> str:
+        added = text[len(self._text(self._ids[: self._shown])) :]
+        first = max(0, min(self._shown, len(whole) - _CONTEXT_TOKENS))
+        self._ids, self._shown = self._ids[first:], len(whole) - first
         return added
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+_CONTEXT_TOKENS = 4
+_CHARACTER_BYTES = 4  # in UTF-8 at most, and a token is a byte at least
 
 
 class StopStrings:
-    """Cuts text at the first stop string, holding back what might be the beginning of one."""
+    """Cuts text at the first stop string, holding back what might be the beginning of one.
+
+    First is the one that ends first, and of those that end together the longest, so that the cut does not depend on
+    how the text came in pieces. Each character is looked at once, whatever the strings are: A. V. Aho and M. J.
+    Corasick, "Efficient string matching" (1975). Making one takes time and memory in the length of all strings.
+    """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._children: list[dict[str, int]] = [{}]  # of each node of a tree of all beginnings; node 0 is ""
+        self._depth = [0]
+        self._stop = [0]  # length of the longest stop string that ends in this node
+        for stop in stops:
+            self._add(stop)
+        self._shorter = self._links()
+        self._node = 0
         self._held = ""
+
+    def _add(self, stop: str) -> None:
+        node = 0
+        for character in stop:
+            children = self._children[node]
+            if character not in children:
+                children[character] = len(self._children)
+                self._children.append({})
+                self._depth.append(self._depth[node] + 1)
+                self._stop.append(0)
+            node = children[character]
+        self._stop[node] = self._depth[node]
+
+    def _links(self) -> list[int]:
+        """For each node, the node of its longest ending that also begins a stop string."""
+        links = [0] * len(self._children)
+        level = deque([0])
+        while level:
+            node = level.popleft()
+            for character, child in self._children[node].items():
+                links[child] = self._follow(links, links[node], character) if node else 0
+                self._stop[child] = self._stop[child] or self._stop[links[child]]
+                level.append(child)
+        return links
+
+    def _follow(self, links: list[int], node: int, character: str) -> int:
+        while node and character not in self._children[node]:
+            node = links[node]
+        return self._children[node].get(character, 0)
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string was met)."""
-        if not self._stops:
+        if len(self._children) == 1:
             return text, False
-        self._held += text
-        found = [position for stop in self._stops if (position := self._held.find(stop)) >= 0]
-        if found:
-            return self._held[: min(found)], True
-        keep = max(
-            (size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])),
-            default=0,
-        )
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown, False
+        for number, character in enumerate(text, start=1):
+            self._node = self._follow(self._shorter, self._node, character)
+            if length := self._stop[self._node]:
+                return (self._held + text[:number])[:-length], True
+        held = self._held + text
+        cut = len(held) - self._depth[self._node]
+        self._held = held[cut:]
+        return held[:cut], False
 
     def rest(self) -> str:
         """What was held back, once no more text comes."""

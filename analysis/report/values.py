@@ -19,8 +19,11 @@ KIND_NAMES = {
 }
 PHASE_NAMES = {"steady": "steady", "all": "all traffic", "cold": "cold"}
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
-# C0 and C1 controls: illegal in XML 1.0 and able to drive a terminal. Tab and newline stay.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+# C0 and C1 controls: illegal in XML 1.0 and able to drive a terminal. Marks that turn the direction of text, which can
+# make one name look like another. Tab and newline stay.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]"
+)
 QUANTILE_OF = re.compile(r"\bp(\d+)(?:_(\d+))?_(max_itl|ttft|e2e|tpot|itl)(?:_ms)?\b")
 
 

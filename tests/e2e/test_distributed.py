@@ -25,6 +25,7 @@ import pytest
 
 from analysis.records import REQUESTS, read_table
 from analysis.summary import analyze
+from loadtests.channel_token import TOKEN_VARIABLE
 from loadtests.schedule import Schedule
 from tests.fakes.inference import Behaviour
 from tests.loadtests.test_chat import account, free_port, locust_command, planned, records
@@ -73,6 +74,7 @@ def wait_for_records(run: subprocess.Popen[str], folder: Path, more_than: int) -
 def start(command: list[str], folder: Path, *, shift_ns: int = 0) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TAILGATE_CLOCK_ANCHOR_NS": str(ANCHOR_NS + shift_ns)}
+    environment |= {TOKEN_VARIABLE: "what all hosts of this test know"}
     return subprocess.Popen(
         command,
         cwd=folder,

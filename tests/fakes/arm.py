@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--stall-s", type=float, default=0.4)
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
+    parser.add_argument("--freeze", action="append", default=[], metavar="REPLICA=REQUESTS")
     parser.add_argument("--fail-start", action="append", default=[], metavar="REPLICA")
     parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
     parser.add_argument("--token", action="append", default=[], metavar="REPLICA=TOKEN")
@@ -251,8 +252,12 @@ def main() -> None:
             checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     deaths = dict(item.split("=") for item in arguments.die)
     limit = int(deaths.get(arguments.replica, 0))
+    freezes = dict(item.split("=") for item in arguments.freeze)
+    still_after = int(freezes.get(arguments.replica, 0))
     while not stopped:
         time.sleep(0.05)
+        if still_after and arm.answered >= still_after:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if limit and arm.answered >= limit:
             print("Fatal: the device fell off the bus", file=sys.stderr, flush=True)
             os._exit(9)

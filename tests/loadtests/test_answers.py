@@ -1,11 +1,19 @@
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from loadtests.answers import PROMPTS, TOKENS, Question, ask, compared, departure, questions
+from loadtests.cpu_time import cpu_seconds
 from loadtests.experiment import Experiment, from_table
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2_grpc
@@ -91,3 +99,43 @@ def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
     mine: list[int], theirs: list[int], expected: int | None
 ) -> None:
     assert departure(mine, theirs) == expected
+
+
+@pytest.fixture
+def busy_channel() -> Iterator[grpc.Channel]:
+    """To an arm whose first answer takes three seconds, as one that compiles."""
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
+    arm = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=3.0)
+    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+    server.stop(0.0).wait()
+
+
+def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(busy_channel: grpc.Channel) -> None:
+    asked = [Question(prompt=(1,), max_tokens=2)]
+    said = ask(busy_channel, asked, check=nothing, still_s=1.5, worked_s=lambda: 7.0)
+    assert said == "it stands still: no token came and its processes did nothing for 1.5 s"
+    busy = itertools.count()
+    longer = [Question(prompt=(1,) * 40, max_tokens=2)]
+    assert ask(busy_channel, longer, check=nothing, still_s=1.5, worked_s=lambda: float(next(busy))) == [[5, 5]]
+
+
+def test_work_of_a_process_counts_with_that_of_its_children() -> None:
+    busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
+    process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        while (cpu_seconds(process.pid) or 0.0) < 1.0:
+            assert time.monotonic() < deadline
+        with Path(f"/proc/{process.pid}/stat").open() as stat:
+            alone = sum(int(ticks) for ticks in stat.read().rpartition(")")[2].split()[11:15]) / os.sysconf(
+                "SC_CLK_TCK"
+            )
+        assert (cpu_seconds(process.pid) or 0.0) > 1.3 * alone
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert cpu_seconds(process.pid) is None

@@ -361,3 +361,64 @@ def test_a_running_split_takes_new_weights_from_outside(tmp_path: Path, arms: di
     assert "Traceback" not in err
     with pytest.raises(SplitterError, match="no split answers"):
         reweight(where["admin"], {"eager": 1})
+
+
+def test_a_fault_is_one_line_with_the_file_of_its_traceback_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr("loadtests.cli.calibrate", fail)
+    assert main(["calibrate", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    (path,) = tmp_path.glob("traceback-*.txt")
+    assert said.count("\n") == 1
+    assert f"its traceback is in {path}" in said
+    assert "RecursionError" in path.read_text()
+
+
+def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("loadtests.orchestrator._Trial.run", fail)
+    assert main(["run", "demo", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    (path,) = tmp_path.glob("*/traceback-*.txt")
+    assert f"its traceback is in {path}" in told.err
+    assert "Traceback" not in told.err
+    assert json.loads(told.out.splitlines()[-1])["error"].startswith("out of memory")
+
+
+@pytest.mark.parametrize("stream", ["/dev/full", "closed"])
+def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
+    command = [sys.executable, "-m", "loadtests.cli", "plan", "--rate", "4"]
+    redirect = ">&-" if stream == "closed" else f"> {stream}"
+    done = subprocess.run(
+        ["sh", "-c", f"{' '.join(command)} {redirect}"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback (most" not in done.stderr
+    assert done.stderr.count("\n") <= 1
+    assert done.returncode == (1 if stream == "/dev/full" else 0)
+
+
+def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def become(program: str, command: list[str], environment: dict[str, str]) -> None:
+        given.append(json.loads(Path(command[command.index("--config") + 1]).read_text()))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", become)
+    large = [part for name in "abc" for part in ("--set", f'compile.options.{name}="{"x" * 60_000}"')]
+    with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
+        main(["serve", "--preset", "eager", "--port", "0", *large])
+    assert len(given[0]["compile"]["options"]["c"]) == 60_000

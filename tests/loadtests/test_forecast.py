@@ -94,7 +94,7 @@ def test_the_command_prints_a_table_and_one_json_object(trace: Trace, capsys: py
     [
         (["--ladder", "5,x"], "is no list of tokens"),
         (["--ladder", "0,5"], "--ladder has a step of 0 tokens"),
-        (["--graphs", "0"], "--graphs is 0: give 1 or more"),
+        (["--graphs", "0"], "--graphs is 0: give 1 to 1024"),
         (["--ladder", "2"], "no request fits the ladder"),
     ],
 )

@@ -392,3 +392,16 @@ def test_a_closed_loop_is_marked_in_the_trial(tmp_path: Path) -> None:
     assert (facts["loop"], facts["concurrency"], facts["open_loop"], facts["planned"]) == ("closed", 2, False, {})
     assert len(requests(outcome)) == 10
     assert time.monotonic() - began < 19
+
+
+def test_an_arm_that_stands_still_holds_the_end_of_a_run_no_longer_than_its_limits_say(tmp_path: Path) -> None:
+    what = experiment(traffic={"timeout_s": 3})
+    began = time.monotonic()
+    outcome, _ = run(what, tmp_path, "--freeze", "naive-0=8")
+    # 3 s of traffic, 3 s for the last requests, 3 s in which it shows no life, 10 s to stop it, and the start
+    assert time.monotonic() - began < 60
+    assert outcome.complete
+    (still,) = [row for row in trial_facts(outcome)["answers"]["replicas"] if row["arm"] == "naive"]
+    assert still["error"] == "it stands still: no token came and its processes did nothing for 3 s"
+    lost = [row for row in requests(outcome) if row["arm"] == "naive" and row["status"] != "OK"]
+    assert {row["status"] for row in lost} == {"DEADLINE_EXCEEDED"}

@@ -151,7 +151,6 @@ def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixtu
         ([], "give RUN_DIR, or --rate R"),
         (["none"], 'run directory "none" does not exist'),
         (["--rate", "0"], "--rate is 0: give requests/s"),
-        (["--rate", "nan"], "--rate is nan"),
         (["--rate", "4", "--power", "1"], "--power is 1: give a share from 0.5 to 0.999"),
         (["--rate", "4", "--margin", "0"], "--margin is 0: give a share above 0"),
         (["--rate", "4", "--ratio", "0"], "--ratio is 0"),

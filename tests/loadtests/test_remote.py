@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtests.channel_token import TOKEN_VARIABLE
 from loadtests.cli import build_parser, main
 from loadtests.experiment import from_table
 from loadtests.orchestrator import locust_command
@@ -21,6 +23,7 @@ from servers.config import ConfigError
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+SECRET = "0123456789abcdef"
 
 
 @pytest.mark.parametrize("text", ["nowhere", "host:", ":5557", "host:0", "host:65536", "host:port", ""])
@@ -34,8 +37,11 @@ def test_addresses_of_both_families_are_read() -> None:
     assert parse_master("[fd00::1]:5557") == ("fd00::1", 5557)
 
 
-def test_bad_usage_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
     for arguments, message in (
         (["--master", "nowhere"], '--master "nowhere" is not HOST:PORT'),
         (["--master", "localhost:1", "--keep", str(tmp_path / "file" / "x")], "cannot be made"),
@@ -54,6 +60,7 @@ def test_a_worker_without_a_run_says_what_it_waits_for_and_ends_on_ctrl_c(tmp_pa
     process = subprocess.Popen(
         [*command, "--keep", str(tmp_path / "kept")],
         cwd=ROOT,
+        env={**os.environ, TOKEN_VARIABLE: SECRET},
         text=True,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -137,7 +144,8 @@ def test_deployed_workers_are_started_as_the_command_line_allows() -> None:
     pod = deployment["spec"]["template"]
     assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
-    variables = {item["name"]: item["value"] for item in container["env"]}
+    variables = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+    assert TOKEN_VARIABLE in [item["name"] for item in container["env"] if "valueFrom" in item]
     command = [*container["command"], *container["args"]]
     for name, value in variables.items():
         command = [part.replace(f"$({name})", value) for part in command]

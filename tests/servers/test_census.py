@@ -191,3 +191,13 @@ def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pyt
         ("off", ""),
     ]
     assert census.exit_code == EXIT_COMPILES
+
+
+@pytest.mark.parametrize(
+    "text", ["prefill " + "9" * 5000 + "x1", "decode 1@" + "9" * 5000, "prefill ٣x1", "x" * 20_000]
+)
+def test_what_is_no_shape_is_one_short_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_shapes(text, EngineConfig())
+    assert "is not a shape" in str(caught.value)
+    assert len(str(caught.value)) < 1200

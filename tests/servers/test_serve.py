@@ -100,6 +100,13 @@ def ask(*, tokens: int = 5, max_tokens: int = 4, **fields: object) -> inference_
     )
 
 
+def engine_of(replica: Replica) -> int:
+    """The process id of the replica's engine."""
+    children = Path(f"/proc/{replica.process.pid}/task/{replica.process.pid}/children").read_text().split()
+    (engine,) = [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return engine
+
+
 def refusal(replica: Replica, request: inference_pb2.GenerateRequest) -> grpc.Call:
     with pytest.raises(grpc.RpcError) as caught:
         list(replica.inference.Generate(request, timeout=20))
@@ -165,6 +172,14 @@ def test_sampling_is_reproducible_by_seed(replica: Replica) -> None:
         (ask(sampling=inference_pb2.Sampling(temperature=-1)), ("temperature", "-1")),
         (ask(sampling=inference_pb2.Sampling(top_k=-2)), ("top_k", "-2")),
         (ask(sampling=inference_pb2.Sampling(top_p=1.5)), ("top_p", "1.5")),
+        (ask(request_id="r" * 257), ("request_id", "257", "256")),
+        (ask(session_id="s" * 300_000), ("session_id", "300000", "256")),
+        (ask(stop=["x" * 300_000]), ("stop string", "300000", "256")),
+        (ask(stop=["x"] * 17), ("stop has 17", "16")),
+        (ask(stop_token_ids=[1] * 1025), ("stop_token_ids", "1025", "1024")),
+        (ask(tokens=500_000), ("500000", "32", "max_prompt_tokens")),
+        (inference_pb2.GenerateRequest(text="é" * 1025, max_tokens=1), ("2050 bytes", "2048", "max_prompt_tokens")),
+        (inference_pb2.GenerateRequest(text="x" * 3_000_000, max_tokens=1), ("3000000 bytes", "2048")),
     ],
 )
 def test_bad_requests_are_named_with_value_and_limit(
@@ -175,6 +190,77 @@ def test_bad_requests_are_named_with_value_and_limit(
     for word in words:
         assert word in error.details()
     assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
+
+
+def test_the_longest_that_is_allowed_is_served(replica: Replica) -> None:
+    request = ask(request_id="r" * 256, session_id="s" * 256, stop=["x" * 256] * 16, stop_token_ids=[1] * 1024)
+    assert sum(len(chunk.token_ids) for chunk in replica.inference.Generate(request)) == 4
+
+
+def test_others_do_not_wait_while_large_requests_come(replica: Replica) -> None:
+    health = health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{replica.port}", [("tailgate.apart", 1)]))
+    large = [
+        ask(stop=["x" * 3_000_000]),
+        ask(stop=["ab"] * 500_000),
+        ask(tokens=500_000),
+        inference_pb2.GenerateRequest(text="x" * 3_000_000, max_tokens=1),
+    ]
+    waits = []
+    for request in large:
+        call = replica.inference.Generate(request, timeout=60)
+        while not call.done():
+            started = time.monotonic()
+            health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+            waits.append(time.monotonic() - started)
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert max(waits) < 1.0  # 20 ms where nothing else runs; matching the first took minutes
+
+
+UNDECODABLE = b"\xff" * 20
+
+
+def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_traceback(tmp_path: Path) -> None:
+    replica = start(tmp_path, ArmConfig(name="odd", engine=ENGINE))
+    services = {
+        "tailgate.v1.Inference/Generate": "tailgate.v1.GenerateRequest",
+        "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
+        "tailgate.v1.Telemetry/Snapshot": "tailgate.v1.SnapshotRequest",
+        "grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionRequest",
+    }
+    for method, message in services.items():
+        with pytest.raises(grpc.RpcError) as caught:
+            list(replica.channel.stream_stream(f"/{method}")(iter([UNDECODABLE]), timeout=20))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, method
+        assert "20 bytes is no" in caught.value.details()
+        assert message in caught.value.details()
+        assert "class" not in caught.value.details()
+    with pytest.raises(grpc.RpcError) as caught:
+        list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=20))
+    assert "nothing to watch is named" in caught.value.details()
+    replica.process.send_signal(signal.SIGTERM)
+    assert replica.process.wait(timeout=30) == 0
+    assert "Traceback" not in (tmp_path / "odd.log").read_text()
+
+
+def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when_told(tmp_path: Path) -> None:
+    engine = EngineConfig(slots=1, max_queue=200, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
+    replica = start(tmp_path, ArmConfig(name="frozen", engine=engine))
+    wait_warm(replica)
+    frozen = engine_of(replica)
+    os.kill(frozen, signal.SIGSTOP)
+    calls = [replica.inference.Generate(ask(tokens=200, max_tokens=4)) for _ in range(3)]
+    many = inference_pb2.TokenIds(ids=[200] * 8000)  # 198 of them are more than a pipe holds
+    calls += [
+        replica.inference.Generate(inference_pb2.GenerateRequest(token_ids=many, max_tokens=1)) for _ in range(195)
+    ]
+    deadline = time.monotonic() + 20
+    while replica.counters()["in_flight"] < len(calls) and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert replica.health() == health_pb2.HealthCheckResponse.SERVING
+    replica.process.send_signal(signal.SIGTERM)
+    assert replica.process.wait(timeout=20) == 0
+    assert not Path(f"/proc/{frozen}").exists()
 
 
 def test_a_full_queue_is_refused_at_once_and_the_running_requests_are_not_disturbed(replica: Replica) -> None:
@@ -305,9 +391,7 @@ def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path
     wait_warm(replica)
     call = replica.inference.Generate(ask(max_tokens=4000))
     next(iter(call))
-    children = Path(f"/proc/{replica.process.pid}/task/{replica.process.pid}/children").read_text().split()
-    engine = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-    os.kill(int(engine[0]), signal.SIGKILL)
+    os.kill(engine_of(replica), signal.SIGKILL)
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -400,6 +484,9 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
     [
         (["--token-env", "TAILGATE_TEST_TOKEN"], "TAILGATE_TEST_TOKEN, which is not set"),
         (["--token-env", SECRET], "--token-env is not the name of an environment variable"),
+        (["--token-env", ""], "--token-env is empty"),
+        (["--tls-certificate", "", "--tls-key", ""], "--tls-certificate is empty"),
+        (["--tls-client-ca", ""], "--tls-client-ca is empty"),
         (["--tls-certificate", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem"], '"/nowhere/c.pem" cannot be read'),
         (["--tls-key", "/nowhere/k.pem"], "a TLS certificate is missing beside the key"),
     ],

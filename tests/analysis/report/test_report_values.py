@@ -82,6 +82,7 @@ def test_a_half_open_interval_shows_its_known_end() -> None:
 
 def test_control_characters_never_reach_a_report() -> None:
     assert values.text("\x1b[31mred\x07\ud800") == "[31mred"
+    assert values.text("com\u202epiled\u2066") == "compiled"  # would show as another name
 
 
 @given(

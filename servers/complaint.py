@@ -1,0 +1,71 @@
+"""How an error reads: one printable line, no longer than a few lines of a terminal; and where its traceback is kept."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+# A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
+LONGEST = 1000
+_TAIL = 300
+
+
+def shortened(text: str) -> str:
+    """`text`, or its beginning and end with the number of characters between them that were left out."""
+    if len(text) <= LONGEST:
+        return text
+    head = LONGEST - _TAIL
+    return f"{text[:head]} ... ({len(text) - LONGEST:,} characters left out) ... {text[-_TAIL:]}"
+
+
+def printable(text: str) -> str:
+    """`text` with an escape such as \\x1b in place of each character that a terminal would obey or cannot show."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def one_line(message: str) -> str:
+    """`message` on one line, printable and shortened."""
+    return printable(shortened(" ".join(message.split())))
+
+
+def fault(error: BaseException, folder: Path | None = None) -> str:
+    """What to tell of an exception that nobody foresaw. Its traceback is in a file that is named: in `folder`, or
+    among the temporary files where that cannot be."""
+    kind = type(error).__name__
+    text = str(error).strip().partition("\n")[0]
+    what = f"{kind}: {shortened(text)}" if text else kind
+    if isinstance(error, MemoryError):
+        return f"out of memory ({what}): free some, or ask for less; {_kept(error, folder)}"
+    if isinstance(error, OSError):
+        return f"a file or a stream cannot be used, {what}: free the disk or give another; {_kept(error, folder)}"
+    return f"a fault in tailgate itself, {what}: {_kept(error, folder)}; please report it with that file"
+
+
+def _kept(error: BaseException, folder: Path | None) -> str:
+    report = "".join(
+        [
+            f"tailgate on Python {platform.python_version()}, {platform.platform()}\n\n",
+            *traceback.format_exception(error),
+        ]
+    )
+    name = f"traceback-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
+    places = [Path(tempfile.gettempdir()) / f"tailgate-{name}"]
+    if folder is not None and folder.is_dir():
+        places.insert(0, folder / name)
+    for place in places:
+        with suppress(OSError):
+            place.write_text(report, encoding="utf-8", errors="backslashreplace")
+            return f"its traceback is in {place}"
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f"{last[0].filename}:{last[0].lineno}" if last else sys.executable
+    return f"its traceback could not be written; it was raised at {where}"
