@@ -257,30 +257,6 @@ class Run:
         kind = row.get("kind")
         return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
 
-    def work(self, arm: str) -> list[tuple[str, float, float]]:
-        """What the arm's and the control's completed requests asked of them, by each server's count: (what, the arm's
-        mean, the control's). Of copies of the same requests where there are any, else against what was planned."""
-        requests = self.requests
-        mine, theirs = (np.flatnonzero(self.of_arm(name) & self.usable & requests.ok) for name in (arm, self.control))
-        prompts, answers, wanted = (
-            np.maximum(column, 0) for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens)
-        )
-        if self.design == "mirrored":
-            shared = np.intersect1d(requests.pair[mine], requests.pair[theirs])
-            mine, theirs = (rows[np.isin(requests.pair[rows], shared)] for rows in (mine, theirs))
-        if not mine.size or not theirs.size:
-            return []
-        counted = self.counts_tokens(arm) and self.counts_tokens(self.control)
-        if self.design == "mirrored":
-            means = [("prompt tokens", float(prompts[mine].mean()), float(prompts[theirs].mean()))]
-            if counted:
-                means.append(("answer tokens", float(answers[mine].mean()), float(answers[theirs].mean())))
-            return means
-        if not counted:
-            return []
-        shares = [100.0 * answers[rows].sum() / max(1.0, wanted[rows].sum()) for rows in (mine, theirs)]
-        return [("percent of the planned answer tokens", float(shares[0]), float(shares[1]))]
-
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
         own = np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
