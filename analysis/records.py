@@ -430,7 +430,7 @@ def requests_of(
     output = _integers(table.column("output_tokens"), 0)
     if rows and output.min() < 0:
         output = np.maximum(output, 0)
-    hollow = completed & _hollow(table, arm, output, completed, seen)
+    hollow = completed & _hollow(table, output)
     completed &= ~hollow
     seen &= ~(hollow & (output == 0))
     gaps, offsets, times, backwards = _token_gaps(table.column("token_ns"))
@@ -446,6 +446,13 @@ def requests_of(
     age[broken] = math.nan
     ttft = (first - start) / 1e6
     ttft[~seen | broken] = math.nan
+    unseen = ok & ~seen
+    if unseen.any():
+        # Nobody saw their first token, while the arm's others have one: it came with the last at the latest. In records
+        # of other tools no answer of an arm may have one, which says nothing.
+        known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
+        late = unseen & known[arm]
+        ttft[late] = age[late]
     tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
     tpot[~(ok & seen & (output > 1))] = math.nan
     max_itl = np.full(rows, math.nan)
@@ -503,15 +510,9 @@ def requests_of(
     )
 
 
-def _hollow(table: pa.Table, arm: Codes, output: Codes, completed: Bools, seen: Bools) -> Bools:
-    """Which answers have nothing in them: no token, an error, or no first token where their arm's others have one.
-
-    A column that is empty for a whole arm tells nothing, as in records of other tools.
-    """
+def _hollow(table: pa.Table, output: Codes) -> Bools:
+    """Which answers have nothing in them: no token, by a count that is there, or an error."""
     hollow: Bools = (output <= 0) & table.column("output_tokens").is_valid().to_numpy()
-    if not seen.all():
-        has_times = np.bincount(arm[completed & seen], minlength=int(arm.max(initial=-1)) + 1) > 0
-        hollow |= ~seen & has_times[arm]
     error = table.column("error")
     if error.null_count < len(error):
         named, errors = _codes(error)

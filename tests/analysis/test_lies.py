@@ -74,10 +74,6 @@ def test_honest_records_pass(tmp_path: Path, run: FakeRun) -> None:
         pytest.param(
             lambda number, row: row | {"output_tokens": 0} if number % 5 == 0 else row, id="no token but a first time"
         ),
-        pytest.param(
-            lambda number, row: row | {"first_token_ns": None, "token_ns": None} if number % 5 == 0 else row,
-            id="tokens without times",
-        ),
     ],
 )
 def test_ok_with_nothing_in_it_is_a_failure(tmp_path: Path, lie: Callable[[int, Row], Row]) -> None:
@@ -139,6 +135,17 @@ def test_a_control_that_answers_less_is_other_work_too(tmp_path: Path) -> None:
         for row in rows:
             writer.append(row | {"output_tokens": row["output_tokens"] + (row["arm"] == "eager")})
     assert "equal work" in failed_checks(analyze(tmp_path))
+
+
+def test_a_first_token_that_nobody_saw_came_with_the_last(tmp_path: Path) -> None:
+    def lie(number: int, row: Row) -> Row:
+        return row | {"first_token_ns": None, "token_ns": None} if number % 5 == 0 else row
+
+    summary = judged(tmp_path, HONEST, lie)
+    arm = next(row for row in summary["arms"] if row["name"] == "compiled")
+    assert arm["error_pct"] == 0
+    assert arm["metrics"]["ttft"]["p99_ms"] > 300
+    assert summary["overall"] == "FAIL"
 
 
 def shifted(row: Row, ms: float, *names: str) -> Row:
