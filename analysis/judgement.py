@@ -369,7 +369,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
         yield check_answers(run.control, answers)
     if infos:
         for arm in (name for name in run.arms if not run.external(name)):
-            yield check_deaths(arm, run.deaths(arm), control=arm == run.control)
+            yield check_deaths(arm, run.deaths(arm), control=arm == run.control, silent=run.silent(arm))
 
 
 def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Check]:

@@ -84,7 +84,7 @@ class Run:
             ends_ns=_planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
         )
-        events = compile_events(records.events, requests)
+        events = compile_events(records.events, requests, stalling=_stalling_kinds(infos))
         control, arms = _arms(records, requests)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
@@ -263,16 +263,10 @@ class Run:
         return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
 
     def length_ladder(self, arm: str) -> tuple[int, ...]:
-        """The lengths to which the arm's server pads prompts, as far as it is told; empty where each length stays."""
-        told = self.external(arm).get("length_ladder")
-        if told is None:
-            shapes, engine = mapping(self.config(arm).get("shapes")), mapping(self.config(arm).get("engine"))
-            longest = number(engine.get("max_prompt_tokens"))
-            told = shapes.get("length_ladder")
-            if shapes.get("kind") == "pad" and longest:
-                told = [longest]
-            elif shapes.get("kind") == "buckets" and longest and not told:
-                told = [*(32 * 2**step for step in range(int(longest).bit_length()) if 32 * 2**step < longest), longest]
+        """The prompt lengths at which the arm's shapes change, as its trials say; empty where each length is its own,
+        or nothing is said."""
+        told = next((row["length_ladder"] for row in self._told_of(arm) if row.get("length_ladder")), None)
+        told = told or self.external(arm).get("length_ladder")
         steps = [number(step) for step in told] if isinstance(told, (list, tuple)) else []
         return tuple(sorted({int(step) for step in steps if step is not None and step >= 1}))
 
@@ -299,6 +293,23 @@ class Run:
     def deaths(self, arm: str) -> list[Mapping[str, Any]]:
         """The replicas of the arm that died under load."""
         return [row for info in self.infos for row in _rows(info.get("deaths")) if row.get("arm") == arm]
+
+    def silent(self, arm: str) -> list[str]:
+        """The replicas of the arm that did not die and yet gave no last word after the traffic of a trial that ended.
+
+        Only of trials that tell last words at all.
+        """
+        dead = {row.get("replica") for row in self.deaths(arm)}
+        found = []
+        for info in self.infos:
+            if not info.get("complete") or not isinstance(info.get("final"), Mapping):
+                continue
+            for row in (row for row in _rows(info.get("arms")) if row.get("name") == arm and not self.external(arm)):
+                replicas = row.get("replicas")
+                for name in replicas if isinstance(replicas, list) else []:
+                    if str(name) not in info["final"] and name not in dead:
+                        found.append(str(name))
+        return found
 
     def startups(self, arm: str) -> list[Mapping[str, Any]]:
         """What each trial says of the arm's start-up, empty where it says nothing."""
@@ -385,6 +396,12 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
             "add [[arms]] with name and control = true to experiment.toml, or name one arm control"
         )
     return str(control), (str(control), *(name for name in names if name != control))
+
+
+def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
+    """The kinds of compile events that hold the device, as the first trial that knows says; None where none does."""
+    told = _first_of(infos, "stalling_kinds")
+    return frozenset(kind for kind in told if isinstance(kind, str)) if isinstance(told, list) else None
 
 
 def _planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:

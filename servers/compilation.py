@@ -117,8 +117,8 @@ class _JoinLinears(CustomGraphPass):
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:
-    # torch refuses mode together with a backend other than inductor
-    mode = policy.mode if policy.backend == "inductor" and policy.mode != "default" else None
+    # torch refuses any mode together with a backend other than inductor, as the configuration does any but the default
+    mode = policy.mode if policy.mode != "default" else None
     return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,16 @@ def test_a_first_token_that_nobody_saw_came_with_the_last(tmp_path: Path) -> Non
     assert arm["error_pct"] == 0
     assert arm["metrics"]["ttft"]["p99_ms"] > 300
     assert summary["overall"] == "FAIL"
+
+
+def test_a_replica_that_does_not_serve_any_more_after_its_last_answer_does_not_pass(tmp_path: Path) -> None:
+    write_run(tmp_path, HONEST)
+    path = tmp_path / "trial-01" / "trial.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "final": {"eager-0": {}}}))
+    summary = analyze(tmp_path)
+    assert (summary["overall"], failed_checks(summary)) == ("INCONCLUSIVE", {"alive"})
+    reasons = [check["reason"] for check in summary["validity"] if check["check"] == "alive"]
+    assert "compiled-0 did not serve any more when the traffic was over." in reasons
 
 
 def shifted(row: Row, ms: float, *names: str) -> Row:

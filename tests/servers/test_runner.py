@@ -188,7 +188,7 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
 ) -> None:
     """Traced and guarded by the real compiler; the backend is a light one, as code generation plays no part here."""
     arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager"))
+    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager", mode="default"))
     runner = runner_for(arm, recorder)
     warm = recorder.drain()
     assert warm
