@@ -760,6 +760,10 @@ def _serve(options: argparse.Namespace) -> int:
     check_arm(arm)
     if options.port:
         check_port(options.port, key="--port", host=options.host)
+    if options.metrics_port:
+        if options.metrics_port == options.port:
+            raise ConfigError(f"--port and --metrics-port are both {options.port}: give two ports")
+        check_port(options.metrics_port, key="--metrics-port", host=options.host, remedy="or give another")
     extra = ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
     if options.metrics_port:
         extra += ["--metrics-port", str(options.metrics_port)]

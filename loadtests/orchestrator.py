@@ -406,7 +406,8 @@ class _Trial:
         self._write_facts()
 
     def _launch(self, arm: ExperimentArm, name: str) -> None:
-        config_path = self._folder / f"{name}.json"
+        # Beside the logs: an arm called "generator" must not pass for the account of a load process.
+        config_path = self._logs / f"{name}.json"
         _write_json(config_path, arm.config.to_dict())
         fresh = self._experiment.trials.compile_cache == "fresh"
         cache = self._cache / name if fresh else self._shared_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -16,6 +17,20 @@ T = TypeVar("T")
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy."""
+
+
+LONGEST_NAME = 64
+
+
+def check_name(key: str, name: str) -> None:
+    """The name may stand in file names, headers, metrics and Envoy's configuration. Raises ConfigError."""
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(f"{key} has {len(name)} characters: give at most {LONGEST_NAME}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(
+            f'{key} "{name}" is not usable: give letters (A to Z), digits, "-", "_" and ".", and begin with a letter '
+            "or a digit"
+        )
 
 
 def _choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -54,6 +69,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _choice("model.dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         _choice("model.attention", self.attention, ("sdpa", "eager"))
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
+            raise ConfigError(f'model.device is "{self.device}": use auto, cpu, cuda or cuda:N')
         if not self.id:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
         if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
@@ -203,8 +220,12 @@ class ArmConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-            raise ConfigError(f'arm name "{self.name}" is not usable: letters, digits, "-", "_" and "." only')
+        check_name("arm name", self.name)
+        if self.shapes.kind == "exact" and self.shapes.min_size > self.engine.slots:
+            raise ConfigError(
+                f'arm "{self.name}": shapes.min_size is {self.shapes.min_size} but engine.slots is '
+                f"{self.engine.slots}: raise engine.slots"
+            )
         if self.compile.capture and self.shapes.kind == "exact":
             raise ConfigError(
                 f'arm "{self.name}": compile.capture is true but shapes.kind is "exact": CUDA graphs need planned '

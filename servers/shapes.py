@@ -157,10 +157,6 @@ class Buckets:
 def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
     """The policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
     if shapes.kind == "exact":
-        if shapes.min_size > engine.slots:
-            raise ConfigError(
-                f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
-            )
         return ExactShape(
             max_batch=engine.slots,
             max_prefill_batch=engine.prefill_batch,
@@ -187,6 +183,12 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
         ),
         prompt_contexts=prompt_contexts(shapes, engine),
     )
+
+
+def first_prompt(shapes: ShapePolicy, *, longest: int, minimal: bool) -> int:
+    """Tokens of the prompt that a warm-up has met, whole or `minimal`, and no more than `longest`: what a replica asks
+    itself before it serves."""
+    return min(5 if minimal else min(shape.length for shape in shapes.every_prefill()), longest)
 
 
 def _round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:

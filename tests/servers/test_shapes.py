@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import ConfigError, EngineConfig, ShapeConfig
+from servers.config import ArmConfig, ConfigError, EngineConfig, ShapeConfig
 from servers.shapes import Buckets, StepShape, shape_policy
 
 ENGINES = st.builds(
@@ -94,4 +94,4 @@ def test_a_value_past_the_ladder_is_refused_with_value_limit_and_remedy() -> Non
 
 def test_min_size_beyond_the_slots_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.slots"):
-        shape_policy(ShapeConfig(min_size=2), EngineConfig(slots=1))
+        ArmConfig(shapes=ShapeConfig(min_size=2), engine=EngineConfig(slots=1))
