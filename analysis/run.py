@@ -333,11 +333,16 @@ class Run:
 
     def answers(self, arm: str) -> list[Mapping[str, Any]]:
         """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
-        with the `dtype` that it was asked in; empty where none was asked."""
+        with the `dtype` that it was asked in; empty where none was asked. A trial that ended without answers that the
+        experiment asks for has a row with an error."""
+        experiment = self.records.experiment
+        served = mapping(experiment.get("parity")).get("served") is True and not experiment.get("compare_models")
         found: list[Mapping[str, Any]] = []
         for info in self.infos:
             told = mapping(info.get("answers"))
             mine = [row for row in _rows(told.get("replicas")) if row.get("arm") == arm]
+            if served and info.get("complete") and not mine:
+                mine = [{"arm": arm, "replica": arm, "error": f"trial {info.get('trial')} holds no answers of it"}]
             found += [{**row, "dtype": told.get("dtype"), "prompts": told.get("prompts")} for row in mine]
         return found
 

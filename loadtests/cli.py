@@ -247,7 +247,8 @@ def _add_serve(commands: Any) -> None:
         "serve",
         "serve one arm over gRPC",
         "Loads the model, warms it up, and serves tailgate.v1.Inference, telemetry, health and reflection.\n"
-        'Prints one JSON line {"port": ..., "pid": ...} once the port listens; health turns SERVING when warm.\n'
+        'Prints one JSON line {"port": ..., "pid": ...} once the port listens; health turns SERVING\n'
+        "when the arm is warm and has answered a request of its own.\n"
         "SIGTERM or Ctrl-C drains: no new request, running ones finish, exit 0.\n\n"
         f"Presets: {', '.join(PRESETS)}.",
         "  tailgate serve --preset eager --port 50051\n"

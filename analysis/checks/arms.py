@@ -72,6 +72,7 @@ def check_equal_work(work: Work) -> Check:
 
 
 _AT_ONCE_APART = 0.05
+_SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
 
 
 def check_token_stream(mine: TokenTimes, theirs: TokenTimes, *, judged: bool) -> Check:
@@ -84,8 +85,11 @@ def check_token_stream(mine: TokenTimes, theirs: TokenTimes, *, judged: bool) ->
         for times in (mine, theirs)
         if times.untimed
     ]
-    shares = [times.at_once / times.many if times.many else 0.0 for times in (mine, theirs)]
-    if abs(shares[0] - shares[1]) > _AT_ONCE_APART:
+    both = (mine, theirs)
+    shares = [times.at_once / times.many if times.many else 0.0 for times in both]
+    common = sum(times.at_once for times in both) / max(1, sum(times.many for times in both))
+    chance = _SURE * math.sqrt(common * (1.0 - common) * sum(1.0 / max(1, times.many) for times in both))
+    if abs(shares[0] - shares[1]) > max(_AT_ONCE_APART, chance):
         found.append(
             f"{100.0 * shares[0]:.0f} % of the answers of {mine.arm} came in one piece, {100.0 * shares[1]:.0f} % of "
             f"those of {theirs.arm}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,12 @@ def test_a_replica_that_does_not_serve_any_more_after_its_last_answer_does_not_p
     assert (summary["overall"], failed_checks(summary)) == ("INCONCLUSIVE", {"alive"})
     reasons = [check["reason"] for check in summary["validity"] if check["check"] == "alive"]
     assert "compiled-0 did not serve any more when the traffic was over." in reasons
+
+
+def test_answers_that_the_experiment_asks_for_and_nobody_recorded_do_not_pass(tmp_path: Path) -> None:
+    for asked, overall in ((True, "INCONCLUSIVE"), (False, "PASS")):
+        summary = judged(tmp_path / str(asked), replace(HONEST, parity={"served": asked}))
+        assert summary["overall"] == overall
 
 
 def shifted(row: Row, ms: float, *names: str) -> Row:

@@ -28,19 +28,24 @@ def test_what_else_is_other_work_is_said():
 
 
 def came(arm="a", **more):
-    return TokenTimes(**{"arm": arm, "answers": 100, "untimed": 0, "many": 80, "at_once": 0, **more})
+    return TokenTimes(**{"arm": arm, "answers": 1000, "untimed": 0, "many": 800, "at_once": 0, **more})
 
 
 def test_answers_in_one_piece_open_what_is_judged_by_gaps_alone():
-    assert not check_token_stream(came(at_once=8), came("b"), judged=True).ok
-    assert check_token_stream(came(at_once=8), came("b"), judged=False).ok
-    assert check_token_stream(came(at_once=8), came("b", at_once=8), judged=True).ok
+    assert not check_token_stream(came(at_once=80), came("b"), judged=True).ok
+    assert check_token_stream(came(at_once=80), came("b"), judged=False).ok
+    assert check_token_stream(came(at_once=80), came("b", at_once=80), judged=True).ok
+
+
+def test_a_few_answers_in_one_piece_are_within_chance():
+    few = {"many": 23, "answers": 58}
+    assert check_token_stream(came(at_once=10, **few), came("b", at_once=7, **few), judged=True).ok
 
 
 def test_tokens_without_times_open_what_is_judged_by_gaps():
     check = check_token_stream(came(), came("b", untimed=7), judged=True)
     assert not check.ok
-    assert "7 of 100 answers of b have not one time for each token" in check.reason
+    assert "7 of 1000 answers of b have not one time for each token" in check.reason
 
 
 def row(replica="eager-0", same=6, dtype="float32", **more):
