@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from analysis.checks.arms import check_answers, check_comparable, check_equal_work
+from analysis.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.checks.pairs import check_copies, check_lag_apart
 from analysis.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.checks.statistics import (
     TAIL_REQUESTS,
@@ -50,6 +51,7 @@ from analysis.generators import check_generators
 from analysis.outside.firstseen import shapes_of
 from analysis.outside.gates import outside_gates
 from analysis.outside.view import Outside, outside_of
+from analysis.pairs import copies_of, lag_apart, matters_ms
 from analysis.planner import POWER, comparison_needed_s, power_of_each, share_needed_s, starts_needed
 from analysis.rates import RateComparison, compare_rates
 from analysis.run import SECOND, Run, mapping
@@ -59,6 +61,7 @@ from analysis.spikes import RECOMPILE_KINDS, CompileEvent, normal_e2e_ms, window
 from analysis.targets import SloTarget
 from analysis.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.verdict import Advice, advise, combined, headline
+from analysis.work import gates_on_gaps, token_times, work_of
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -380,7 +383,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
         yield check_answers(run.control, answers)
     if infos:
         for arm in (name for name in run.arms if not run.external(name)):
-            yield check_deaths(arm, run.deaths(arm), control=arm == run.control)
+            yield check_deaths(arm, run.deaths(arm), control=arm == run.control, silent=run.silent(arm))
 
 
 def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Check]:
@@ -394,8 +397,13 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
     intended = run.records.experiment.get("compare_models") is True
     outside = {name: str(found["kind"]) for name in (arm, run.control) if (found := run.external(name))}
     yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
-    if outside:
-        yield check_equal_work(arm, run.control, run.work(arm))
+    yield check_equal_work(work_of(run, arm))
+    yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
+    yield check_lag_apart(arm, run.control, lag_apart(run, arm))
+    if run.design == "mirrored":
+        allowed_ms = matters_ms(run, 0.5)
+        if (copies := copies_of(run, arm, allowed_ms=allowed_ms)) is not None:
+            yield check_copies(copies, allowed_ms=allowed_ms)
     if is_search(run):
         return
     # The arm of the two that lost more, though the check is on the treatment's gates.

@@ -125,13 +125,14 @@ STEPS = pa.schema(
 
 # What judging reads of a request, as it is held in memory: names that many requests share are kept once.
 _SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
+_SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 _JUDGED_REQUESTS = pa.schema(
     [
-        pa.field(name, _SHARED_NAME if name in ("arm", "replica", "status", "phase") else REQUESTS.field(name).type)
+        pa.field(name, _SHARED_NAME if name in _SHARED_NAMES else REQUESTS.field(name).type)
         for name in (
             *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
-            *("first_token_ns", "end_ns", "status", "prompt_tokens", "max_tokens", "output_tokens", "token_ns"),
-            *("compile_stall_ns", "batch_id", "phase"),
+            *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
+            *("token_ns", "compile_stall_ns", "batch_id", "phase"),
             *("queue_ns", "server_recv_ns", "server_end_ns"),
         )
     ]
@@ -316,9 +317,10 @@ def _with_trial(table: pa.Table, number: int) -> pa.Table:
 class Requests:
     """The requests of a run as columns, with latencies as they are judged.
 
-    Latency counts from the scheduled time. A failed request counts with the deadline (or what it took, if longer) in
-    each metric that it did not complete. A request cut off by the end of the trial counts with the time it had
-    waited where that is longer than its arm's median, and is left out (NaN) where it is not.
+    An answer that is OK and empty, or that names an error, has failed. Latency counts from the scheduled time. A
+    failed request counts with the deadline (or what it took, if longer) in each metric that it did not complete. A
+    request cut off by the end of the trial counts with the time it had waited where that is longer than its arm's
+    median, and is left out (NaN) where it is not.
     """
 
     arms: tuple[str, ...]
@@ -378,6 +380,7 @@ METRICS = ("ttft", "e2e", "tpot", "max_itl")
 # A request cancelled this close to the end of the trial was cut by it; earlier, the server or the client failed.
 _CUT_SLACK_NS = 1_000_000_000
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
+_STAMP_SLACK_MS = 5.0  # gaps are held in single precision
 
 
 def requests_of(
@@ -434,8 +437,14 @@ def requests_of(
     output = _integers(table.column("output_tokens"), 0)
     if rows and output.min() < 0:
         output = np.maximum(output, 0)
+    hollow = completed & _hollow(table, output)
+    completed &= ~hollow
+    seen &= ~(hollow & (output == 0))
     gaps, offsets, times, backwards = _token_gaps(table.column("token_ns"))
     broken |= backwards
+    if len(gaps):
+        # No answer ends before its last token.
+        broken |= completed & seen & (_sums(gaps, offsets) > (end - first) / 1e6 + _STAMP_SLACK_MS)
     cut &= ~broken
     ok = completed & ~cut & ~broken
     failed = ~(ok | cut | broken)
@@ -444,6 +453,13 @@ def requests_of(
     age[broken] = math.nan
     ttft = (first - start) / 1e6
     ttft[~seen | broken] = math.nan
+    unseen = ok & ~seen
+    if unseen.any():
+        # Nobody saw their first token, while the arm's others have one: it came with the last at the latest. In records
+        # of other tools no answer of an arm may have one, which says nothing.
+        known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
+        late = unseen & known[arm]
+        ttft[late] = age[late]
     tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
     tpot[~(ok & seen & (output > 1))] = math.nan
     max_itl = np.full(rows, math.nan)
@@ -504,6 +520,24 @@ def requests_of(
         session_ids=table.column("session_id"),
         repeated=repeated,
     )
+
+
+def _hollow(table: pa.Table, output: Codes) -> Bools:
+    """Which answers have nothing in them: no token, by a count that is there, or an error."""
+    hollow: Bools = (output <= 0) & table.column("output_tokens").is_valid().to_numpy()
+    error = table.column("error")
+    if error.null_count < len(error):
+        named, errors = _codes(error)
+        hollow |= (named >= 0) & ~_is(named, errors, "")
+    return hollow
+
+
+def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
+    """The sum of each request's gaps, 0 where it has none."""
+    sums = np.zeros(len(offsets) - 1)
+    has_gaps = np.diff(offsets) > 0
+    sums[has_gaps] = np.add.reduceat(gaps, offsets[:-1][has_gaps], dtype=np.float64)
+    return sums
 
 
 _CHUNK = 1 << 16

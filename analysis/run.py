@@ -86,7 +86,7 @@ class Run:
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             queues=_may_serve(records.events),
         )
-        events = compile_events(records.events, requests)
+        events = compile_events(records.events, requests, stalling=_stalling_kinds(infos))
         control, arms = _arms(records, requests)
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
@@ -259,46 +259,16 @@ class Run:
         kind = row.get("kind")
         return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
 
-    def work(self, arm: str) -> list[tuple[str, float, float]]:
-        """What the arm's and the control's completed requests asked of them, by each server's count: (what, the arm's
-        mean, the control's). Of copies of the same requests where there are any, else against what was planned."""
-        requests = self.requests
-        mine, theirs = (np.flatnonzero(self.of_arm(name) & self.usable & requests.ok) for name in (arm, self.control))
-        prompts, answers, wanted = (
-            np.maximum(column, 0) for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens)
-        )
-        if self.design == "mirrored":
-            shared = np.intersect1d(requests.pair[mine], requests.pair[theirs])
-            mine, theirs = (rows[np.isin(requests.pair[rows], shared)] for rows in (mine, theirs))
-        if not mine.size or not theirs.size:
-            return []
-        counted = self.counts_tokens(arm) and self.counts_tokens(self.control)
-        if self.design == "mirrored":
-            means = [("prompt tokens", float(prompts[mine].mean()), float(prompts[theirs].mean()))]
-            if counted:
-                means.append(("answer tokens", float(answers[mine].mean()), float(answers[theirs].mean())))
-            return means
-        if not counted:
-            return []
-        shares = [100.0 * answers[rows].sum() / max(1.0, wanted[rows].sum()) for rows in (mine, theirs)]
-        return [("percent of the planned answer tokens", float(shares[0]), float(shares[1]))]
-
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
         own = np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
         return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
 
     def length_ladder(self, arm: str) -> tuple[int, ...]:
-        """The lengths to which the arm's server pads prompts, as far as it is told; empty where each length stays."""
-        told = self.external(arm).get("length_ladder")
-        if told is None:
-            shapes, engine = mapping(self.config(arm).get("shapes")), mapping(self.config(arm).get("engine"))
-            longest = number(engine.get("max_prompt_tokens"))
-            told = shapes.get("length_ladder")
-            if shapes.get("kind") == "pad" and longest:
-                told = [longest]
-            elif shapes.get("kind") == "buckets" and longest and not told:
-                told = [*(32 * 2**step for step in range(int(longest).bit_length()) if 32 * 2**step < longest), longest]
+        """The prompt lengths at which the arm's shapes change, as its trials say; empty where each length is its own,
+        or nothing is said."""
+        told = next((row["length_ladder"] for row in self._told_of(arm) if row.get("length_ladder")), None)
+        told = told or self.external(arm).get("length_ladder")
         steps = [number(step) for step in told] if isinstance(told, (list, tuple)) else []
         return tuple(sorted({int(step) for step in steps if step is not None and step >= 1}))
 
@@ -326,6 +296,23 @@ class Run:
         """The replicas of the arm that died under load."""
         return [row for info in self.infos for row in _rows(info.get("deaths")) if row.get("arm") == arm]
 
+    def silent(self, arm: str) -> list[str]:
+        """The replicas of the arm that did not die and yet gave no last word after the traffic of a trial that ended.
+
+        Only of trials that tell last words at all.
+        """
+        dead = {row.get("replica") for row in self.deaths(arm)}
+        found = []
+        for info in self.infos:
+            if not info.get("complete") or not isinstance(info.get("final"), Mapping):
+                continue
+            for row in (row for row in _rows(info.get("arms")) if row.get("name") == arm and not self.external(arm)):
+                replicas = row.get("replicas")
+                for name in replicas if isinstance(replicas, list) else []:
+                    if str(name) not in info["final"] and name not in dead:
+                        found.append(str(name))
+        return found
+
     def startups(self, arm: str) -> list[Mapping[str, Any]]:
         """What each trial says of the arm's start-up, empty where it says nothing."""
         return [mapping(mapping(info.get("startup")).get(arm)) for info in self.infos]
@@ -348,11 +335,16 @@ class Run:
 
     def answers(self, arm: str) -> list[Mapping[str, Any]]:
         """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
-        with the `dtype` that it was asked in; empty where none was asked."""
+        with the `dtype` that it was asked in; empty where none was asked. A trial that ended without answers that the
+        experiment asks for has a row with an error."""
+        experiment = self.records.experiment
+        served = mapping(experiment.get("parity")).get("served") is True and not experiment.get("compare_models")
         found: list[Mapping[str, Any]] = []
         for info in self.infos:
             told = mapping(info.get("answers"))
             mine = [row for row in _rows(told.get("replicas")) if row.get("arm") == arm]
+            if served and info.get("complete") and not mine:
+                mine = [{"arm": arm, "replica": arm, "error": f"trial {info.get('trial')} holds no answers of it"}]
             found += [{**row, "dtype": told.get("dtype"), "prompts": told.get("prompts")} for row in mine]
         return found
 
@@ -418,6 +410,12 @@ def _may_serve(events: pa.Table | None) -> bool:
     if events is None or not events.num_rows:
         return False
     return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
+
+
+def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
+    """The kinds of compile events that hold the device, as the first trial that knows says; None where none does."""
+    told = _first_of(infos, "stalling_kinds")
+    return frozenset(kind for kind in told if isinstance(kind, str)) if isinstance(told, list) else None
 
 
 def _planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:

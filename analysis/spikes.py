@@ -7,7 +7,7 @@ arm and replica. Where the server reported how long compiles held it up, its num
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,8 +25,8 @@ Bools = npt.NDArray[np.bool_]
 CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
 OTHER, BACKLOG, _SLOWED, _QUEUED, _RECOMPILED = range(5)
 
-# Kinds that hold the device while they last; the others are marks in time.
-STALLING_KINDS = frozenset({"compile", "recompile", "graph_capture", "autotune"})
+# Which kinds hold the device while they last is the server's to say (trial.json). Where it does not, all do but this.
+_RUNS_ON = frozenset({"eager_fallback"})
 # Kinds that say that a shape was not foreseen.
 RECOMPILE_KINDS = frozenset({"compile", "recompile", "limit_hit"})
 
@@ -48,6 +48,7 @@ class CompileEvent:
     start_ns: int
     end_ns: int
     serving: bool
+    stalls: bool  # it held the device while it lasted
     request_ids: tuple[str, ...]
     row: dict[str, object]  # the other columns, as they were
 
@@ -55,15 +56,14 @@ class CompileEvent:
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
 
-    @property
-    def stalls(self) -> bool:
-        return self.kind in STALLING_KINDS
 
-
-def compile_events(table: pa.Table | None, requests: Requests) -> tuple[CompileEvent, ...]:
+def compile_events(
+    table: pa.Table | None, requests: Requests, *, stalling: Collection[str] | None = None
+) -> tuple[CompileEvent, ...]:
     """The events of `table` in order of time, each id once (a stream that was taken up again repeats events).
 
-    One without a phase is serving if it ends after the first request.
+    One without a phase is serving if it ends after the first request. `stalling` are the kinds that hold the device;
+    where nobody says, all but an eager fallback do.
     """
     if table is None:
         return ()
@@ -84,7 +84,7 @@ def compile_events(table: pa.Table | None, requests: Requests) -> tuple[CompileE
         if identity in seen:
             continue
         seen.add(identity)
-        phase = row["phase"]
+        phase, kind = row["phase"], row["kind"] or "compile"
         serving = phase == "serving" if phase else end > first.get(trial, 0)
         events.append(
             CompileEvent(
@@ -92,10 +92,11 @@ def compile_events(table: pa.Table | None, requests: Requests) -> tuple[CompileE
                 trial=trial,
                 arm=row["arm"],
                 replica=row["replica"] or None,
-                kind=row["kind"] or "compile",
+                kind=kind,
                 start_ns=start,
                 end_ns=end,
                 serving=serving,
+                stalls=kind not in _RUNS_ON if stalling is None else kind in stalling,
                 request_ids=tuple(name for name in row["request_ids"] or () if name is not None),
                 row=row,
             )

@@ -95,6 +95,7 @@ def _batch(first: int, due: Floats, level: float, tokens: int, rng: np.random.Ge
     """The requests of one second on both arms."""
     count = len(due)
     output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
+    prompt = rng.integers(16, 4096, count).astype(np.int32)
     columns: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
     for arm in ("eager", "compiled"):
         numbers = np.arange(first, first + count)
@@ -116,7 +117,7 @@ def _batch(first: int, due: Floats, level: float, tokens: int, rng: np.random.Ge
             "first_token_ns": scheduled + ttft,
             "end_ns": scheduled + took,
             "status": pa.repeat("OK", count),
-            "prompt_tokens": rng.integers(16, 4096, count).astype(np.int32),
+            "prompt_tokens": prompt,
             "max_tokens": pa.repeat(pa.scalar(2048, pa.int32()), count),
             "output_tokens": output,
             "queue_ns": ttft // 4,

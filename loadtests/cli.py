@@ -264,7 +264,8 @@ def _add_serve(commands: Any) -> None:
         "serve",
         "serve one arm over gRPC",
         "Loads the model, warms it up, and serves tailgate.v1.Inference, telemetry, health and reflection.\n"
-        'Prints one JSON line {"port": ..., "pid": ...} once the port listens; health turns SERVING when warm.\n'
+        'Prints one JSON line {"port": ..., "pid": ...} once the port listens; health turns SERVING\n'
+        "when the arm is warm and has answered a request of its own.\n"
         "SIGTERM or Ctrl-C drains: no new request, running ones finish, exit 0.\n\n"
         f"Presets: {', '.join(PRESETS)}.",
         "  tailgate serve --preset eager --port 50051\n"
@@ -764,6 +765,10 @@ def _serve(options: argparse.Namespace) -> int:
     check_arm(arm)
     if options.port:
         check_port(options.port, key="--port", host=options.host)
+    if options.metrics_port:
+        if options.metrics_port == options.port:
+            raise ConfigError(f"--port and --metrics-port are both {options.port}: give two ports")
+        check_port(options.metrics_port, key="--metrics-port", host=options.host, remedy="or give another")
     extra = ["--host", options.host, "--port", str(options.port), "--replica", options.replica or f"{arm.name}-0"]
     if options.metrics_port:
         extra += ["--metrics-port", str(options.metrics_port)]

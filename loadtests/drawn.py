@@ -259,15 +259,14 @@ def template_facts(
         "moved": {
             arm: int((_bucket(drawn.content[rows], ladder) != _bucket(drawn.total[rows], ladder)).sum())
             for arm, ladder in edges.items()
-            if ladder
+            if len(ladder) > 1
         },
     }
 
 
 def _bucket(lengths: IntArray, ladder: Sequence[int]) -> IntArray:
-    """Which padded length each prompt takes; one beyond the ladder goes in chunks, and its last chunk is padded."""
-    chunks, rest = np.divmod(np.maximum(lengths, 1) - 1, ladder[-1])
-    bucket: IntArray = chunks * (len(ladder) + 1) + np.searchsorted(np.array(ladder), rest + 1, side="left")
+    """Which step of the ladder each prompt takes."""
+    bucket: IntArray = np.searchsorted(np.array(ladder), lengths, side="left")
     return bucket
 
 

@@ -56,6 +56,16 @@ def sees_gpu() -> bool:
     return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
+def count_gpus() -> int:
+    """How many NVIDIA GPUs a child process can use, 0 where that cannot be told without torch."""
+    shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not shown:
+        return shown
+    named = visible.split(",")
+    return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
+
+
 def usable_cpus() -> int:
     """How many CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):

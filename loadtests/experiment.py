@@ -26,7 +26,7 @@ from loadtests.field_names import FieldFlags
 from loadtests.schedule import EVERY_ARM, TrafficConfig
 from loadtests.tls import OPEN, SecurityConfig
 from loadtests.toml_limits import check_path, check_values, expanded, parse_toml, read_toml
-from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, build, override
+from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, build, check_name, override
 
 T = TypeVar("T")
 
@@ -158,8 +158,7 @@ class Experiment:
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise ConfigError(f'name is "{self.name}": give letters, digits, ".", "_" and "-" (it names the run)')
+        check_name("name", self.name)  # it names the run's folder
         _range("seed", self.seed, 0, 2**63 - 1)
         _check_arms(self.arms)
         if not self.compare_models:
@@ -410,6 +409,7 @@ def _arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: Engin
         raise ConfigError(f"{where}: {error}") from None
     shapes = _override(base.shapes, table, "shapes", where)
     compiled = _override(base.compile, table, "compile", where)
+    _check_read(table.get("compile", {}), compiled, base.compile, where)
     try:
         config = replace(base, shapes=shapes, compile=compiled)
     except ConfigError as error:
@@ -427,6 +427,23 @@ def _arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: Engin
     )
 
 
+def _check_read(table: Mapping[str, Any], compiled: CompileConfig, preset: CompileConfig, where: str) -> None:
+    """What the arm's own table asks of the compiler has an effect, or it says itself that compiling is off."""
+    asked = [key for key in table if key != "enabled"]
+    if asked and not compiled.enabled and "enabled" not in table:
+        raise ConfigError(
+            f"{where}.compile.{asked[0]} is set but the preset does not compile: add enabled = true, or choose a "
+            "compiled preset"
+        )
+    for key in ("options", "join_projections"):
+        is_own = getattr(compiled, key) != getattr(preset, key)  # a preset's goes with its backend
+        if is_own and table.get(key) and compiled.enabled and compiled.backend != "inductor":
+            raise ConfigError(
+                f'{where}.compile.{key} is set but compile.backend is "{compiled.backend}", and only inductor reads '
+                "it: remove one of them"
+            )
+
+
 def _external_arm(table: Mapping[str, Any], kind: str, where: str) -> ExperimentArm:
     if kind not in KINDS:
         raise ConfigError(f'{where}.kind is "{kind}": use tailgate, {" or ".join(KINDS)}')
@@ -442,8 +459,7 @@ def _external_arm(table: Mapping[str, Any], kind: str, where: str) -> Experiment
         if key not in taken:
             raise ConfigError(f"{where}.{key} is unknown: an external arm takes {', '.join(taken)}")
     name = _typed(table, "name", str, "", where)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f'{where}.name is "{name}": give letters, digits, "-", "_" and "."')
+    check_name(f"{where}.name", name)
     rest = {key: value for key, value in table.items() if key not in ("name", "control")}
     external = external_from_table(rest, where=where)
     return ExperimentArm(
@@ -557,6 +573,10 @@ def _check_design(experiment: Experiment) -> None:
             "but a mirrored design gives each arm the same load: "
             'make them equal, or use design = "split"'
         )
+    ports = {"splitter.port": experiment.splitter.port, "splitter.admin_port": experiment.splitter.admin_port}
+    for key, port in ports.items():
+        if traffic.remote_workers and port and port == traffic.master[1]:
+            raise ConfigError(f"{key} and the port of traffic.master_bind are both {port}: give two ports")
     own = [arm.name for arm in experiment.own_arms]
     if traffic.remote_workers and own and (traffic.direct or experiment.external_arms):
         raise ConfigError(

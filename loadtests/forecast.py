@@ -14,11 +14,10 @@ import numpy as np
 from analysis.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
 from loadtests.columns import aligned
 from loadtests.traces import Trace
-from servers.config import ConfigError
+from servers.config import SHORTEST_BUCKET, ConfigError, doubling
 
 SCHEMA = 1
 _MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
-_SMALLEST_STEP = 128
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -122,8 +121,8 @@ def _policies(lengths: Any, sizes: Any, longest: Any, limit: int, asked: Forecas
         last = int(np.flatnonzero(new)[asked.recompile_limit - 1])
         known = {(int(size), int(length)) for size, length in zip(sizes[: last + 1], longest[: last + 1], strict=True)}
         eager_share = 1 - sum((int(s), int(n)) in known for s, n in zip(sizes, longest, strict=True)) / len(sizes)
-    batch_sizes = np.asarray(_doubling(1, asked.batch))
-    doubled = _doubling(min(_SMALLEST_STEP, limit), limit)
+    batch_sizes = np.asarray(doubling(1, asked.batch))
+    doubled = doubling(SHORTEST_BUCKET, limit)
     # a batch runs at its longest prompt, and a bucketed one at the next batch size as well
     exact = float((sizes * longest).sum() / lengths.sum())
     weights = batch_sizes[np.searchsorted(batch_sizes, sizes)]
@@ -213,14 +212,6 @@ def _row(name: str, before: int, serving: int, factor: float, note: str, asked: 
         "stalled_s": serving * asked.compile_s if asked.compile_s else None,
         "note": note,
     }
-
-
-def _doubling(first: int, last: int) -> list[int]:
-    steps = []
-    while first < last:
-        steps.append(first)
-        first *= 2
-    return [*steps, last]
 
 
 def forecast_text(found: dict[str, Any]) -> str:

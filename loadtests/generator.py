@@ -508,7 +508,7 @@ _WHOLE = tuple(
     f"tailgate-{name}"
     for name in (
         *("prompt-tokens", "queue-ns", "prefill-ns", "decode-ns", "compile-stall-ns", "batch-id", "batch-size"),
-        *("padded-batch", "padded-length", "recv-ns", "end-ns"),
+        *("padded-batch", "padded-length", "recv-ns", "end-ns", "output-tokens"),
     )
 )
 _NONE_OF_THEM: list[int | None] = [None] * len(_WHOLE)
@@ -531,6 +531,18 @@ def _whole(text: str | None) -> int | None:
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
+def _fault(error: str, output_tokens: int, told: int | None) -> str:
+    """Why an answer that ended with OK is a failed one all the same; empty where it is not. `told`: the server's count
+    of its tokens."""
+    if error:
+        return f"the answer ended with OK and an error: {error}"
+    if not output_tokens:
+        return "the answer ended with OK and holds no token"
+    if told is not None and told != output_tokens:
+        return f"the server counts {told} tokens in its answer, and {output_tokens} came"
+    return ""
+
+
 def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
     """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
     plan = copy.plan
@@ -547,7 +559,9 @@ def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> Reques
     if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
         # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
         status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
-    prompt_tokens, queue_ns, prefill_ns, decode_ns, stall_ns, *batch, recv_ns, server_end_ns = _wholes(trailing)
+    prompt_tokens, queue_ns, prefill_ns, decode_ns, stall_ns, *batch, recv_ns, server_end_ns, told = _wholes(trailing)
+    if status == "OK" and (fault := _fault(error, output_tokens, told)):
+        status, error = "INTERNAL", fault
     batch_id, batch_size, padded_batch, padded_length = batch
     return RequestRecord(
         request_id=copy.request_id,

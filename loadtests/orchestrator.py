@@ -42,12 +42,12 @@ from loadtests.progress import Load, ReplicaState, Status, read_load, read_worke
 from loadtests.prompts import PromptSource
 from loadtests.rotation import in_trial
 from loadtests.saturation import closer
-from loadtests.schedule import Schedule, TrafficConfig, build_schedule, length_edges
+from loadtests.schedule import Schedule, TrafficConfig, build_schedule
 from loadtests.source import Source, read_source
 from loadtests.tls import bearer_token
 from servers.clock import anchored_environment, now_ns
 from servers.complaint import fault
-from servers.config import ConfigError
+from servers.config import STALLING_KINDS, ConfigError
 from servers.rpc import telemetry_pb2
 from servers.security import server_tls
 from servers.splitter import INFERENCE_SERVICE, ArmTarget, Envoy, SplitterConfig, SplitterError
@@ -246,7 +246,7 @@ class _ScheduleBuilder:
             max_new_tokens=min(engine.max_new_tokens for engine in engines),
             source=self.source,
             levels=levels,
-            edges={arm.name: length_edges(arm.config) for arm in experiment.own_arms},
+            edges={arm.name: arm.config.length_ladder for arm in experiment.own_arms},
         )
 
 
@@ -300,6 +300,7 @@ class _Trial:
             "trial": number,
             "design": experiment.traffic.design,
             "control": experiment.control.name,
+            "stalling_kinds": list(STALLING_KINDS),
             "arms": [_arm_facts(arm) for arm in experiment.arms],
             "start_ns": None,
             "duration_s": experiment.traffic.duration_s,
@@ -340,9 +341,9 @@ class _Trial:
         self._compare_arms()
         targets = self._start_splitter()
         self._send_traffic(targets)
+        self._end_records(hurry=False)
         self._facts["complete"] = True
         self._write_facts()
-        self._end_records(hurry=False)
         if experiment.parity.served and not experiment.compare_models:
             self._compare_answers()
 
@@ -414,7 +415,8 @@ class _Trial:
         self._write_facts()
 
     def _launch(self, arm: ExperimentArm, name: str) -> None:
-        config_path = self._folder / f"{name}.json"
+        # Beside the logs: an arm called "generator" must not pass for the account of a load process.
+        config_path = self._logs / f"{name}.json"
         _write_json(config_path, arm.config.to_dict())
         fresh = self._experiment.trials.compile_cache == "fresh"
         cache = self._cache / name if fresh else self._shared_cache
@@ -661,16 +663,19 @@ class _Trial:
         elif (here := read_workers(self._folder)) is not None:
             self._status.phase = "waiting for load workers"
             self._status.detail = f"{here[0]} of {here[1]} at {self._experiment.traffic.master_bind}"
-        for replica in self._replicas.values():
-            code = replica.child.poll()
-            if code is not None and not replica.dead:
-                self._record_death(replica, code)
+        self._watch_replicas()
         if not self._experiment.external_arms and all(replica.dead for replica in self._replicas.values()):
             raise RunError(f"every arm died: see {self._logs}")
         if self._envoy is not None and self._envoy.poll() is not None:
             raise RunError(f"Envoy ended with {describe_exit(self._envoy.poll() or 0)}: see {self._envoy.log_path}")
         if self._collector.failure is not None:
             raise RunError(self._collector.failure)
+
+    def _watch_replicas(self) -> None:
+        for replica in self._replicas.values():
+            code = replica.child.poll()
+            if code is not None and not replica.dead:
+                self._record_death(replica, code)
 
     def _record_death(self, replica: _Replica, code: int) -> None:
         replica.dead = True
@@ -739,6 +744,8 @@ class _Trial:
         if self._locust is not None:
             self._collector.settle(timeout_s=1.0 if hurry else 5.0)
             self._final_snapshots()
+            if not hurry:
+                self._watch_replicas()  # one may have died after its last answer
         self._collector.stop()
 
     def close(self, *, hurry: bool) -> None:
@@ -763,10 +770,11 @@ class _Trial:
             replica.child.stop(max(0.0, deadline - time.monotonic()))
 
     def _final_snapshots(self) -> None:
+        """trial.json holds the last word of every replica that still serves; one that is missing there does not."""
         assert self._collector is not None
         final = {}
         for replica in self._replicas.values():
-            if replica.ready and not replica.dead and replica.child.poll() is None:
+            if replica.ready and not replica.dead and replica.child.poll() is None and self._is_serving(replica):
                 answer = self._collector.snapshot(replica.name, timeout_s=2.0)
                 if answer is not None:
                     final[replica.name] = {
@@ -791,7 +799,7 @@ class _Trial:
 def _arm_facts(arm: ExperimentArm) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
     if arm.external is None:
-        return {**facts, "config": arm.config.to_dict()}
+        return {**facts, "config": arm.config.to_dict(), "length_ladder": list(arm.config.length_ladder)}
     return {**facts, "external": external_table(arm.external)}
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
 import socket
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 from loadtests.channel_token import channel_token
-from loadtests.environment import sees_gpu
+from loadtests.environment import count_gpus, sees_gpu
 from loadtests.experiment import Experiment
 from loadtests.toml_limits import expanded
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig, ConfigError, preset_policies
 from servers.security import server_tls
 from servers.splitter import envoy_path
+
+_TORCH_S = 120.0
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -43,22 +49,77 @@ def check_experiment(experiment: Experiment) -> None:
 
 def check_arm(config: ArmConfig) -> None:
     """The arm's device, compiler and model files are there, as far as can be told without torch."""
-    device = config.model.device.partition(":")[0]
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(
-            f'arm "{config.name}": model.device is "{config.model.device}": use auto, cpu, cuda or cuda:N'
-        )
+    device, _, index = config.model.device.partition(":")
     if device == "cuda" and not sees_gpu():
         raise ConfigError(
             f'arm "{config.name}": model.device is "{config.model.device}" but no NVIDIA GPU is to be seen: '
             "use cpu, or run where a GPU is"
         )
+    if index and (gpus := count_gpus()) and int(index) >= gpus:
+        raise ConfigError(
+            f'arm "{config.name}": model.device is "{config.model.device}" but {gpus} GPU{"" if gpus == 1 else "s"} '
+            f"are to be seen: use cuda:0 to cuda:{gpus - 1}, or cuda for the first"
+        )
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         _check_compiler(config.name)
-    path = config.model.id
-    if path.startswith(("/", "./", "../", "~")) and not expanded(path, "model.id").exists():
-        raise ConfigError(f'model.id "{path}" does not exist: give a Hugging Face path or id, or random:NAME')
+    _check_model(config)
+    _check_backend(config)
+
+
+def _check_model(config: ArmConfig) -> None:
+    name = config.model.id
+    if name.startswith("random:"):
+        return
+    path = expanded(name, "model.id")
+    remedy = "give a Hugging Face path or id, or random:NAME"
+    if name.startswith(("/", "./", "../", "~")) and not path.exists():
+        raise ConfigError(f'model.id "{name}" does not exist: {remedy}')
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f'model.id "{name}" is not a folder with a config.json: {remedy}')
+    elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name, re.ASCII):
+        raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
+
+
+# Every torch that is asked for knows these.
+_KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
+_ASK_TORCH = """
+import json, sys
+import torch._dynamo, torch._inductor.config as options
+backends = torch._dynamo.list_backends(exclude_tags=())
+unknown = [name for name in sys.argv[1:] if not hasattr(options, name)]
+print(json.dumps({"backends": sorted(backends), "unknown": unknown}))
+"""
+
+
+def _check_backend(config: ArmConfig) -> None:
+    """torch knows the compiler's backend and its options. It is asked, in a process of its own, about rare ones alone:
+    that takes seconds."""
+    policy = config.compile
+    try:
+        usual = preset_policies(config.preset)[1].options
+    except ConfigError:
+        usual = {}
+    options = sorted(set(policy.options) - set(usual)) if policy.backend == "inductor" else []
+    if not policy.enabled or (policy.backend in _KNOWN_BACKENDS and not options):
+        return
+    command = [sys.executable, "-P", "-c", _ASK_TORCH, *options]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
+        told = json.loads(asked.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return  # the arm itself will say it
+    if policy.backend not in told["backends"]:
+        raise ConfigError(
+            f'arm "{config.name}": compile.backend is "{policy.backend}": torch knows {", ".join(told["backends"])}; '
+            "install the package that brings it"
+        )
+    if told["unknown"]:
+        raise ConfigError(
+            f'arm "{config.name}": compile.options.{told["unknown"][0]} is unknown to this torch: '
+            "see torch._inductor.config"
+        )
 
 
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:

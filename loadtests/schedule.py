@@ -24,7 +24,7 @@ from loadtests.saturation import staircase
 from loadtests.source import Source, read_source
 from loadtests.traffic import Arrivals, Design, TrafficConfig, Workload
 from loadtests.workload import Lengths, within_limits
-from servers.config import ArmConfig, ConfigError
+from servers.config import ConfigError
 
 __all__ = [
     "EVERY_ARM",
@@ -333,18 +333,6 @@ def build_schedule(
         ),
         prompts=facts,
     )
-
-
-def length_edges(arm: ArmConfig) -> tuple[int, ...]:
-    """The padded prompt lengths that the arm has; none where its shapes are exact or all padded to one."""
-    if arm.shapes.kind != "buckets":
-        return ()
-    if arm.shapes.length_ladder:
-        return arm.shapes.length_ladder
-    edges, top = [32], arm.engine.prefill_tokens
-    while edges[-1] < top:
-        edges.append(2 * edges[-1])
-    return tuple(sorted({min(edge, top) for edge in edges}))
 
 
 def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:

@@ -243,7 +243,8 @@ def take_census(arm: ArmConfig, shapes: Sequence[ListedShape], *, report: Callab
             ready_ns=now_ns(),
         )
         warm = recorder.drain()
-        planned = [ListedShape.of(kind, shape) for kind, shape in warmup_plan(arm.compile, runner.shapes)]
+        steps = warmup_plan(arm.compile, runner.shapes, longest=arm.engine.prefill_tokens)
+        planned = [ListedShape.of(kind, shape) for kind, shape in steps]
         visits: list[Visit] = []
         events = list(warm)
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm.engine)])):

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from servers.config import GRAPH_TREE_MODES, CompileConfig, ConfigError
 from servers.scheduler import Kind
-from servers.shapes import ShapePolicy, StepShape
+from servers.shapes import ShapePolicy, StepShape, first_prompt
 
 # Each shape runs this often in a warm-up: under CUDA graphs the first call compiles, the second warms the memory
 # pool, the third records.
@@ -117,8 +117,8 @@ class _JoinLinears(CustomGraphPass):
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:
-    # torch refuses mode together with a backend other than inductor
-    mode = policy.mode if policy.backend == "inductor" and policy.mode != "default" else None
+    # torch refuses any mode together with a backend other than inductor, as the configuration does any but the default
+    mode = policy.mode if policy.mode != "default" else None
     return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
 
 
@@ -182,17 +182,26 @@ def step_boundary(policy: CompileConfig) -> Iterator[None]:
     yield
 
 
-def warmup_plan(policy: CompileConfig, shapes: ShapePolicy) -> list[tuple[Kind, StepShape]]:
-    """The steps to run before serving.
+def warmup_plan(policy: CompileConfig, shapes: ShapePolicy, *, longest: int) -> list[tuple[Kind, StepShape]]:
+    """The steps to run before serving, where a step takes at most `longest` tokens of a prompt.
 
-    `minimal` is what an unsuspecting deployment does: one short request, then open the doors.
+    `minimal` is what an unsuspecting deployment does: one short request, then open the doors. The request that a
+    replica asks itself is always among them.
     """
-    if policy.warmup == "minimal":
-        first = shapes.prefill(1, min(5, max(shape.length for shape in shapes.every_prefill())))
-        return [("prefill", first), ("decode", shapes.decode(1, first.context + 1))]
+    minimal = policy.warmup == "minimal"
+    prompt = first_prompt(shapes, longest=longest, minimal=minimal)
+    first: list[tuple[Kind, StepShape]] = [
+        ("prefill", shapes.prefill(1, prompt)),
+        ("decode", shapes.decode(1, prompt + 1)),
+    ]
+    if minimal:
+        return first
     plan: list[tuple[Kind, StepShape]] = [("prefill", shape) for shape in shapes.every_prefill()]
     plan += [("extend", shape) for shape in shapes.every_extend()]
-    return plan + [("decode", shape) for shape in shapes.every_decode()]
+    plan += [("decode", shape) for shape in shapes.every_decode()]
+    if not policy.enabled or policy.mark_dynamic:
+        return plan  # nothing is compiled for a size
+    return plan + [step for step in first if step not in plan]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -23,6 +24,20 @@ class ConfigError(ValueError):
         super().__init__(shortened(message))
 
 
+LONGEST_NAME = 64
+
+
+def check_name(key: str, name: str) -> None:
+    """The name may stand in file names, headers, metrics and Envoy's configuration. Raises ConfigError."""
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(f"{key} has {len(name)} characters: give at most {LONGEST_NAME}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(
+            f'{key} "{name}" is not usable: give letters (A to Z), digits, "-", "_" and ".", and begin with a letter '
+            "or a digit"
+        )
+
+
 def _choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key} is {value!r}: use one of {', '.join(str(item) for item in allowed)}")
@@ -35,6 +50,12 @@ def _range(key: str, value: float, low: float, high: float) -> None:
 
 # Modes in which inductor manages CUDA graphs by itself.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
+
+# What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
+# from the try to the moment when the compiler gave up.
+STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit")
+
+SHORTEST_BUCKET = 32  # tokens: where a length ladder that nobody wrote begins
 
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -53,6 +74,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _choice("model.dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         _choice("model.attention", self.attention, ("sdpa", "eager"))
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
+            raise ConfigError(f'model.device is "{self.device}": use auto, cpu, cuda or cuda:N')
         if not self.id:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
         if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
@@ -156,6 +179,11 @@ class CompileConfig:
         _choice("compile.mode", self.mode, (*GRAPH_TREE_MODES, "default", "max-autotune-no-cudagraphs"))
         _choice("compile.warmup", self.warmup, ("shapes", "minimal"))
         _range("compile.recompile_limit", self.recompile_limit, 0, 100_000)
+        if self.mode != "default" and self.backend != "inductor":
+            raise ConfigError(
+                f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
+                'use mode = "default" or backend = "inductor"'
+            )
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
         for key in ("batch_bounds", "length_bounds", "context_bounds"):
@@ -197,8 +225,12 @@ class ArmConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-            raise ConfigError(f'arm name "{self.name}" is not usable: letters, digits, "-", "_" and "." only')
+        check_name("arm name", self.name)
+        if self.shapes.kind == "exact" and self.shapes.min_size > self.engine.slots:
+            raise ConfigError(
+                f'arm "{self.name}": shapes.min_size is {self.shapes.min_size} but engine.slots is '
+                f"{self.engine.slots}: raise engine.slots"
+            )
         if self.compile.capture and self.shapes.kind == "exact":
             raise ConfigError(
                 f'arm "{self.name}": compile.capture is true but shapes.kind is "exact": CUDA graphs need planned '
@@ -230,6 +262,13 @@ class ArmConfig:
                     f"add a bucket of {limit} or lower {key}"
                 )
 
+    @property
+    def length_ladder(self) -> tuple[int, ...]:
+        """The prompt lengths at which a whole prompt's shapes change, rising: prompts between two have the same ones.
+        Empty where shapes are exact."""
+        whole = {min(step, self.engine.prefill_tokens) for step in prefill_lengths(self.shapes, self.engine)}
+        return tuple(sorted({*whole, *prompt_contexts(self.shapes, self.engine)}))
+
     @classmethod
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
@@ -253,6 +292,34 @@ class ArmConfig:
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """The arm that `table` describes; unknown keys, wrong types and bad values raise ConfigError."""
         return build(cls, table, where="arm")
+
+
+def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
+    """The lengths to which a step pads a prompt, or a chunk of it; empty where shapes are exact."""
+    if shapes.kind == "exact":
+        return ()
+    if shapes.kind == "pad":
+        return (engine.prefill_tokens,)
+    return shapes.length_ladder or doubling(SHORTEST_BUCKET, engine.prefill_tokens)
+
+
+def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
+    """The positions to which the end of a prompt's later chunks is rounded; empty where nothing is cut or rounded."""
+    lengths = prefill_lengths(shapes, engine)
+    if not lengths or engine.prefill_tokens >= engine.max_prompt_tokens:
+        return ()
+    if shapes.kind == "pad":
+        return (engine.max_prompt_tokens,)
+    return doubling(2 * lengths[-1], engine.max_prompt_tokens)
+
+
+def doubling(first: int, last: int) -> tuple[int, ...]:
+    """`first`, twice that, and so on below `last`, then `last` itself."""
+    steps = []
+    while first < last:
+        steps.append(first)
+        first *= 2
+    return (*steps, last)
 
 
 _PRESETS: dict[str, tuple[ShapeConfig, CompileConfig]] = {

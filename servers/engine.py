@@ -13,16 +13,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from servers.clock import now_ns
-from servers.config import ArmConfig
+from servers.config import STALLING_KINDS, ArmConfig
 from servers.messages import Cancel, CompileEvent, Finished, StepOutput, StepRecord, Submit, Timing
 from servers.scheduler import Job, Move, QueueFullError, Scheduler, Step
 from servers.shapes import StepShape
 
 log = logging.getLogger("tailgate.engine")
-
-# Compile events during which requests stand still. A limit hit is the moment the compiler gave up; an eager fallback
-# runs, only slower.
-STALLING = frozenset({"compile", "recompile", "graph_capture", "autotune", "limit_hit"})
 
 
 class OnItsWay(Protocol):
@@ -231,7 +227,7 @@ class Engine:
         for event in self.events.drain():
             waiting = [job for job in self.scheduler if job not in batch and job.recv_ns < event.end_ns]
             held = [*batch, *waiting]
-            if event.kind in STALLING:
+            if event.kind in STALLING_KINDS:
                 self._stalls.append((event.start_ns, event.end_ns))
                 for job in held:
                     # arrivals of this step were already charged for the stalls that submit() knew: not this one

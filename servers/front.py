@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import grpc
 
@@ -97,6 +98,7 @@ class Front:
         self.replica = replica
         self.tokenizer = tokenizer
         self.metrics = metrics
+        self.warm: Ready | None = None  # the engine's word; `ready` once it was put to the test
         self.ready: Ready | None = None
         self.draining = False
         self.failure = ""
@@ -145,9 +147,17 @@ class Front:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f'request_id "{submit.request_id}" is already in flight: use a new id for each request',
             )
-        answer = self._answers[submit.request_id] = Answer()
+        answer = self._take(submit)
         self.counters["requests"] += 1
         self.metrics.in_flight.set(self.in_flight)
+        return answer
+
+    def try_out(self, submit: Submit) -> Answer:
+        """Pass a request of the replica's own on to the warm engine, before it serves; nothing counts or records it."""
+        return self._take(submit)
+
+    def _take(self, submit: Submit) -> Answer:
+        answer = self._answers[submit.request_id] = Answer()
         self._send(submit)
         return answer
 
@@ -165,6 +175,8 @@ class Front:
             if isinstance(message, StepOutput):
                 self._take_output(message)
             elif isinstance(message, CompileEvent):
+                if self._is_on_trial:
+                    message = replace(message, phase="warmup")
                 self.compile_log.append(message)
                 self.counters["compile_events"] += 1
                 self.metrics.count_compile(message)
@@ -178,13 +190,24 @@ class Front:
                     self.failure = message.detail
                 self.report(message)
             elif isinstance(message, Ready):
-                self.ready = message
-                self.metrics.show_start(message)
-                self.report(Progress(at_ns=now_ns(), stage="serving", detail=f"{message.device} {message.dtype}"))
+                self.warm = message
+
+    @property
+    def _is_on_trial(self) -> bool:
+        """Whether the engine is warm and has not answered yet: what happens now is part of the warm-up."""
+        return self.warm is not None and self.ready is None
+
+    def open(self) -> None:
+        """The replica serves from now on: its engine is warm and has answered."""
+        assert self.warm is not None
+        self.ready = self.warm
+        self.metrics.show_start(self.ready)
+        self.report(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
 
     def _take_output(self, output: StepOutput) -> None:
-        self.counters["tokens"] += len(output.tokens)
-        self.metrics.tokens.inc(len(output.tokens))
+        if not self._is_on_trial:
+            self.counters["tokens"] += len(output.tokens)
+            self.metrics.tokens.inc(len(output.tokens))
         for request_id, token_id in output.tokens:
             answer = self._answers.get(request_id)
             if answer is not None:
@@ -194,7 +217,7 @@ class Front:
             if answer is not None:
                 answer.finish(finished)
         self.metrics.in_flight.set(self.in_flight)
-        if output.step is not None:
+        if output.step is not None and not self._is_on_trial:
             fell_back = self.arm.compile.enabled and not output.step.compiled
             self.counters["steps"] += 1
             self.counters["eager_fallback_steps"] += fell_back

@@ -269,7 +269,7 @@ class ModelRunner:
 
         `report(done, total, detail)` is called before each shape and once at the end.
         """
-        plan = compilation.warmup_plan(self.arm.compile, self.shapes)
+        plan = compilation.warmup_plan(self.arm.compile, self.shapes, longest=self.arm.engine.prefill_tokens)
         for done, (kind, shape) in enumerate(plan):
             report(done, len(plan), f"{kind} {shape}")
             started_ns = now_ns()

@@ -1,6 +1,7 @@
 """Serve one arm replica: `python -m servers.serve --config ARM.json --port 50051`.
 
-Prints one JSON line {"port": …, "pid": …} once the port listens; health turns SERVING when the engine is warm.
+Prints one JSON line {"port": …, "pid": …} once the port listens; health turns SERVING when the engine is warm and has
+answered a request.
 SIGTERM drains: no new request, running ones finish within the grace time, exit 0.
 """
 
@@ -34,6 +35,7 @@ from servers.device import serve_engine
 from servers.front import Front
 from servers.messages import Progress, Shutdown
 from servers.metrics import FrontMetrics
+from servers.readiness import try_out
 from servers.request_limits import METADATA_BYTES, message_bytes
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import ServerTls, check_named, server_tls, token_from_variable
@@ -115,12 +117,28 @@ async def serve(
     stop = asyncio.Event()
     engine_gone = asyncio.Event()
 
+    useless = asyncio.Event()
+    proof: asyncio.Task[None] | None = None
+
+    async def prove() -> None:
+        try:
+            fault = await try_out(front)
+        except Exception as error:
+            log.exception("the first request of its own")
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            front.fail(fault)
+            useless.set()
+            return
+        front.open()
+        await set_health(health_pb2.HealthCheckResponse.SERVING)
+        log.info("%s is warm and has answered", replica)
+
     async def take(messages: list[object]) -> None:
-        was_ready = front.ready is not None
+        nonlocal proof
         front.receive(messages)
-        if front.ready is not None and not was_ready:
-            await set_health(health_pb2.HealthCheckResponse.SERVING)
-            log.info("%s is warm", replica)
+        if front.warm is not None and proof is None:
+            proof = asyncio.create_task(prove())
 
     reader = threading.Thread(target=_read, args=(ours, loop, take, engine_gone), daemon=True)
     reader.start()
@@ -128,12 +146,13 @@ async def serve(
         loop.add_signal_handler(name, stop.set)
     print(json.dumps({"port": bound, "pid": os.getpid()}), flush=True)
 
-    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone)]
+    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, useless)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-    failed = engine_gone.is_set() and not stop.is_set()
+    failed = (engine_gone.is_set() or useless.is_set()) and not stop.is_set()
     if failed:
-        engine.join(5.0)
+        if engine_gone.is_set():
+            engine.join(5.0)
         front.fail(front.failure or f"the engine process died with exit code {engine.exitcode}")
         log.error("%s: %s", replica, front.failure)
     else:

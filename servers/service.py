@@ -102,7 +102,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise AssertionError("abort returned") from None
         status = "CANCELLED"
         try:
-            async for chunk in self._stream(request, submit, answer):
+            async for chunk in self.stream(request, submit, answer):
                 yield chunk
             finished = answer.finished
             status = finished.status if finished is not None else "OK"
@@ -113,9 +113,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             front.metrics.requests.labels(status=status).inc()
             front.abandon(submit.request_id)
 
-    async def _stream(
+    async def stream(
         self, request: inference_pb2.GenerateRequest, submit: Submit, answer: Answer
     ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        """The chunks of the answer, until it has finished or a stop string has ended it."""
         wants_text = request.WhichOneof("prompt") == "text" or bool(request.stop)
         text_stream: TextStream | None = self.front.tokenizer.stream() if wants_text else None
         stops = StopStrings(request.stop)

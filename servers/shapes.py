@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from servers.config import ConfigError, EngineConfig, ShapeConfig
+from servers.config import ConfigError, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -157,10 +157,6 @@ class Buckets:
 def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
     """The policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
     if shapes.kind == "exact":
-        if shapes.min_size > engine.slots:
-            raise ConfigError(
-                f"shapes.min_size is {shapes.min_size} but engine.slots is {engine.slots}: raise engine.slots"
-            )
         return ExactShape(
             max_batch=engine.slots,
             max_prefill_batch=engine.prefill_batch,
@@ -169,35 +165,30 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
             max_context=engine.max_length,
             min_size=shapes.min_size,
         )
-    is_cut = engine.prefill_tokens < engine.max_prompt_tokens
     if shapes.kind == "pad":
         return Buckets(
             batches=(engine.slots,),
             prefill_batches=(engine.prefill_batch,),
-            lengths=(engine.prefill_tokens,),
+            lengths=prefill_lengths(shapes, engine),
             contexts=(engine.max_length,),
-            prompt_contexts=(engine.max_prompt_tokens,) if is_cut else (),
+            prompt_contexts=prompt_contexts(shapes, engine),
         )
-    lengths = shapes.length_ladder or doubling(32, engine.prefill_tokens)
     return Buckets(
         batches=shapes.batch_ladder or doubling(1, engine.slots),
         prefill_batches=doubling(1, engine.prefill_batch),
-        lengths=lengths,
+        lengths=prefill_lengths(shapes, engine),
         # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
         contexts=tuple(
             sorted({min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)})
         ),
-        prompt_contexts=doubling(2 * lengths[-1], engine.max_prompt_tokens) if is_cut else (),
+        prompt_contexts=prompt_contexts(shapes, engine),
     )
 
 
-def doubling(first: int, last: int) -> tuple[int, ...]:
-    """`first`, twice that, and so on below `last`, then `last` itself."""
-    steps = []
-    while first < last:
-        steps.append(first)
-        first *= 2
-    return (*steps, last)
+def first_prompt(shapes: ShapePolicy, *, longest: int, minimal: bool) -> int:
+    """Tokens of the prompt that a warm-up has met, whole or `minimal`, and no more than `longest`: what a replica asks
+    itself before it serves."""
+    return min(5 if minimal else min(shape.length for shape in shapes.every_prefill()), longest)
 
 
 def _round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:

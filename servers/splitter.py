@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from servers.config import ConfigError
+from servers.config import ConfigError, check_name
 from servers.security import ServerTls, check_authority, check_pair
 
 ARM_HEADER = "x-tailgate-arm"
@@ -37,7 +37,6 @@ INFERENCE_SERVICE = "tailgate.v1.Inference"
 MAX_WEIGHT = 1_000_000
 _LISTENER = "tailgate"
 _WEIGHT_KEYS = "tailgate.weight"
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _HEADER = re.compile(r"[a-z0-9-]+")
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
@@ -60,8 +59,7 @@ class ArmTarget:
     weight: int = 1
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(f'arm name "{self.name}" is not usable: letters, digits, "-", "_" and "." only')
+        check_name("arm name", self.name)
         if not self.backends:
             raise ConfigError(f'arm "{self.name}" has no replica: give at least one address as host:port')
         if len(set(self.backends)) < len(self.backends):

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.gates import PASS, judge_answers
-from analysis.validity import ALL_KINDS, PARITY, Check
-
-_WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
+from analysis.validity import ALL_KINDS, ESTIMATES, PARITY, Check
+from analysis.work import WORK_APART, TokenTimes, Work
 
 
 def check_comparable(
@@ -44,30 +43,68 @@ def check_comparable(
     )
 
 
-def check_equal_work(arm: str, control: str, work: Sequence[tuple[str, float, float]]) -> Check:
-    """An external arm and the control had prompts and answers of about one length, by each server's own count.
+def check_equal_work(work: Work) -> Check:
+    """The arm and the control did the same work: prompts of one length, and answers as long as each other's.
 
-    `work` lists (what, the arm's mean, the control's). Servers count with their own tokenizer and template, and end
-    answers when they like: then latencies compare other work.
+    Servers count with their own tokenizer and template, and end answers when they like: then latencies compare other
+    work, and what does less of it is no faster.
     """
-    apart = max((_apart(mine, theirs) for _, mine, theirs in work), default=0.0)
-    means = " and ".join(f"{mine:.4g} to {theirs:.4g} {what}" for what, mine, theirs in work)
-    reason = f"{arm} and {control} had on average {means}, by their own count"
-    if not work:
-        reason = f"Nothing tells how the lengths of what {arm} and {control} had to do compare"
-    ok = apart <= _WORK_APART
+    apart = max((_apart(mine, theirs) for _, mine, theirs in work.means), default=0.0)
+    means = " and ".join(f"{mine:.4g} to {theirs:.4g} {what}" for what, mine, theirs in work.means)
+    reason = f"{work.arm} and {work.control} had on average {means}, by their own count"
+    if not work.means:
+        reason = f"Nothing tells how the lengths of what {work.arm} and {work.control} had to do compare"
+    ok = apart <= WORK_APART and not work.other
+    reason = "; ".join((reason, *work.other))
     return Check(
         check="equal work",
         ok=ok,
         value=100.0 * apart if math.isfinite(apart) else None,
-        limit=100.0 * _WORK_APART,
-        arm=arm,
+        limit=100.0 * WORK_APART,
+        arm=work.arm,
         reason=f"{reason}." if ok else f"{reason}: that is other work.",
-        affects=("noninferiority", "goodput"),
+        affects=ESTIMATES,
         remedy=""
         if ok
-        else "Send token ids or give the arm's tokenizer, so that prompts have one length, and length_fields, so that "
-        "answers do.",
+        else "Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
+        "tokenizer, and length_fields), and find out why an arm answers less or more than asked.",
+    )
+
+
+_AT_ONCE_APART = 0.05
+_SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
+
+
+def check_token_stream(mine: TokenTimes, theirs: TokenTimes, *, judged: bool) -> Check:
+    """Both arms' tokens have times of their own, so that gaps between them compare.
+
+    An answer that comes in one piece has no gap and no time per token. `judged`: something is judged by gaps.
+    """
+    found = [
+        f"{times.untimed} of {times.answers} answers of {times.arm} have not one time for each token"
+        for times in (mine, theirs)
+        if times.untimed
+    ]
+    both = (mine, theirs)
+    shares = [times.at_once / times.many if times.many else 0.0 for times in both]
+    common = sum(times.at_once for times in both) / max(1, sum(times.many for times in both))
+    chance = _SURE * math.sqrt(common * (1.0 - common) * sum(1.0 / max(1, times.many) for times in both))
+    if abs(shares[0] - shares[1]) > max(_AT_ONCE_APART, chance):
+        found.append(
+            f"{100.0 * shares[0]:.0f} % of the answers of {mine.arm} came in one piece, {100.0 * shares[1]:.0f} % of "
+            f"those of {theirs.arm}"
+        )
+    ok = not (found and judged)
+    reason = "; ".join(found) if found else "The tokens of both arms have times of their own"
+    return Check(
+        check="token stream",
+        ok=ok,
+        value=100.0 * abs(shares[0] - shares[1]),
+        limit=100.0 * _AT_ONCE_APART,
+        arm=mine.arm,
+        reason=f"{reason}: gaps between tokens do not compare." if found else f"{reason}.",
+        affects=ESTIMATES,
+        remedy="" if ok else "Let both servers stream token by token, or judge by TTFT and E2E alone.",
     )
 
 

@@ -78,18 +78,23 @@ def _allowed_missing(expected: int) -> int:
     return max(_MISSING_SLACK, int(_MISSING_SHARE * expected))
 
 
-def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool) -> Check:
-    """The arm lived through the run. A control that died spoils every comparison."""
+def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool, silent: Sequence[str] = ()) -> Check:
+    """The arm lived through the run. A control that died spoils every comparison.
+
+    `silent` are replicas that live, and neither served nor answered once the traffic was over.
+    """
     codes = ", ".join(f"{death.get('replica', arm)} (exit code {death.get('exit_code')})" for death in deaths)
+    found = [f"{arm} died under load: {codes}"] if deaths else []
+    found += [f"{', '.join(silent)} did not serve any more when the traffic was over"] if silent else []
     return Check(
         check="alive",
-        ok=not deaths,
-        value=float(len(deaths)),
+        ok=not found,
+        value=float(len(deaths) + len(silent)),
         limit=0.0,
         arm=None if control else arm,
-        reason=f"{arm} died under load: {codes}." if deaths else f"{arm} lived through the run.",
+        reason=f"{'; '.join(found)}." if found else f"{arm} lived through the run.",
         affects=ALL_KINDS if not control else ESTIMATES,
-        remedy=f"See the logs of {arm}." if deaths else "",
+        remedy=f"See the logs of {arm}." if found else "",
     )
 
 

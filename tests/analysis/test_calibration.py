@@ -200,9 +200,10 @@ def test_trials_that_differ_in_truth_are_seen(tmp_path: Path) -> None:
     trial = np.asarray(moved.requests.column("trial").to_numpy())
     arm = np.asarray(moved.requests.column("arm").to_pylist())
     late = np.where((arm == "compiled") & (trial == 2), 25_000_000, 0)
-    first = moved.requests.column("first_token_ns").to_numpy() + late
-    index = moved.requests.schema.get_field_index("first_token_ns")
-    table = moved.requests.set_column(index, moved.requests.schema.field(index), [first])
+    table = moved.requests
+    for name in ("first_token_ns", "end_ns"):
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), [table.column(name).to_numpy() + late])
     wild = calibrate(Run.of(replace(moved, requests=table)), splits=5)
     assert wild.trust == "do not trust"
     assert any("between 3 starts" in reason for reason in wild.reasons)

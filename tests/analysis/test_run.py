@@ -52,6 +52,23 @@ class TestArms:
         run = load(tmp_path, replace(SHORT, trials=2))
         assert run.planned == {"eager": 360, "compiled": 360}
 
+    def test_the_ladder_is_what_the_trial_says_and_not_what_its_configuration_would_mean(self, tmp_path):
+        def pads(info):
+            info["arms"][1]["config"]["shapes"] = {"kind": "pad"}
+            info["arms"][1]["config"]["engine"] = {"max_prompt_tokens": 512, "prefill_chunk": 128}
+            info["arms"][1]["length_ladder"] = [128, 512]
+
+        assert load(tmp_path, change=pads).length_ladder("compiled") == (128, 512)
+        assert load(tmp_path, change=lambda info: None).length_ladder("compiled") == ()
+
+    def test_a_replica_without_a_last_word_is_silent(self, tmp_path):
+        def last_words(info):
+            info["final"] = {"eager-0": {"counters": {}}}
+
+        run = load(tmp_path, change=last_words)
+        assert (run.silent("eager"), run.silent("compiled")) == ([], ["compiled-0"])
+        assert load(tmp_path, change=lambda info: None).silent("compiled") == []
+
 
 class TestTrials:
     def test_blocks_are_numbered_through_all_trials(self, tmp_path):

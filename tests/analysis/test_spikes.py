@@ -126,9 +126,19 @@ def test_a_request_that_names_no_replica_is_joined_by_its_arm():
     assert joined([request(0, 9, 15.2, 16, replica=None)], [event(10, 15)])[2].hit.all()
 
 
-def test_marks_in_time_hold_nobody_up():
-    _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15, kind="limit_hit", ids=["1-0-compiled"])])
-    assert not found.hit.any()
+def test_an_eager_fallback_holds_nobody_up_and_a_limit_hit_does():
+    for kind, held in (("eager_fallback", False), ("limit_hit", True)):
+        _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15, kind=kind, ids=["1-0-compiled"])])
+        assert found.hit.all() is np.bool_(held)
+
+
+def test_which_kinds_hold_the_device_is_what_the_server_says():
+    table = pa.Table.from_pylist([event(10, 15, kind="autotune")], schema=COMPILE_EVENTS)
+    requests = requests_of(REQUESTS.empty_table())
+    assert [[item.stalls for item in compile_events(table, requests, stalling=kinds)] for kinds in (None, {"x"})] == [
+        [True],
+        [False],
+    ]
 
 
 def test_each_event_knows_the_requests_it_hit():

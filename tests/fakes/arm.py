@@ -32,7 +32,10 @@ SERVICE = "tailgate.v1.Inference"
 class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServicer):
     """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen."""
 
-    def __init__(self, config: ArmConfig, replica: str, *, stall_s: float, dtype: str = "", token: int = 5) -> None:
+    def __init__(
+        self, config: ArmConfig, replica: str, *, stall_s: float, dtype: str = "", token: int = 5, dies: bool = False
+    ) -> None:
+        self.dies = dies
         self.config = config
         self.dtype = dtype or config.model.dtype
         self.replica = replica
@@ -180,6 +183,8 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> telemetry_pb2.SnapshotResponse:
+        if self.dies and self.answered:
+            os._exit(9)
         return telemetry_pb2.SnapshotResponse(
             arm=self.config.name,
             replica=self.replica,
@@ -205,6 +210,7 @@ def main() -> None:
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
     parser.add_argument("--freeze", action="append", default=[], metavar="REPLICA=REQUESTS")
+    parser.add_argument("--die-last", action="append", default=[], metavar="REPLICA", help="after the traffic")
     parser.add_argument("--fail-start", action="append", default=[], metavar="REPLICA")
     parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
     parser.add_argument("--token", action="append", default=[], metavar="REPLICA=TOKEN")
@@ -223,6 +229,7 @@ def main() -> None:
         stall_s=arguments.stall_s,
         dtype=dtypes.get(arguments.replica, ""),
         token=int(tokens.get(arguments.replica, 5)),
+        dies=arguments.replica in arguments.die_last,
     )
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96))
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]

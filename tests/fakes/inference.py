@@ -41,6 +41,8 @@ class Behaviour:
     fail_every: int = 0  # each n-th call ends with `fail_status` before any token
     fail_status: str = "RESOURCE_EXHAUSTED"
     fail_message: str = "the queue is full: 128 of 128"
+    empty_every: int = 0  # each n-th call ends with OK before any token
+    miscount: int = 0  # tokens that the trailing count has more than were sent
     stall_every: int = 0  # each n-th call waits `stall_s` before its first token
     stall_s: float = 0.0
     max_prompt_tokens: int = 0  # 0: no limit
@@ -80,7 +82,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         gone.wait(stalled + behaviour.first_s)
         first_ns = now_ns()
         sent = 0
-        while sent < request.max_tokens:
+        empty = bool(behaviour.empty_every) and number % behaviour.empty_every == 0
+        while sent < request.max_tokens and not empty:
             if gone.is_set():
                 with self._lock:
                     self.cancelled += 1
@@ -112,7 +115,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
                 ("tailgate-padded-batch", "2"),
                 ("tailgate-padded-length", str(prompt + 1)),
                 ("tailgate-prompt-tokens", str(prompt)),
-                ("tailgate-output-tokens", str(sent)),
+                ("tailgate-output-tokens", str(sent + behaviour.miscount)),
                 ("tailgate-recv-ns", str(recv_ns)),
                 ("tailgate-end-ns", str(end_ns)),
             )

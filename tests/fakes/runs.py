@@ -69,6 +69,7 @@ class FakeRun:
     parity: Mapping[str, Any] = field(default_factory=dict)
     open_loop: bool = True
     lag_ms: float = 1.0
+    ignore_eos: bool = False  # answers have exactly the tokens that were asked for
     interference: float = 1.0  # times longer that the control takes while another arm compiles
 
 
@@ -88,7 +89,8 @@ def _experiment(run: FakeRun) -> str:
     lines = ['name = "fake"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
     for position, arm in enumerate(run.arms):
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
-    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60", ""]
+    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
+    lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
     tables = {"gates": dict(run.gates), "slo": dict(run.slo), "parity": dict(run.parity)}
     return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
 
@@ -198,7 +200,7 @@ def _request(
         "end_ns": start + int(end * SECOND) + 200_000,
         "status": "OK",
         "prompt_tokens": 64,
-        "max_tokens": 200,
+        "max_tokens": tokens if run.ignore_eos else 200,
         "output_tokens": tokens,
         "phase": "measure",
     }

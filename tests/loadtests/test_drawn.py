@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.prompts import PromptSource
-from loadtests.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, build_schedule, length_edges
+from loadtests.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, build_schedule
 from loadtests.source import Source, read_source
 from loadtests.traffic import TrafficConfig
-from servers.config import ArmConfig, ConfigError, EngineConfig
-from servers.shapes import doubling
+from servers.config import ConfigError
 from tests.loadtests.test_prompts import model_folder
 
 ARMS = ("eager", "compiled")
@@ -200,14 +199,6 @@ def test_a_chat_that_its_template_fills_is_left_out(folder: str) -> None:
 def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: str) -> None:
     schedule = built(TrafficConfig(rate=20, duration_s=5, length_scale=1e-6, prompts="text", tokenizer=folder))
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
-
-
-def test_empty_ladders_are_those_of_the_engine() -> None:
-    for limit in (20, 32, 192, 256, 4096, 5000):
-        engine = EngineConfig(max_prompt_tokens=limit)
-        arm = ArmConfig.from_preset("compiled-bucketed", engine=engine)
-        assert length_edges(arm) == doubling(32, engine.prefill_tokens)
-    assert length_edges(ArmConfig.from_preset("eager")) == ()
 
 
 # --- Conversations ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from analysis.limits import CompileBudget, GateLimits
 from analysis.rollout import Rollout
+from analysis.summary import analyze
 from analysis.targets import parse_cold, parse_slo
+from analysis.validity import LENGTH_CHECKS
 from loadtests.experiment import (
     ParityConfig,
     SplitterSettings,
@@ -22,6 +24,7 @@ from loadtests.experiment import (
 )
 from loadtests.schedule import TrafficConfig
 from servers.config import CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
+from tests.fakes.runs import FakeArm, FakeRun, write_run
 
 MINIMAL = """
 name = "canary"
@@ -74,19 +77,89 @@ def test_every_experiment_in_the_package_is_offered() -> None:
     assert builtin_names() == ["demo", "external", "h200"]
 
 
+@pytest.mark.parametrize("name", [name for name in builtin_names() if name != "demo"])
+def test_a_built_in_experiment_is_long_enough_to_decide(name: str, tmp_path: Path) -> None:
+    """The demonstration apart: it is to find recompiles, and says that it decides nothing else."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    experiment = load(name, trace=str(trace) if name == "h200" else "")
+    traffic = experiment.traffic
+    assert experiment.arms[0].control
+    run = FakeRun(
+        arms=[FakeArm(name=arm.name, enabled=False) for arm in experiment.arms],
+        design=traffic.design,
+        duration_s=traffic.duration_s,
+        rate=traffic.rate or 4.3 / traffic.time_scale,  # the mean pace of the trace over these minutes
+        trials=experiment.trials.count,
+        gates={"draws": 99, "block_s": traffic.block_s, "min_blocks": experiment.gates.min_blocks},
+        slo=dict(experiment.slo),
+    )
+    checks = analyze(write_run(tmp_path / "run", run))["validity"]
+    assert [check["reason"] for check in checks if check["check"] in LENGTH_CHECKS and not check["ok"]] == []
+    assert {check["check"] for check in checks} >= {"blocks", "run length", "tail"}
+
+
+def test_the_gpu_experiment_has_every_way_of_compiling() -> None:
+    text = (Path(__file__).parents[2] / "loadtests" / "experiments" / "h200.toml").read_text()
+    presets = [arm["preset"] for arm in tomllib.loads(text)["arms"]]
+    assert presets == ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic", "compiled-naive"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            MINIMAL.replace("compiled-padded", "eager-padded").replace(
+                "[traffic]", "[arms.compile]\nfullgraph = true\n[traffic]"
+            ),
+            "arms[1].compile.fullgraph is set but the preset does not compile: add enabled = true",
+        ),
+        (
+            MINIMAL.replace("[traffic]", '[arms.compile]\nbackend = "aot_eager"\n[traffic]'),
+            'compile.mode is "reduce-overhead" but compile.backend is "aot_eager"',
+        ),
+        (
+            MINIMAL.replace("compiled-padded", "compiled-naive").replace(
+                "[traffic]", '[arms.compile]\nbackend = "aot_eager"\noptions = {max_autotune = true}\n[traffic]'
+            ),
+            'arms[1].compile.options is set but compile.backend is "aot_eager", and only inductor reads it',
+        ),
+        (MINIMAL.replace('name = "compiled"', 'name = "é"'), 'arm name "é" is not usable'),
+        (MINIMAL.replace('name = "compiled"', f'name = "{"x" * 80}"'), "arm name has 80 characters: give at most 64"),
+        (MINIMAL.replace('"canary"', f'"{"x" * 300}"'), "name has 300 characters: give at most 64"),
+        (
+            MINIMAL.replace("[traffic]", '[splitter]\nport = 5557\n[traffic]\nmaster_bind = "10.0.0.1:5557"')
+            + "remote_workers = 2\n",
+            "splitter.port and the port of traffic.master_bind are both 5557: give two ports",
+        ),
+    ],
+)
+def test_what_contradicts_itself_or_breaks_a_name_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_arm_may_switch_its_compiler_off_and_keep_the_rest(tmp_path: Path) -> None:
+    text = MINIMAL.replace("[traffic]", "[arms.compile]\nenabled = false\n[traffic]")
+    assert not load(write(tmp_path, text)).arm("compiled").config.compile.enabled
+
+
 def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> None:
     text = MINIMAL + (
         "timeout_s = 5\nmax_concurrency = 4\n"
         '[slo]\np99_ttft_ms = 200\n[trials]\ncount = 3\n[splitter]\nstickiness = "replica"\n'
+        '[model]\ndevice = "cuda:0"\n'
     )
-    text = text.replace('preset = "compiled-padded"', 'preset = "compiled-bucketed"\ndevice = "auto:1"').replace(
+    text = text.replace('preset = "compiled-padded"', 'preset = "compiled-bucketed"\ndevice = "cuda:1"').replace(
         "[traffic]",
         '[arms.compile]\nmode = "max-autotune-no-cudagraphs"\n[arms.shapes]\nbatch_ladder = [1, 8]\n[traffic]',
     )
     experiment = load(write(tmp_path, text))
     compiled = experiment.arm("compiled").config
     assert (compiled.compile.mode, compiled.shapes.batch_ladder) == ("max-autotune-no-cudagraphs", (1, 8))
-    assert compiled.model.device == "auto:1"
+    assert compiled.model.device == "cuda:1"
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
 
 
@@ -139,7 +212,7 @@ def test_any_valid_experiment_survives_a_round_trip(
     [
         ('name = "canary"', 'name = "canary"\nspeed = 9', "speed is unknown"),
         ('name = "canary"', "", "name is missing"),
-        ('name = "canary"', 'name = "a b"', 'name is "a b"'),
+        ('name = "canary"', 'name = "a b"', 'name "a b" is not usable'),
         ('name = "canary"', 'name = "canary"\nseed = "7"', "seed is '7': expected int"),
         ('name = "canary"', 'name = "canary"\nseed = -1', "seed is -1"),
         ('name = "canary"', 'name = "canary"\nmodel = 3', "model is 3: give a table [model]"),

@@ -111,6 +111,22 @@ def test_mirrored_copies_share_pair_id_and_start_together(targets: dict[str, str
     assert apart[len(apart) // 2] < 5 * MS
 
 
+def test_an_answer_that_is_ok_and_empty_is_recorded_as_failed() -> None:
+    with serve(Behaviour(arm="eager", empty_every=2)) as server:
+        run = Run(schedule([0, 10, 20, 30], arm="eager"), targets={"eager": server.target})
+    assert Counter(run.statuses()) == {"OK": 2, "INTERNAL": 2}
+    errors = {record.error for record in run.records if record.status != "OK"}
+    assert errors == {"the answer ended with OK and holds no token"}
+
+
+def test_an_answer_that_lost_tokens_on_its_way_is_recorded_as_failed() -> None:
+    with serve(Behaviour(arm="eager", miscount=2)) as server:
+        run = Run(schedule([0], arm="eager"), targets={"eager": server.target})
+    (record,) = run.records
+    assert (record.status, record.output_tokens) == ("INTERNAL", 3)
+    assert record.error == "the server counts 5 tokens in its answer, and 3 came"
+
+
 def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     targets: dict[str, str], tmp_path: Path
 ) -> None:

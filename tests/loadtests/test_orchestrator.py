@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, read_table
+from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, read_run, read_table
+from analysis.run import Run
+from analysis.summary import analyze
 from loadtests.experiment import Experiment, from_table, to_table, to_toml
 from loadtests.orchestrator import Orchestrator, RunOutcome, child_environment
 from loadtests.processes import Child, describe_exit, log_tail
@@ -156,6 +158,34 @@ def test_an_arm_that_dies_is_recorded_and_the_run_goes_on(tmp_path: Path) -> Non
     assert all(row["arm"] in ("naive", None) for row in failed)
     assert max(row["scheduled_ns"] for row in rows if row["arm"] == "eager") > death["at_ns"]
     assert "the device fell off the bus" in status.notes[0]
+
+
+def test_a_replica_that_dies_after_its_last_answer_is_recorded(tmp_path: Path) -> None:
+    what = experiment(parity={"served": False})
+    outcome, _ = run(what, tmp_path, "--die-last", "naive-0")
+    assert outcome.complete, outcome.error
+    facts = trial_facts(outcome)
+    assert {row["status"] for row in requests(outcome)} == {"OK"}
+    assert list(facts["final"]) == ["eager-0"]
+    assert [death["replica"] for death in facts["deaths"]] in (["naive-0"], [])  # its exit may not show yet
+    summary = analyze(outcome.run_dir)
+    (alive,) = [check for check in summary["validity"] if check["check"] == "alive" and check["arm"] == "naive"]
+    assert not alive["ok"]
+
+
+def test_trials_tell_how_their_arms_pad_and_which_compiles_stall(tmp_path: Path) -> None:
+    what = experiment(engine={"prefill_chunk": 32})
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True},
+        {"name": "padded", "preset": "compiled-padded"},
+        {"name": "buckets", "preset": "compiled-bucketed"},
+    ]
+    outcome, _ = run(from_table(to_table(what) | {"arms": arms}), tmp_path)
+    facts = trial_facts(outcome)
+    assert [row["length_ladder"] for row in facts["arms"]] == [[], [32, 128], [32, 64, 128]]
+    assert "limit_hit" in facts["stalling_kinds"]
+    judged = Run.of(read_run(outcome.run_dir))
+    assert [judged.length_ladder(name) for name in judged.arms] == [(), (32, 128), (32, 64, 128)]
 
 
 def test_a_run_whose_arms_all_died_is_broken(tmp_path: Path) -> None:

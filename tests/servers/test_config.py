@@ -1,10 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from servers.config import PRESETS, ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig, build, override
+from servers.config import (
+    PRESETS,
+    ArmConfig,
+    CompileConfig,
+    ConfigError,
+    EngineConfig,
+    ShapeConfig,
+    build,
+    doubling,
+    override,
+)
+from servers.shapes import StepShape, shape_policy
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -35,6 +49,14 @@ def test_presets_differ_in_the_policy_alone() -> None:
         ({"compile": {"mode": "turbo"}}, ("compile.mode", "turbo", "reduce-overhead")),
         ({"compile": {"mark_dynamic": True, "dynamic": False}}, ("mark_dynamic",)),
         ({"name": "a b"}, ('"a b"',)),
+        ({"name": "größe"}, ('"größe"', "A to Z")),
+        ({"name": ".hidden"}, ('".hidden"', "begin with a letter")),
+        ({"name": "-v"}, ('"-v"', "begin with a letter")),
+        ({"name": "x" * 300}, ("300 characters", "at most 64")),
+        ({"model": {"device": "tpu"}}, ("model.device", '"tpu"', "cuda:N")),
+        ({"model": {"device": "cuda:one"}}, ('"cuda:one"', "cuda:N")),
+        ({"model": {"device": "cpu:1"}}, ('"cpu:1"',)),
+        ({"shapes": {"min_size": 4}, "engine": {"slots": 2}}, ("shapes.min_size is 4", "engine.slots is 2")),
         ({"engine": 5}, ("arm.engine", "table")),
     ],
 )
@@ -105,3 +127,50 @@ def test_a_chunk_is_never_longer_than_the_longest_prompt() -> None:
     assert EngineConfig(max_prompt_tokens=100).prefill_tokens == 100
     assert EngineConfig(max_prompt_tokens=100, prefill_chunk=64).prefill_tokens == 64
     assert EngineConfig(max_prompt_tokens=100, prefill_chunk=640).prefill_tokens == 100
+
+
+def shapes_of_prompt(arm: ArmConfig, length: int) -> set[StepShape]:
+    """The shapes of the steps that take a prompt, in chunks where it is longer than one."""
+    policy, chunk = shape_policy(arm.shapes, arm.engine), arm.engine.prefill_tokens
+    ends = [*range(chunk, length, chunk), length]
+    later = {policy.extend(1, end - start, end) for start, end in pairwise(ends)}
+    return {policy.prefill(1, ends[0]), *later}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    preset=st.sampled_from(["compiled-padded", "compiled-bucketed"]),
+    longest=st.integers(1, 300),
+    chunk=st.just(0) | st.integers(20, 300),
+    ladder=st.booleans(),
+)
+def test_the_ladder_says_which_prompts_have_the_same_shapes(
+    preset: str, longest: int, chunk: int, ladder: bool
+) -> None:
+    engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
+    arm = ArmConfig.from_preset(preset, engine=engine)
+    if ladder and preset == "compiled-bucketed":
+        arm = replace(arm, shapes=ShapeConfig(kind="buckets", length_ladder=(5, 50, 350)))
+    assert arm.length_ladder[-1] == longest
+    by_step: dict[int, set[StepShape]] = {}
+    for length in range(1, longest + 1):
+        step = next(step for step in arm.length_ladder if step >= length)
+        assert by_step.setdefault(step, shapes_of_prompt(arm, length)) == shapes_of_prompt(arm, length)
+    shapes = list(by_step.values())
+    assert all(one != other for index, one in enumerate(shapes) for other in shapes[:index])
+
+
+def test_exact_shapes_have_no_ladder() -> None:
+    assert ArmConfig.from_preset("eager").length_ladder == ()
+
+
+def test_doubling_ends_at_the_limit_itself() -> None:
+    assert doubling(32, 100) == (32, 64, 100)
+    assert doubling(32, 8) == (8,)
+    assert doubling(1, 1) == (1,)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_a_mode_that_the_backend_would_not_read_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f'compile.mode is "{mode}" but compile.backend is "aot_eager"'):
+        CompileConfig(enabled=True, mode=mode, backend="aot_eager")  # type: ignore[arg-type]

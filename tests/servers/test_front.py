@@ -113,6 +113,7 @@ def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
     )
     front = front_of()
     front.receive([ready])
+    front.open()
     groups = {"process": 5, "load": 7, "decode": 30, "capture": 1, "other": 2, "total": 45}
     assert dict(snapshot_of(front).startup_groups_ns) == groups
     assert 'tailgate_startup_seconds{arm="arm",part="decode",replica="arm-0"} 3e-08' in metrics_of(front)

@@ -11,6 +11,7 @@ from servers import attention, compilation, sampling
 from servers.compile_events import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
 from servers.messages import CompileEvent
+from servers.readiness import first_request
 from servers.runner import ModelRunner
 from servers.scheduler import Job, Scheduler
 from tests.fakes.flash import varlen_flash
@@ -51,6 +52,13 @@ def jobs_for(vocab_size: int, *, seed: int, count: int = 12) -> list[Job]:
         )
         for number, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
+
+
+def own_request(arm: ArmConfig) -> Job:
+    """What a replica asks itself before it serves."""
+    request = first_request(arm, 9)
+    prompt = list(request.token_ids.ids)
+    return Job(request_id="own", prompt=prompt, max_tokens=request.max_tokens, recv_ns=0)
 
 
 def serve(runner: ModelRunner, jobs: list[Job]) -> int:
@@ -188,15 +196,27 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
 ) -> None:
     """Traced and guarded by the real compiler; the backend is a light one, as code generation plays no part here."""
     arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager"))
+    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager", mode="default"))
     runner = runner_for(arm, recorder)
     warm = recorder.drain()
     assert warm
     assert {event.phase for event in warm} == {"warmup"}
+    serve(runner, [own_request(arm)])
+    assert recorder.drain() == []
     jobs = jobs_for(runner.vocab_size, seed=7)
     serve(runner, jobs)
     assert recorder.drain() == []
     assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_exact_shapes_are_warm_for_what_a_replica_asks_itself(dynamic: bool | None, recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=dynamic, backend="eager")
+    arm = ArmConfig(name="exact", compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    recorder.drain()
+    serve(runner, [own_request(arm)])
+    assert recorder.drain() == []
 
 
 def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
@@ -204,6 +224,8 @@ def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRe
     arm = replace(arm, compile=replace(arm.compile, backend="aot_eager"))
     runner = runner_for(arm, recorder)
     recorder.drain()
+    serve(runner, [own_request(arm)])
+    assert recorder.drain() == []
     jobs = jobs_for(runner.vocab_size, seed=3)
     serve(runner, jobs)
     events = [event for event in recorder.drain() if event.kind == "recompile"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -58,12 +59,12 @@ class Replica:
         assert self.counters()["in_flight"] == 0
 
 
-def start(folder: Path, arm: ArmConfig, *arguments: str) -> Replica:
+def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...] = ("servers.serve",)) -> Replica:
     config = folder / f"{arm.name}.json"
     config.write_text(json.dumps(arm.to_dict()))
     started_ns = now_ns()
     process = subprocess.Popen(
-        [sys.executable, "-m", "servers.serve", "--config", str(config), *arguments],
+        [sys.executable, "-m", *module, "--config", str(config), *arguments],
         stdout=subprocess.PIPE,
         stderr=(folder / f"{arm.name}.log").open("w"),
         text=True,
@@ -308,7 +309,8 @@ def test_telemetry_replays_steps_and_snapshot_tells_the_arm(replica: Replica) ->
     message = next(iter(watch)).steps.records
     watch.cancel()
     assert len(message) > 1, "steps that are there already travel together"
-    assert [step.step_id for step in message] == list(range(len(message)))
+    first = message[0].step_id  # the replica's own request took the steps before it
+    assert [step.step_id for step in message] == list(range(first, first + len(message)))
     first = message[0]
     assert first.kind == "prefill"
     assert first.end_ns > first.start_ns
@@ -406,6 +408,67 @@ def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None
     assert last.stage == "failed"
     assert "telepathy" in last.detail
     assert replica.process.wait(timeout=30) == 1
+
+
+def start_fake(folder: Path, how: str) -> Replica:
+    return start(folder, ArmConfig(name=how, engine=ENGINE), module=("tests.fakes.engine", how))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("fails", "it is warm and cannot answer a request of 5 tokens (INTERNAL: RuntimeError: CUDA error: invalid"),
+        ("short", "it is warm and answered 1 of 2 tokens"),
+    ],
+)
+def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path, how: str, words: str) -> None:
+    replica = start_fake(tmp_path, how)
+    last = wait_warm(replica)[-1]
+    assert last.stage == "failed"
+    assert last.detail.startswith(words)
+    assert replica.process.wait(timeout=30) == 1
+    assert "Traceback" not in (tmp_path / f"{how}.log").read_text()
+
+
+def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
+    replica = start_fake(tmp_path, "mute")
+    deadline = time.monotonic() + 20
+    while not replica.counters()["in_flight"] and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+    assert replica.counters()["in_flight"] == 1
+    assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
+    replica.process.terminate()
+    assert replica.process.wait(timeout=40) == 0
+
+
+def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
+    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
+    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
+    replica = start(tmp_path, arm)
+    try:
+        assert wait_warm(replica)[-1].stage == "serving"
+        counters = replica.counters()
+        told = [
+            event.compile
+            for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
+            if event.WhichOneof("event") in ("compile", "steps")
+        ]
+    finally:
+        replica.process.kill()
+        replica.process.wait()
+    assert {key: counters[key] for key in ("requests", "tokens", "steps", "in_flight")} == dict.fromkeys(
+        ("requests", "tokens", "steps", "in_flight"), 0
+    )
+    assert len(told) == counters["compile_events"]
+    assert told
+    assert not any(event.phase == "serving" or event.request_ids for event in told)
+
+
+def watched(replica: Replica, request: telemetry_pb2.WatchRequest) -> Iterator[telemetry_pb2.TelemetryEvent]:
+    """What is retained, and then nothing more: the replica idles."""
+    with contextlib.suppress(grpc.RpcError):
+        yield from replica.telemetry.Watch(request, timeout=1.0)
 
 
 def test_a_model_without_a_tokenizer_is_a_one_line_error(tmp_path: Path) -> None:

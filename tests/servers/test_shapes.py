@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import ConfigError, EngineConfig, ShapeConfig
-from servers.shapes import Buckets, StepShape, doubling, shape_policy
+from servers.config import ArmConfig, ConfigError, EngineConfig, ShapeConfig
+from servers.shapes import Buckets, StepShape, shape_policy
 
 ENGINES = st.builds(
     EngineConfig,
@@ -94,10 +94,4 @@ def test_a_value_past_the_ladder_is_refused_with_value_limit_and_remedy() -> Non
 
 def test_min_size_beyond_the_slots_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.slots"):
-        shape_policy(ShapeConfig(min_size=2), EngineConfig(slots=1))
-
-
-def test_doubling_ends_at_the_limit_itself() -> None:
-    assert doubling(32, 100) == (32, 64, 100)
-    assert doubling(32, 8) == (8,)
-    assert doubling(1, 1) == (1,)
+        ArmConfig(shapes=ShapeConfig(min_size=2), engine=EngineConfig(slots=1))

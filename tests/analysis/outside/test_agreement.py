@@ -48,6 +48,7 @@ def event(start_s: float, seconds: float, *, serving: bool = True, kind: str = "
         start_ns=int(start_s * S),
         end_ns=int((start_s + seconds) * S),
         serving=serving,
+        stalls=kind != "eager_fallback",
         request_ids=(),
         row={},
     )
@@ -77,7 +78,7 @@ def test_a_stall_that_only_touches_a_compile_is_another() -> None:
 
 
 def test_compiles_that_nobody_waited_for_or_that_are_too_short_are_not_asked_for() -> None:
-    events = [event(10, 2), event(20, 0.1), event(30, 2, serving=False), event(40, 2, kind="limit_hit")]
+    events = [event(10, 2), event(20, 0.1), event(30, 2, serving=False), event(40, 2, kind="eager_fallback")]
     assert agreement_of(outside(), events, [0, 4, 4, 4]).telemetry == 0
 
 

@@ -1,0 +1,37 @@
+"""Engines that say that they are warm, in the place of a replica's own: `python -m tests.fakes.engine HOW …`.
+
+HOW is `fails` (every request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing
+comes). What follows is the command line of `python -m servers.serve`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from multiprocessing.connection import Connection
+
+from servers import serve
+from servers.clock import now_ns
+from servers.front import NO_TIMING
+from servers.messages import Finished, Ready, StepOutput, Submit
+
+
+def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:
+    del table, cache_dir
+    connection.send(
+        [Ready(vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={}, startup_ns={"load": 1})]
+    )
+    while True:
+        message = connection.recv()
+        if isinstance(message, Submit) and how == "fails":
+            error = "RuntimeError: CUDA error: invalid device ordinal"
+            over = Finished(request_id=message.request_id, status="INTERNAL", message=error, timing=NO_TIMING)
+            connection.send([StepOutput(emit_ns=now_ns(), finished=[over])])
+        elif isinstance(message, Submit) and how == "short":
+            over = Finished(request_id=message.request_id, status="OK", reason="length", timing=NO_TIMING)
+            connection.send([StepOutput(emit_ns=now_ns(), tokens=[(message.request_id, 3)], finished=[over])])
+
+
+if __name__ == "__main__":
+    serve.serve_engine = partial(serve_engine, how=sys.argv[1])  # type: ignore[assignment]
+    sys.exit(serve.main(sys.argv[2:]))
