@@ -57,10 +57,11 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
         return gate
     if gate.verdict == INCONCLUSIVE:
         return replace(gate, blocked_by=blocked)
-    because = " ".join(dict.fromkeys(check.reason for check in failed))
+    # By name: what a check says concerns all gates that it opens, and stands once, with the checks.
+    because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
     return replace(
         gate,
         verdict=INCONCLUSIVE,
         blocked_by=blocked,
-        reason=f"{gate.reason} That would be a {gate.verdict}, but: {because}",
+        reason=f"{gate.reason} That would be a {gate.verdict}, but for {because}.",
     )
