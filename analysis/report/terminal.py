@@ -59,7 +59,8 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     console.print(Text(reading.headline(summary)))
     console.print(_arms(summary, narrow=width < WIDE))
     for check in reading.failed_checks(summary):
-        console.print(_note("limited by", f"{reading.check_name(check)}: {text(check.get('reason'))}"))
+        if (reason := text(check.get("reason"))) not in reading.headline(summary):
+            console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))
     for arm in reading.arm_names(summary):
         if lines := _open(summary, arm, width):
             console.print()

@@ -40,6 +40,16 @@ class TestChecksOnGates:
         assert result.reason.endswith("but for the checks that failed: generator lag, blocks.")
         assert "was late" not in result.reason
 
+    @pytest.mark.parametrize(
+        ("kind", "verdict", "stands"),
+        [("slo", "FAIL", True), ("slo", "PASS", False), ("noninferiority", "FAIL", False)],
+    )
+    def test_under_an_overload_only_an_objective_that_is_missed_stands(self, kind, verdict, stands):
+        (result,) = apply_checks([gate(kind, verdict)], [check(name="overload")])
+        assert (result.verdict == verdict) is stands
+        (result,) = apply_checks([gate(kind, verdict)], [check(name="overload"), check()])
+        assert result.verdict == "INCONCLUSIVE"
+
     def test_a_recompile_failure_stands(self):
         (result,) = apply_checks([gate("recompile", "FAIL")], [check(affects=ALL_KINDS)])
         assert result.verdict == "FAIL"

@@ -34,6 +34,12 @@ def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo
     assert shown.index("limited by: run length") < shown.index(shared) < shown.index("? INCONCLUSIVE non-inferiority")
 
 
+def test_what_the_headline_says_is_not_said_again(demo: Summary) -> None:
+    demo["headline"] = f"No verdict. {demo['validity'][0]['reason']}"
+    demo["validity"][0]["ok"] = False
+    assert " ".join(verdict_table(demo).split()).count(demo["validity"][0]["reason"]) == 1
+
+
 def test_every_arm_and_every_gate_that_did_not_pass_is_named(demo: Summary) -> None:
     shown = verdict_table(demo)
     assert shown.startswith("✘ FAIL  demo\n")
