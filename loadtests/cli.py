@@ -486,10 +486,12 @@ def _add_forecast(commands: Any) -> None:
         "forecast",
         "say from a trace alone what each compile policy will pay",
         "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
-        "what it pads, and the ladder of buckets that pads least. Nothing is run.",
+        "what it pads, and the ladder of buckets that pads least; and the same for the decode steps of a server with\n"
+        "so many slots whose steps take so long. Nothing is run.",
         "  tailgate forecast AzureLLMInferenceTrace_conv.csv --max-prompt-tokens 8192\n"
         "  tailgate forecast conv.csv --graphs 6 --multiple 64 --compile-seconds 20\n"
-        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096",
+        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
+        "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
     )
     add = parser.add_argument
     add("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
@@ -500,6 +502,8 @@ def _add_forecast(commands: Any) -> None:
     add("--batch", type=int, default=1, metavar="N", help="most prompts in one prefill (default %(default)s)")
     add("--window-ms", type=float, default=0.0, metavar="MS", help="they come within this time (default 0)")
     add("--recompile-limit", type=int, default=8, metavar="N", help="the compiler's (default %(default)s)")
+    add("--slots", type=int, default=8, metavar="N", help="requests that decode at once (default %(default)s)")
+    add("--step-ms", default="10,30,100", metavar="LIST", help="what a decode step takes (default %(default)s)")
     add("--compile-seconds", type=float, default=0.0, metavar="S", help="what one compile takes, for the stalls")
 
 
@@ -511,6 +515,10 @@ def _forecast(options: argparse.Namespace) -> int:
         ladder = tuple(int(step) for step in options.ladder.split(",")) if options.ladder else ()
     except ValueError:
         raise ConfigError(f'--ladder "{options.ladder}" is no list of tokens: give for example 256,1024,4096') from None
+    try:
+        step_ms = tuple(float(step) for step in options.step_ms.split(","))
+    except ValueError:
+        raise ConfigError(f'--step-ms "{options.step_ms}" is no list of times: give for example 10,30,100') from None
     asked = Forecast(
         max_prompt_tokens=options.max_prompt_tokens,
         batch=options.batch,
@@ -520,6 +528,8 @@ def _forecast(options: argparse.Namespace) -> int:
         ladder=ladder,
         recompile_limit=options.recompile_limit,
         compile_s=options.compile_seconds,
+        slots=options.slots,
+        step_ms=step_ms,
     )
     try:
         found = forecast(read_trace(options.trace), asked)
