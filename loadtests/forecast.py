@@ -376,11 +376,7 @@ def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
             f"{case['batches'][-1]} met, all slots {case['full_share']:.0%} of the steps; {case['distinct']:,} shapes "
             f"(rows, positions) in {case['steps']:,} steps, the next one is new with {case['next_is_new']:.1%}"
             + (f"; {case['requests_left_out']:,} requests left out" if case["requests_left_out"] else "")
-            + (
-                f"; too slow for the trace: {behind:,.0f} s behind at its end"
-                if (behind := _behind(case, trace))
-                else ""
-            )
+            + (f"; too slow for the trace: {behind:,.0f} s behind at its end" if behind else "")
         )
     head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in found)]
     rows = [[*head, "padded/true rows", ""]]

@@ -85,7 +85,8 @@ def _gates(summary: Mapping[str, Any]) -> str:
         for names, reason in found.shared
     ]
     head = ("Arm", "Verdict", "Gate", "Value", "Limit", "Reason")
-    return "\n\n".join([*(["\n".join(shared)] if shared else []), table(head, body, right=(3, 4))])
+    about = "Non-inferiority leaves out the cold start and what a compile held up; all else is of all traffic."
+    return "\n\n".join([*(["\n".join(shared)] if shared else []), table(head, body, right=(3, 4)), about])
 
 
 def _arms(summary: Mapping[str, Any]) -> str:

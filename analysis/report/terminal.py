@@ -58,6 +58,8 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     console.print(Text.assemble(_chip(at(summary, "overall")), "  ", (text(at(summary, "name")), "bold")))
     console.print(Text(reading.headline(summary)))
     console.print(_arms(summary, narrow=width < WIDE))
+    if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
+        console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
             console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))
@@ -77,7 +79,7 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     for name, line in notes:
         console.print(_note(name, line))
     # Rich pads lines to the full width; a log is easier to read and to compare without that.
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
 
 
 def _chip(value: object) -> Text:

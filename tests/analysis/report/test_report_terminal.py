@@ -86,3 +86,15 @@ def test_an_empty_summary_reads_as_a_sentence() -> None:
     assert "This run has no verdict." in shown
     assert "no arm sent a record" in shown
     assert not re.search(r"\b(None|nan)\b", shown)
+
+
+def test_figures_of_all_traffic_are_told_from_gates_without_stalls_where_a_compile_hit(
+    demo: Summary, rollout: Summary
+) -> None:
+    said = "figures: of all traffic; non-inferiority leaves out what a compile held up"
+    assert said in verdict_table(demo)
+    assert said not in verdict_table(rollout)
+
+
+def test_the_table_ends_with_its_last_word(rollout: Summary) -> None:
+    assert verdict_table(rollout).splitlines()[-1]
