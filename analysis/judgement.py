@@ -51,7 +51,7 @@ from analysis.generators import check_generators
 from analysis.outside.firstseen import shapes_of
 from analysis.outside.gates import outside_gates
 from analysis.outside.view import Outside, outside_of
-from analysis.overload import Load, load_of
+from analysis.overload import MOST_COUNTED, Load, load_of
 from analysis.planner import comparison_needed_s, share_needed_s
 from analysis.rates import RateComparison, compare_rates
 from analysis.run import SECOND, Run, mapping
@@ -402,10 +402,12 @@ def _loads(run: Run, arm: str) -> list[Load | None]:
     own = run.of_arm(arm) & ~requests.broken
     found = []
     for trial in run.trials:
-        mine = own & (requests.trial == trial.number)
+        mine = np.flatnonzero(own & (requests.trial == trial.number))
+        every = max(1, len(mine) // MOST_COUNTED)
+        mine = mine[::every]
         start_s, end_s = ((column[mine] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
         seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
-        found.append(load_of(start_s, end_s, requests.ok[mine], requests.shed[mine], seconds=seconds))
+        found.append(load_of(start_s, end_s, requests.ok[mine], requests.shed[mine], seconds=seconds, every=every))
     return found
 
 

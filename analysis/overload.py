@@ -27,6 +27,7 @@ _SLOWER = 1.5  # how much longer answers take in the last window than in the fir
 _LEAST_SHED = 0.02  # share of requests turned away in each window
 _HANGING = 4.0  # a request that took so many times the median without an answer hung, whatever the load
 _MOST_SAMPLED = 20_000  # requests whose times make a window's median
+MOST_COUNTED = 400_000  # requests of an arm and a trial: of more, every k-th tells enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,12 @@ class Load:
     overloaded: bool
 
 
-def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float) -> Load | None:
+def load_of(
+    start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float, every: int = 1
+) -> Load | None:
     """The load on one arm in one trial of `seconds`, all arrays of shape (n,) in seconds from its first request.
 
+    The arrays hold one request of `every`, where there are so many that some tell as well as all.
     A request that ended after the trial was under way when it ended. `shed` marks those that ended without an answer
     for want of room or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED). None where a window has too few requests to tell,
     or the first has no answer: n = 0 is such a case.
@@ -82,10 +86,10 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
     throughout = bool((away[1:] >= _LEAST_SHED * arrivals[1:]).all())
     span = seconds - width
     return Load(
-        offered_rps=float(arrivals[1:].sum()) / span,
-        answered_rps=float(answers[1:].sum()) / span,
-        waiting=int(((start_s <= seconds) & (end_s > seconds)).sum()),
-        shed=int(turned.sum()),
+        offered_rps=every * float(arrivals[1:].sum()) / span,
+        answered_rps=every * float(answers[1:].sum()) / span,
+        waiting=every * int(((start_s <= seconds) & (end_s > seconds)).sum()),
+        shed=every * int(turned.sum()),
         overloaded=bool(grew and (slower or throughout)),
     )
 

@@ -148,6 +148,21 @@ def test_too_few_requests_tell_nothing() -> None:
     assert load_of(few, few + 1.0, everything, ~everything, seconds=300.0) is None
 
 
+@pytest.mark.parametrize("name", ["calm for 90 s", "half too much for 90 s"])
+def test_every_third_request_tells_what_all_do(name: str) -> None:
+    scenario = (FINE | OVERLOADED)[name]
+    dense = replace(scenario, rate=3 * scenario.rate, slots=3 * scenario.slots)
+    served = run(dense, np.random.default_rng(5)).control
+    everything = np.ones(len(served.end_s), dtype=np.bool_)
+    columns = (served.arrival_s, served.end_s, everything, ~everything)
+    whole = load_of(*columns, seconds=90.0)
+    some = load_of(*(column[::3] for column in columns), seconds=90.0, every=3)
+    assert whole is not None
+    assert some is not None
+    assert some.overloaded is whole.overloaded
+    assert some.answered_rps == pytest.approx(whole.answered_rps, rel=0.05)
+
+
 # --- The check and what follows from it -------------------------------------------------------------------------------
 
 CALM = Load(offered_rps=12.0, answered_rps=12.0, waiting=3, shed=0, overloaded=False)
