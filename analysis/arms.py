@@ -150,7 +150,9 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, Co
     serving = run.serving_events(arm)
     if run.external(arm):
         return dict.fromkeys(_COMPILE_COLUMNS)
-    known = run.records.events is not None
+    known = facts.known
+    # Without events the servers' own word for a wait still shows it, but its silence does not say that nobody waited.
+    waited = known or facts.requests_hit > 0
     warmup_s = 0.0
     for trial, replica in sorted({(event.trial, event.replica or "") for event in warmup}):
         warmup_s += windows_of(
@@ -167,11 +169,11 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, Co
         "limit_hits": sum(event.kind == "limit_hit" for event in serving) if known else None,
         "eager_fallback_pct": _eager_fallback_pct(run, arm),
         "longest_event_s": facts.longest_event_s if known else None,
-        "longest_stall_s": facts.longest_stall_s,
+        "longest_stall_s": facts.longest_stall_s if waited else None,
         "stall_s": run.stall_s(arm) if known else None,
         "stall_s_per_min": facts.stall_s_per_min if known else None,
-        "requests_hit": facts.requests_hit,
-        "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if facts.requests else None,
+        "requests_hit": facts.requests_hit if waited else None,
+        "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if waited and facts.requests else None,
         "causes": _causes(run, arm) if known else None,
         "backlog": _backlog(run, arm) if known else None,
         **compiler_facts(run.records.directory, arm),

@@ -190,6 +190,7 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
         count += f", longest {facts.longest_event_s:.1f} s, limit {budget.max_recompiles}; {waited}"
     else:
         count += f", limit {budget.max_recompiles}"
+    longest = f"one request for {facts.longest_stall_s:.2g} s" if facts.longest_stall_s else "no request"
     rows: list[tuple[str, float, float, str, str]] = [
         ("recompiles", float(facts.most_in_a_trial), float(budget.max_recompiles), "count", f"{count}."),
         (
@@ -197,14 +198,15 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
             facts.longest_stall_s,
             budget.max_stall_s,
             "s",
-            f"Compiles held up one request for {facts.longest_stall_s:.2g} s, limit {budget.max_stall_s:g} s.",
+            f"Compiles held up {longest}, limit {budget.max_stall_s:g} s.",
         ),
         (
             "stall per minute",
             facts.stall_s_per_min,
             budget.max_stall_s_per_min,
             "s",
-            f"Compiles took {facts.stall_s_per_min:.2g} s of each minute, limit {budget.max_stall_s_per_min:g} s.",
+            f"Compiles took {f'{facts.stall_s_per_min:.2g} s' if facts.stall_s_per_min else 'nothing'} of each minute, "
+            f"limit {budget.max_stall_s_per_min:g} s.",
         ),
         (
             "requests hit",

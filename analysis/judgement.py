@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.checks.overload import check_overload
 from analysis.checks.pairs import check_copies, check_lag_apart
 from analysis.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.checks.statistics import (
@@ -51,6 +52,7 @@ from analysis.generators import check_generators
 from analysis.outside.firstseen import shapes_of
 from analysis.outside.gates import outside_gates
 from analysis.outside.view import Outside, outside_of
+from analysis.overload import MOST_COUNTED, Load, load_of
 from analysis.pairs import copies_of, lag_apart, matters_ms
 from analysis.planner import POWER, comparison_needed_s, power_of_each, share_needed_s, starts_needed
 from analysis.rates import RateComparison, compare_rates
@@ -353,6 +355,10 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     requests, limits = run.requests, run.limits
     infos = [info for info in run.infos if info]
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
+    search = is_search(run)
+    # A search overloads the arms on purpose, and a closed loop cannot.
+    if not search and run.told_open_loop is not False:
+        yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated)
     yield check_complete(infos)
     closed = run.told_open_loop is False and not run.planned
@@ -361,7 +367,6 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
         if ratio is not None:
             yield ratio
-    search = is_search(run)
     if not search:
         answered = run.of_arm(run.control) & (requests.ok | requests.failed)
         failed = int(requests.failed[answered].sum())
@@ -411,6 +416,21 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
     mine = run.of_arm(worst) & run.usable
     cut = check_cut(worst, int(run.requests.cut[mine].sum()), int(mine.sum()), limits.quantile)
     yield replace(cut, arm=arm)
+
+
+def _loads(run: Run, arm: str) -> list[Load | None]:
+    """What the arm was offered and answered, trial by trial; None where a trial does not tell."""
+    requests = run.requests
+    own = run.of_arm(arm) & ~requests.broken
+    found = []
+    for trial in run.trials:
+        mine = np.flatnonzero(own & (requests.trial == trial.number))
+        every = max(1, len(mine) // MOST_COUNTED)
+        mine = mine[::every]
+        start_s, end_s = ((column[mine] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
+        seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
+        found.append(load_of(start_s, end_s, requests.ok[mine], requests.shed[mine], seconds=seconds, every=every))
+    return found
 
 
 def _cut_share(run: Run, arm: str) -> float:

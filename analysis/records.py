@@ -336,6 +336,7 @@ class Requests:
     end_ns: Ints
     ok: Bools
     failed: Bools
+    shed: Bools  # failed for want of room or time: RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
     cut: Bools
     broken: Bools  # times that are missing or run backwards; in no metric
     measured: Bools  # not ramp-up
@@ -497,6 +498,7 @@ def requests_of(
         end_ns=end,
         ok=ok,
         failed=failed,
+        shed=failed & (_is(status, statuses, "RESOURCE_EXHAUSTED") | _is(status, statuses, "DEADLINE_EXCEEDED")),
         cut=cut,
         broken=broken,
         measured=~_is(phase, phases, "rampup"),

@@ -19,6 +19,9 @@ ESTIMATES = ("noninferiority", "slo", "cold")
 ALL_KINDS = ("noninferiority", "slo", "cold", "recompile", "error")
 PARITY = "parity"  # not among them: answers were asked apart from the traffic
 
+# Arms were offered more than they can serve. It is said before all else; an objective that is missed then is missed.
+OVERLOAD = "overload"
+
 # Checks that a longer run of the same kind would pass.
 LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
 
@@ -53,14 +56,16 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
         return gate
     blocked = tuple(dict.fromkeys(check.check for check in failed))
     stands = gate.kind == "recompile" or (gate.kind == "error" and "control errors" not in blocked)
+    stands = stands or (gate.kind == "slo" and blocked == (OVERLOAD,))
     if gate.verdict == FAIL and stands:
         return gate
     if gate.verdict == INCONCLUSIVE:
         return replace(gate, blocked_by=blocked)
-    because = " ".join(dict.fromkeys(check.reason for check in failed))
+    # By name: what a check says concerns all gates that it opens, and stands once, with the checks.
+    because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
     return replace(
         gate,
         verdict=INCONCLUSIVE,
         blocked_by=blocked,
-        reason=f"{gate.reason} That would be a {gate.verdict}, but: {because}",
+        reason=f"{gate.reason} That would be a {gate.verdict}, but for {because}.",
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from analysis.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.planner import duration_text
-from analysis.validity import Check
+from analysis.validity import OVERLOAD, Check
 
 
 def combined(verdicts: Sequence[str]) -> str:
@@ -27,7 +27,9 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     """The outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
     if not arms:
         return f"There is no arm to judge against {control}."
-    parts = []
+    open_arms = [arm for arm, verdict in arms.items() if verdict != PASS]
+    # Whatever else is true of a run that overloaded its arms, it is true of an overload.
+    parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, open_arms)]
     for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
         own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: _KIND_ORDER[gate.kind])
         if arms[arm] == FAIL:
@@ -38,8 +40,13 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             slower = "" if worst is None else f" (at most {worst:.2f} times its latency at the tail)"
             parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
         else:
-            parts.append(f"This run cannot decide whether {arm} may replace {control}. {_open_reason(own, checks)}")
+            undecided = f"This run cannot decide whether {arm} may replace {control}."
+            parts.append(f"{undecided} {_open_reason(own, checks)}".rstrip())
     return " ".join(parts)
+
+
+def _is_overload(check: Check, arms: Sequence[str]) -> bool:
+    return check.check == OVERLOAD and not check.ok and bool(arms) and (check.arm is None or check.arm in arms)
 
 
 def _clause(reason: str) -> str:
@@ -50,14 +57,17 @@ def _clause(reason: str) -> str:
 
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
-    blocking = {name for gate in open_gates for name in gate.blocked_by}
+    # An overload is said before all arms.
+    blocking = {name for gate in open_gates for name in gate.blocked_by} - {OVERLOAD}
     arms = {gate.arm for gate in gates}
     # A fault that must be mended says more than that the run was short.
     ranks = {"blocks": 1, "run length": 1, "tail": 2, "cut requests": 2}
     for check in sorted(checks, key=lambda item: ranks.get(item.check, 0)):
         if not check.ok and check.check in blocking and (check.arm is None or check.arm in arms):
             return check.reason
-    return open_gates[0].reason if open_gates else "No gate was judged."
+    if not open_gates:
+        return "No gate was judged."
+    return next((gate.reason for gate in open_gates if gate.blocked_by != (OVERLOAD,)), "")
 
 
 # Below this many blocks the spread, and every length that follows from it, is known to a factor of several.
@@ -96,7 +106,11 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
             if not check.ok and check.remedy and check.check in blocking and (check.arm is None or check.arm in arms)
         )
     )
-    needed = max((gate.needed_s for gate in open_gates if gate.needed_s is not None), default=None)
+    # A longer run of the same load only makes the queues longer.
+    needed = max(
+        (gate.needed_s for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by),
+        default=None,
+    )
     if needed is not None:
         starts = max((gate.needed_starts or 0 for gate in open_gates), default=0)
         over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""

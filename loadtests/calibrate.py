@@ -59,8 +59,8 @@ def calibration_text(found: Mapping[str, Any]) -> str:
     """The calibration for people."""
     alpha = found["alpha"]
     lines = [
-        f"{found['run_dir']}: halves of {found['control']}, {found['splits']} splits each way, alpha {alpha:g}, margin "
-        f"{100 * found['margin']:g} %",
+        f"{found['run_dir']}: halves of {found['control']}, {found['splits']} splits each way{_each(found)}, "
+        f"alpha {alpha:g}, margin {100 * found['margin']:g} %",
         "",
         *aligned(_halves(found), left=2),
         "",
@@ -83,19 +83,27 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"p{100 * row['quantile']:.10g} {METRIC_NAMES.get(row['metric'], row['metric'])}"
 
 
+_SHARES = {"called slower": "slower", "called faster": "faster", "interval holds": "covered", "passed": "passed"}
+
+
 def _halves(found: Mapping[str, Any]) -> Sequence[Sequence[str]]:
-    rows = [["metric", "split", "true ratio", "requests", "called slower", "called faster", "interval holds", "passed"]]
+    rows = [["metric", "split", "true ratio", *(f"{name}, %" for name in _SHARES)]]
     for row in found["halves"]:
-        shares = [_percent(row[name]) for name in ("slower", "faster", "covered", "passed")]
+        shares = [_percent(row[name]) for name in _SHARES.values()]
         effect = "1" if row["effect"] == 1 else f"× {row['effect']:.10g}"
-        rows.append([_label(row), row["how"], effect, f"{row['requests']:,}", *shares])
+        rows.append([_label(row), row["how"], effect, *shares])
     return rows
+
+
+def _each(found: Mapping[str, Any]) -> str:
+    least = min((row["requests"] for row in found["halves"]), default=0)
+    return f", {least:,} requests or more a half" if least else ""
 
 
 def _percent(found: Mapping[str, Any]) -> str:
     if found["share"] is None:
         return "untested"
-    return f"{100 * found['share']:.0f} % ({100 * found['low']:.0f}–{100 * found['high']:.0f})"
+    return f"{100 * found['share']:.0f} ({100 * found['low']:.0f}–{100 * found['high']:.0f})"
 
 
 def _correlations(found: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:

@@ -2,7 +2,8 @@
 calibrate | breakeven.
 
 Exit codes of run, parity and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself
-broke or was interrupted. Their last line on stdout is one JSON object. Every other word about progress goes to stderr.
+broke or was interrupted. What a command found is on stdout, as `servers.stdout` says: words for a person at a terminal,
+one JSON object as the last line for a program. Every other word about progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from loadtests.experiment import builtin_names, check_parity, load, parse_settin
 from loadtests.field_names import FieldFlags
 from loadtests.flags import give_types, real, whole
 from loadtests.toml_limits import check_values
+from servers import stdout
 from servers.complaint import fault, one_line
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
 
@@ -138,14 +140,26 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, summary: str, details: str, examples: str) -> argparse.ArgumentParser:
+def _command(
+    commands: Any,
+    name: str,
+    summary: str,
+    details: str,
+    examples: str,
+    *,
+    json_help: str = "print one JSON object alone",
+) -> argparse.ArgumentParser:
+    """The command's parser. Each has --json, but for those with an empty `json_help`, which find nothing."""
+    said = "\nWith --json, or where stdout is no terminal, its last line is one JSON object." if json_help else ""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.\n\n{details}",
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{details}{said}",
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if json_help:
+        parser.add_argument("--json", action="store_true", help=json_help)
     return parser
 
 
@@ -158,7 +172,7 @@ def _add_run(commands: Any) -> None:
         "directory, and judges the arms against the control. Ctrl-C stops in order, keeps and judges what was\n"
         "recorded; a second Ctrl-C kills at once.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was\n"
-        "interrupted. The last line on stdout is one JSON object.",
+        "interrupted.",
         "  tailgate run demo\n"
         "  tailgate run demo --set traffic.duration_s=1200 --set trials.count=3\n"
         "  tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2\n"
@@ -228,7 +242,7 @@ def _add_parity(commands: Any) -> None:
         "take must lie within noise of the one that it would. Arms that differ in more than their policy are\n"
         "refused.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was\n"
-        "interrupted. The last line on stdout is one JSON object.",
+        "interrupted.",
         "  tailgate parity demo\n"
         "  tailgate parity demo --set model.dtype=bfloat16\n"
         "  tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128\n"
@@ -264,7 +278,7 @@ def _add_serve(commands: Any) -> None:
         "serve",
         "serve one arm over gRPC",
         "Loads the model, warms it up, and serves tailgate.v1.Inference, telemetry, health and reflection.\n"
-        'Prints one JSON line {"port": ..., "pid": ...} once the port listens; health turns SERVING\n'
+        "Says its port and pid once the port listens; health turns SERVING\n"
         "when the arm is warm and has answered a request of its own.\n"
         "SIGTERM or Ctrl-C drains: no new request, running ones finish, exit 0.\n\n"
         f"Presets: {', '.join(PRESETS)}.",
@@ -335,7 +349,7 @@ def _add_inspect(commands: Any) -> None:
         "A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of\n"
         "prompts `extend ROWSxTOKENS@CONTEXT`. Without --shapes: every planned shape and a few that are not.\n\n"
         "Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was\n"
-        "interrupted. The last line on stdout is one JSON object.",
+        "interrupted.",
         "  tailgate inspect demo --arm compiled-naive\n"
         "  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048\n"
         '  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"\n'
@@ -423,13 +437,13 @@ def _add_analyze(commands: Any) -> None:
         "judge a run directory again",
         "Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,\n"
         "report.html, report.md and junit.xml into the directory, and prints the verdict.\n\n"
-        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable. The last line on stdout is one JSON object.",
+        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
         "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'",
+        json_help="print summary.json on one line instead of the table",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
-    parser.add_argument("--json", action="store_true", help="print summary.json on one line instead of the table")
     _add_slo(parser)
 
 
@@ -445,6 +459,7 @@ def _add_worker(commands: Any) -> None:
         "travel.",
         "  tailgate worker --master 10.0.0.5:5557\n"
         "  tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3",
+        json_help="",
     )
     parser.add_argument("--master", required=True, metavar="HOST:PORT", help="traffic.master_bind of the run")
     parser.add_argument(
@@ -484,11 +499,12 @@ def _add_forecast(commands: Any) -> None:
         "forecast",
         "say from a trace alone what each compile policy will pay",
         "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
-        "what it pads, and the ladder of buckets that pads least. Nothing is run.\n"
-        "The last line on stdout is one JSON object.",
+        "what it pads, and the ladder of buckets that pads least; and the same for the decode steps of a server with\n"
+        "so many slots whose steps take so long. Nothing is run.",
         "  tailgate forecast AzureLLMInferenceTrace_conv.csv --max-prompt-tokens 8192\n"
         "  tailgate forecast conv.csv --graphs 6 --multiple 64 --compile-seconds 20\n"
-        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096",
+        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
+        "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
     )
     add = parser.add_argument
     add("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
@@ -499,6 +515,8 @@ def _add_forecast(commands: Any) -> None:
     add("--batch", type=int, default=1, metavar="N", help="most prompts in one prefill (default %(default)s)")
     add("--window-ms", type=float, default=0.0, metavar="MS", help="they come within this time (default 0)")
     add("--recompile-limit", type=int, default=8, metavar="N", help="the compiler's (default %(default)s)")
+    add("--slots", type=int, default=8, metavar="N", help="requests that decode at once (default %(default)s)")
+    add("--step-ms", default="10,30,100", metavar="LIST", help="what a decode step takes (default %(default)s)")
     add("--compile-seconds", type=float, default=0.0, metavar="S", help="what one compile takes, for the stalls")
 
 
@@ -510,6 +528,10 @@ def _forecast(options: argparse.Namespace) -> int:
         ladder = tuple(int(step) for step in options.ladder.split(",")) if options.ladder else ()
     except ValueError:
         raise ConfigError(f'--ladder "{options.ladder}" is no list of tokens: give for example 256,1024,4096') from None
+    try:
+        step_ms = tuple(float(step) for step in options.step_ms.split(","))
+    except ValueError:
+        raise ConfigError(f'--step-ms "{options.step_ms}" is no list of times: give for example 10,30,100') from None
     asked = Forecast(
         max_prompt_tokens=options.max_prompt_tokens,
         batch=options.batch,
@@ -519,13 +541,14 @@ def _forecast(options: argparse.Namespace) -> int:
         ladder=ladder,
         recompile_limit=options.recompile_limit,
         compile_s=options.compile_seconds,
+        slots=options.slots,
+        step_ms=step_ms,
     )
     try:
         found = forecast(read_trace(options.trace), asked)
     except ExposureError as error:
         raise ConfigError(str(error)) from None
-    print(forecast_text(found))
-    _last_line(found)
+    stdout.write(forecast_text(found), found, as_json=options.json)
     return 0
 
 
@@ -566,7 +589,7 @@ def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
     elif outcome.interrupted:
         _complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
     if outcome.failed_parity is not None:
-        return _tell_parity(outcome.failed_parity, outcome.run_dir)
+        return _tell_parity(outcome.failed_parity, outcome.run_dir, as_json=options.json)
     ended = {
         "complete": outcome.complete,
         **({"interrupted": True} if outcome.interrupted else {}),
@@ -574,10 +597,10 @@ def _run(options: argparse.Namespace, arm_command: Sequence[str] | None) -> int:
     }
     if not outcome.complete and not _has_requests(outcome.run_dir):
         line = {"verdict": None, "run_dir": str(outcome.run_dir), "report": None, "exit_code": EXIT_BROKE}
-        _last_line({**line, **ended})
+        stdout.write("", {**line, **ended}, as_json=options.json)
         return EXIT_BROKE
     print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return _judge(outcome.run_dir, ended, broke=not outcome.complete)
+    return _judge(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
 
 
 def _parity(options: argparse.Namespace) -> int:
@@ -613,15 +636,14 @@ def _parity(options: argparse.Namespace) -> int:
         why = str(error) or "interrupted"
         _complain(why, EXIT_BROKE)
         line = {"verdict": None, "run_dir": str(measuring.folder), "report": None, "exit_code": EXIT_BROKE}
-        _last_line({**line, "error": why})
+        stdout.write("", {**line, "error": why}, as_json=options.json)
         return EXIT_BROKE
-    return _tell_parity(outcome, measuring.folder)
+    return _tell_parity(outcome, measuring.folder, as_json=options.json)
 
 
-def _tell_parity(outcome: Mapping[str, Any], folder: Path) -> int:
+def _tell_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> int:
     from loadtests.parity import parity_table
 
-    print(parity_table(outcome))
     line = {
         "verdict": outcome["verdict"],
         "run_dir": str(folder),
@@ -630,7 +652,8 @@ def _tell_parity(outcome: Mapping[str, Any], folder: Path) -> int:
         "arms": {arm["name"]: arm["verdict"] for arm in outcome["arms"]},
         "reasons": {arm["name"]: arm["reasons"] for arm in outcome["arms"] if arm["reasons"]},
     }
-    _last_line(line)
+    words = f"{parity_table(outcome)}\n\nreport: {folder / 'parity.json'}"
+    stdout.write(words, line, as_json=as_json)
     return int(outcome["exit_code"])
 
 
@@ -675,7 +698,7 @@ def _analyze(options: argparse.Namespace) -> int:
     run_dir = Path(options.run_dir)
     if not run_dir.is_dir():
         raise ConfigError(f'run directory "{run_dir}" does not exist: give one that `tailgate run` wrote')
-    return _judge(run_dir, {}, as_json=options.json, slo=options.slo)
+    return _judge(run_dir, {}, as_json=options.json, whole=options.json, slo=options.slo)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -695,38 +718,46 @@ def _export(options: argparse.Namespace) -> int:
         return _complain(f"{error}: {out} is not whole", EXIT_BROKE)
     for problem in written.problems:
         print(f"tailgate: {problem}", file=sys.stderr)
-    _last_line({"out": str(out), "format": options.format, "rows": written.rows, "problems": list(written.problems)})
+    counted = ", ".join(f"{name} {rows:,}" for name, rows in written.rows.items())
+    found = {"out": str(out), "format": options.format, "rows": written.rows, "problems": list(written.problems)}
+    stdout.write(f"{out}: {options.format}, rows: {counted or 'none'}", found, as_json=options.json)
     return 0
 
 
 def _judge(
-    run_dir: Path, ended: dict[str, Any], *, as_json: bool = False, broke: bool = False, slo: Sequence[str] = ()
+    run_dir: Path,
+    ended: dict[str, Any],
+    *,
+    as_json: bool,
+    whole: bool = False,
+    broke: bool = False,
+    slo: Sequence[str] = (),
 ) -> int:
-    """The run directory holds a summary and reports, and the verdict is on stdout. Returns the exit code."""
+    """The run directory holds a summary and reports, and the verdict is on stdout; as JSON the `whole` summary or its
+    outcome. Returns the exit code."""
     from analysis.records import RecordError
     from analysis.report import write_reports
     from analysis.report.terminal import verdict_table
     from analysis.summary import analyze, exit_code, write_summary
 
+    unjudged = partial(_unjudged, run_dir=run_dir, ended=ended, as_json=as_json)
     try:
         summary = analyze(run_dir, slo=slo)
         write_summary(summary, run_dir / "summary.json")
         write_reports(summary, run_dir)
     except RecordError as error:
-        return _unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE, run_dir, ended)
+        return unjudged(str(error), EXIT_BROKE if ended else EXIT_USAGE)
     except OSError as error:
-        return _unjudged(f"{error}: the records are kept in {run_dir}", EXIT_BROKE, run_dir, ended)
+        return unjudged(f"{error}: the records are kept in {run_dir}", EXIT_BROKE)
     except KeyboardInterrupt:
-        return _unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE, run_dir, ended)
+        return unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE)
     except Exception as error:
-        return _unjudged(fault(error, run_dir), EXIT_BROKE, run_dir, ended)
+        return unjudged(fault(error, run_dir), EXIT_BROKE)
     code = EXIT_BROKE if broke else exit_code(summary)
-    if as_json:
-        print(json.dumps(summary))
+    if whole:
+        stdout.write("", summary, as_json=True)
         return code
     report = run_dir / "report.html"
-    print(verdict_table(summary))
-    print(f"report: {report}")
     line = {
         "verdict": summary["overall"],
         "run_dir": str(run_dir),
@@ -737,21 +768,18 @@ def _judge(
         "needed_s": (summary.get("advice") or {}).get("needed_s"),
         **ended,
     }
-    _last_line(line)
+    words = f"{verdict_table(summary, width=stdout.columns())}\nreport: {report}"
+    stdout.write(words, line, as_json=as_json)
     return code
 
 
-def _unjudged(message: str, code: int, run_dir: Path, ended: dict[str, Any]) -> int:
+def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], as_json: bool) -> int:
     """There is no verdict, for the reason in `message`. After a run, programs get their line all the same."""
     _complain(message, code)
     if ended:
         line = {"verdict": None, "run_dir": str(run_dir), "report": None, "exit_code": code, "error": message}
-        _last_line({**line, **ended})
+        stdout.write("", {**line, **ended}, as_json=as_json)
     return code
-
-
-def _last_line(line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
@@ -779,6 +807,8 @@ def _serve(options: argparse.Namespace) -> int:
     for flag in ("tls_certificate", "tls_key", "tls_client_ca", "token_env"):
         if getattr(options, flag):
             extra += [f"--{flag.replace('_', '-')}", getattr(options, flag)]
+    if options.json:
+        extra.append("--json")
     _become("servers.serve", arm, options.cache_dir, extra)
 
 
@@ -808,7 +838,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
     arm = inspect_config(options)
     check_arm(arm)
-    _become("servers.census", arm, options.cache_dir, ["--shapes", options.shapes])
+    _become("servers.census", arm, options.cache_dir, ["--shapes", options.shapes, *(["--json"] * options.json)])
 
 
 def inspect_config(options: argparse.Namespace) -> ArmConfig:
@@ -887,7 +917,8 @@ def _split(options: argparse.Namespace) -> int:
             envoy = Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
             with envoy:
                 admin = envoy.admin_url.removeprefix("http://")
-                print(json.dumps({"port": envoy.port, "target": envoy.target, "admin": admin}), flush=True)
+                where = {"port": envoy.port, "target": envoy.target, "admin": admin}
+                stdout.write("", where, as_json=options.json)
                 print(
                     f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; new weights: "
                     f"tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}",
@@ -993,7 +1024,7 @@ def _reweight(options: argparse.Namespace) -> int:
         merged = reweight(options.admin, weights)
     except SplitterError as error:
         return _complain(str(error), EXIT_BROKE)
-    print(json.dumps({"weights": merged}))
+    stdout.write(f"weights: {_shares(merged)}", {"weights": merged}, as_json=options.json)
     return 0
 
 

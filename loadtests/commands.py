@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from analysis.records import RecordError
+from servers import stdout
 from servers.config import ConfigError
 
 
@@ -24,8 +24,7 @@ def add_plan(command: AddCommand) -> None:
         "say how long a run must be",
         "For a wanted margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
         "metric and quantile, or without a pilot from rate and design. With --duration it also says which margin a\n"
-        "run of that length decides. Nothing is run.\n"
-        "The last line on stdout is one JSON object.",
+        "run of that length decides. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1 --power 0.8\n"
         "  tailgate plan runs/20260101T120000Z-canary --duration 3600\n"
         "  tailgate plan --rate 4 --design mirrored --margin 0.1\n"
@@ -38,7 +37,6 @@ def add_plan(command: AddCommand) -> None:
     add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
     add("--alpha", type=float, default=None, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
     add("--duration", type=float, default=None, metavar="S", help="which margins so many seconds decide")
-    add("--json", action="store_true", help="print the JSON object alone")
     group = parser.add_argument_group("without a pilot")
     group.add_argument("--rate", type=float, default=None, metavar="R", help="requests/s to each arm")
     group.add_argument(
@@ -64,15 +62,13 @@ def add_calibrate(command: AddCommand) -> None:
         "On its own data. The control is split into halves that are equal by construction, many times: how often do\n"
         "the tests of the verdict call one slower, and how often do they see a half that was made slower? Then how\n"
         "alike neighbouring blocks are, and whether trials differ by more than their blocks foretell.\n\n"
-        "Exit codes: 0 trustworthy, 3 too few data to say, 99 do not trust, 2 not readable. The last line on stdout\n"
-        "is one JSON object.",
+        "Exit codes: 0 trustworthy, 3 too few data to say, 99 do not trust, 2 not readable.",
         "  tailgate calibrate runs/20260101T120000Z-canary\n"
         "  tailgate calibrate runs/20260101T120000Z-canary --splits 400 --json | jq .reasons",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
     parser.add_argument("--splits", type=int, default=100, metavar="N", help="each way (default %(default)s)")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="replaces the experiment's seed")
-    parser.add_argument("--json", action="store_true", help="print the JSON object alone")
 
 
 def add_breakeven(command: AddCommand) -> None:
@@ -81,8 +77,7 @@ def add_breakeven(command: AddCommand) -> None:
         "say when a compiled arm pays, and the GPUs for a load",
         "From a saturation search: what a replica holds within the SLO, the GPUs for --load, and after how many\n"
         "requests or hours the GPU-seconds that an arm saves have paid for its start, with the interval of the search\n"
-        "carried through. A run without a search only shows that what was offered was held.\n"
-        "The last line on stdout is one JSON object.",
+        "carried through. A run without a search only shows that what was offered was held.",
         "  tailgate breakeven runs/20260101T120000Z-search --load 200\n"
         "  tailgate breakeven runs/20260101T120000Z-search --load 200 --gpus-per-replica 2 --json",
     )
@@ -93,7 +88,6 @@ def add_breakeven(command: AddCommand) -> None:
     parser.add_argument(
         "--gpus-per-replica", type=int, default=None, metavar="N", help="(default: rollout.gpus_per_replica, or 1)"
     )
-    parser.add_argument("--json", action="store_true", help="print the JSON object alone")
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -165,12 +159,10 @@ def _directory(text: str) -> Path:
 def _told(
     options: argparse.Namespace, find: Callable[[], dict[str, Any]], words: Callable[[Mapping[str, Any]], str]
 ) -> int:
-    """What was found is on stdout, in words and as JSON or as JSON alone. Its exit code, 0 where it has none."""
+    """What was found is on stdout, in words or as JSON. Its exit code, 0 where it has none."""
     try:
         found = find()
     except RecordError as error:
         raise ConfigError(str(error)) from None
-    if not options.json:
-        print(words(found))
-    print(json.dumps(found, allow_nan=False), flush=True)
+    stdout.write(words(found), found, as_json=options.json)
     return int(found.get("exit_code", 0))

@@ -21,6 +21,7 @@ import numpy as np
 from analysis.parity import EPSILON, Answers, judge
 from analysis.report.values import count, ratio, scientific
 from analysis.summary import EXIT_CODES
+from loadtests.columns import aligned
 from loadtests.experiment import Experiment, ExperimentArm, check_parity
 from loadtests.preflight import check_arm
 from loadtests.processes import Child, describe_exit
@@ -230,13 +231,8 @@ def parity_table(document: Mapping[str, Any]) -> str:
         head += f", off float64 by {scientific(control['figures']['error']['median'])}"
     divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
     titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
-    rows: list[tuple[str, ...]] = [titles, *(_row(arm) for arm in document["arms"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
-    lines = [head, ""]
-    for row in rows:
-        cells = [cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in
-                 enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        lines.append("  ".join(cells).rstrip())
+    rows = [titles, *(_row(arm) for arm in document["arms"])]
+    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
     open_arms = [arm for arm in document["arms"] if arm["reasons"]]
     if open_arms:
         lines.append("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -435,8 +436,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     head = ["arm"] * pilot + ["gate", *(["seen", "spread"] if pilot else []), "run length"]
     head += ["if as seen"] * pilot + ([f"margin in {duration_text(duration)}"] if duration is not None else []) + [""]
     table = [head]
-    for row in plan["rows"]:
-        cells = [row["arm"]] * pilot + [row["what"] if row["gate"] else f"({row['what']})"]
+    for row in (row for row in plan["rows"] if row["gate"]):
+        cells = [row["arm"]] * pilot + [row["what"]]
         if pilot:
             cells += [_seen(row), "" if row["spread"] is None else f"{row['spread']:.3f}"]
         cells.append(_length(row["needed_s"], row))
@@ -445,8 +446,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
             cells.append("" if row["margin"] is None else f"{100 * row['margin']:.3g} %")
         table.append([*cells, row["note"]])
     lines += [*aligned(table, left=2 if pilot else 1), ""]
-    if any(not row["gate"] for row in plan["rows"]):
-        lines.append("What is in brackets does not gate.")
+    for arm, beside in itertools.groupby((row for row in plan["rows"] if not row["gate"]), key=lambda row: row["arm"]):
+        lines += [*aligned(_beside(arm, list(beside))), ""]
     lines += [f"Mend first: {text}" for text in plan["mend_first"]]
     lines += list(plan["assumed"])
     if plan["needed_s"] is None:
@@ -458,6 +459,22 @@ def plan_text(plan: Mapping[str, Any]) -> str:
             f"Longest: {plan['decided_by']}."
         )
     return "\n".join(lines)
+
+
+def _beside(arm: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Run lengths of what does not gate, a row a metric, a column a quantile. All else of it is in the JSON."""
+    # "p99 TTFT" with a pilot, "p99" without
+    places = [(*row["what"].split(" ", 1), "")[:2] for row in rows]
+    quantiles = sorted({quantile for quantile, _ in places}, key=lambda text: float(text[1:]))
+    lengths = dict(zip(places, (_length(row["needed_s"], row) for row in rows), strict=True))
+    # What gates is in the table above.
+    return [
+        [f"no gate{f': {arm}' if arm else ''}", *quantiles, ""],
+        *(
+            [metric or "run length", *(lengths.get((quantile, metric), "gates") for quantile in quantiles), ""]
+            for metric in dict.fromkeys(metric for _, metric in places)
+        ),
+    ]
 
 
 def _seen(row: Mapping[str, Any]) -> str:

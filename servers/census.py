@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from servers import stdout
 from servers.clock import now_ns
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig, ConfigError, EngineConfig
@@ -483,6 +484,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {_NOTATION[6:]}")
     parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object alone")
     return parser.parse_args(arguments)
 
 
@@ -518,8 +520,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False)
         with console.capture() as captured:
             show(census, console)
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-        print(json.dumps(census.to_dict()), flush=True)
+        words = "\n".join(line.rstrip() for line in captured.get().splitlines())
+        stdout.write(words, census.to_dict(), as_json=options.json)
     return census.exit_code
 
 

@@ -27,6 +27,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from servers import stdout
 from servers.clock import anchored_environment, now_ns
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig, ConfigError
@@ -71,6 +72,7 @@ async def serve(
     metrics_port: int,
     tls: ServerTls | None = None,
     token: str = "",
+    as_json: bool = False,
 ) -> int:
     """Run the replica until it is told to stop; returns the exit code: 0 drained, 1 the engine failed."""
     loop = asyncio.get_running_loop()
@@ -144,7 +146,8 @@ async def serve(
     reader.start()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    print(json.dumps({"port": bound, "pid": os.getpid()}), flush=True)
+    log.info("%s listens on %s:%d (pid %d) and warms up", replica, host, bound, os.getpid())
+    stdout.write("", {"port": bound, "pid": os.getpid()}, as_json=as_json)
 
     waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, useless)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -204,6 +207,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--tls-client-ca", default=None, help="let in only clients with a certificate of this authority"
     )
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
+    parser.add_argument("--json", action="store_true", help="say port and pid as JSON at a terminal too")
     return parser.parse_args(arguments)
 
 
@@ -233,6 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
                 metrics_port=options.metrics_port,
                 tls=tls,
                 token=token,
+                as_json=options.json,
             )
         )
     except ConfigError as error:

@@ -114,7 +114,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             facts=reading.facts(summary),
             deciders=reading.deciders(summary),
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
-            gates={name: reading.gates_of(summary, name) for name in names},
+            gates={name: reading.gate_list(summary, name) for name in names},
             ratios={
                 name: {metric: comparing.ratio_of(summary, name, metric) for metric in values.METRIC_NAMES}
                 for name in names

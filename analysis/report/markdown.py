@@ -64,6 +64,7 @@ def mark(value: object) -> str:
 
 
 def _gates(summary: Mapping[str, Any]) -> str:
+    lists = {arm: reading.gate_list(summary, arm) for arm in reading.arm_names(summary)}
     body = [
         [
             code(arm),
@@ -71,14 +72,21 @@ def _gates(summary: Mapping[str, Any]) -> str:
             prose(label(gate.get("gate"))),
             quantity(gate.get("value"), gate.get("unit")),
             quantity(gate.get("limit"), gate.get("unit")),
-            prose(gate.get("reason")),
+            prose(reason),
         ]
-        for arm in reading.arm_names(summary)
-        for gate in reading.gates_of(summary, arm)
+        for arm, found in lists.items()
+        for gate, reason in found.rows
     ]
     if not body:
         return "No gate was judged."
-    return table(("Arm", "Verdict", "Gate", "Value", "Limit", "Reason"), body, right=(3, 4))
+    shared = [
+        f"- {code(arm)}, {prose(names)}: {prose(reason)}"
+        for arm, found in lists.items()
+        for names, reason in found.shared
+    ]
+    head = ("Arm", "Verdict", "Gate", "Value", "Limit", "Reason")
+    about = "Non-inferiority leaves out the cold start and what a compile held up; all else is of all traffic."
+    return "\n\n".join([*(["\n".join(shared)] if shared else []), table(head, body, right=(3, 4)), about])
 
 
 def _arms(summary: Mapping[str, Any]) -> str:
@@ -303,9 +311,9 @@ def markdown_report(summary: Mapping[str, Any]) -> str:
         f"## {mark(at(summary, 'overall'))} · {prose(at(summary, 'name'))}",
         prose(reading.headline(summary)),
         facts,
+        *_checks(summary),
         "### Gates",
         _gates(summary),
-        *_checks(summary),
         *_externals(summary),
     ]
     if wanted := reading.deciders(summary):

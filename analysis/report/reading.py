@@ -14,6 +14,7 @@ from analysis.report.values import (
     count,
     interval,
     is_number,
+    label,
     milliseconds,
     percent,
     rate,
@@ -159,6 +160,36 @@ def gates_of(summary: Row, arm: str) -> list[Row]:
     """One arm's gates: failures first, then open ones, each group in the summary's order."""
     mine = [gate for gate in rows(summary, "gates") if gate.get("arm") == arm]
     return sorted(mine, key=lambda gate: ORDER[verdict(gate.get("verdict"))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateList:
+    """One arm's gates as a reader wants them: what several that did not pass have in common stands once, on top."""
+
+    shared: tuple[tuple[str, str], ...]  # names of gates, the reason that they share
+    rows: tuple[tuple[Row, str], ...]  # a gate, its own reason
+
+
+SHARED = "see above"
+
+
+def gate_list(summary: Row, arm: str) -> GateList:
+    """One arm's gates in the order of `gates_of`, with the reasons that two or more of them share taken out."""
+    gates = gates_of(summary, arm)
+    by_reason: dict[str, list[str]] = {}
+    for gate in gates:
+        if verdict(gate.get("verdict")) != "PASS" and (reason := text(gate.get("reason"))) != DASH:
+            by_reason.setdefault(reason, []).append(label(gate.get("gate")))
+    shared = {reason: names for reason, names in by_reason.items() if len(names) > 1}
+
+    def own(gate: Row) -> str:
+        reason = text(gate.get("reason"))
+        return SHARED if verdict(gate.get("verdict")) != "PASS" and reason in shared else reason
+
+    return GateList(
+        shared=tuple((", ".join(names), reason) for reason, names in shared.items()),
+        rows=tuple((gate, own(gate)) for gate in gates),
+    )
 
 
 def open_gates(summary: Row) -> list[Row]:

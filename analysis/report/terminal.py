@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from analysis.report import comparing, load, reading
 from analysis.report.values import (
+    DASH,
     at,
     count,
     first_sentence,
@@ -29,11 +31,12 @@ from analysis.report.values import (
 
 Row = Mapping[str, Any]
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
+WIDE = 96  # columns from which the arms' figures have room beside each other
 MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE"}
 
 
 def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) -> str:
-    """Verdict, arms, gates that did not pass and what would decide them, at most `width` columns wide.
+    """Verdict, arms, what limits the run, gates that did not pass and what would decide them, within `width` columns.
 
     Colours are for a terminal: `color=None` asks whether stdout is one and NO_COLOR is unset. Otherwise the text is
     plain, without escape codes.
@@ -54,28 +57,29 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     )
     console.print(Text.assemble(_chip(at(summary, "overall")), "  ", (text(at(summary, "name")), "bold")))
     console.print(Text(reading.headline(summary)))
-    console.print()
-    console.print(_arms(summary))
+    console.print(_arms(summary, narrow=width < WIDE))
+    if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
+        console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
+    for check in reading.failed_checks(summary):
+        if (reason := text(check.get("reason"))) not in reading.headline(summary):
+            console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))
     for arm in reading.arm_names(summary):
-        if (gates := _open(summary, arm)) is not None:
+        if lines := _open(summary, arm, width):
             console.print()
             console.print(Text(text(arm), "bold"))
-            console.print(gates)
+            console.print(Group(*lines))
     if load.knees(summary):
         console.print()
         console.print(_knees(summary))
-    notes = [
-        ("limited by", f"{reading.check_name(c)}: {text(c.get('reason'))}") for c in reading.failed_checks(summary)
-    ]
-    notes += [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
+    notes = [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
     notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
     notes += [("to decide", line) for line in reading.deciders(summary)]
     if notes:
         console.print()
     for name, line in notes:
-        console.print(Text.assemble((f"{name}: ", "bold"), " ".join(line.split())))
+        console.print(_note(name, line))
     # Rich pads lines to the full width; a log is easier to read and to compare without that.
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
 
 
 def _chip(value: object) -> Text:
@@ -83,25 +87,28 @@ def _chip(value: object) -> Text:
     return Text(MARKS.get(judged, judged), STYLES.get(judged, "dim"))
 
 
-def _beside(against: float | None) -> str:
-    return "" if against is None else f"{ratio(against)}  "
+def _note(name: str, line: str) -> Text:
+    return Text.assemble((f"{name}: ", "bold"), " ".join(line.split()))
 
 
-def _arms(summary: Row) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
-    table.add_column("arm", overflow="fold", min_width=12)
-    table.add_column("verdict", no_wrap=True)
+def _arms(summary: Row, *, narrow: bool) -> Table:
+    """Key figures, an arm a row; where it is narrow, its verdict stands below its name and a ratio below its figure."""
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1 if narrow else 2, 0, 0), pad_edge=False)
+    table.add_column("arm", overflow="fold", min_width=len(MARKS["INCONCLUSIVE"]))
+    if not narrow:
+        table.add_column("verdict", no_wrap=True)
     for name in ("p99 TTFT", "p99 E2E", "compiles", "longest", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in reading.arms_of(summary):
         raw = arm.get("name")
+        judged = Text("control", "dim") if arm.get("control") else _chip(arm.get("verdict"))
         table.add_row(
-            Text(text(raw)),
-            Text("control", "dim") if arm.get("control") else _chip(arm.get("verdict")),
+            *([Text.assemble(text(raw), "\n", judged)] if narrow else [Text(text(raw)), judged]),
             *(
-                Text.assemble(
-                    (_beside(comparing.ratio_of(summary, raw, metric)), "dim"),
+                _p99(
                     milliseconds(at(arm, "metrics", metric, "p99_ms")),
+                    comparing.ratio_of(summary, raw, metric),
+                    narrow=narrow,
                 )
                 for metric in ("ttft", "e2e")
             ),
@@ -110,8 +117,18 @@ def _arms(summary: Row) -> Table:
             count(at(arm, "compile", "requests_hit")),
         )
     if not table.row_count:
-        table.add_row(Text("no arm sent a record", "dim"), *[""] * 6)
+        table.add_row(Text("no arm sent a record", "dim"))
     return table
+
+
+def _p99(value: str, against: float | None, *, narrow: bool) -> Text:
+    if against is None:
+        return Text(value)
+    return (
+        Text.assemble(value, "\n", (ratio(against), "dim"))
+        if narrow
+        else Text.assemble((f"{ratio(against)}  ", "dim"), value)
+    )
 
 
 def _knees(summary: Row) -> Table:
@@ -125,21 +142,16 @@ def _knees(summary: Row) -> Table:
     return table
 
 
-def _open(summary: Row, arm: str) -> Table | None:
-    """The gates of one arm that did not pass, or None."""
-    table = Table(box=None, expand=False, padding=(0, 1), show_header=False)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("gate")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    for gate in reading.gates_of(summary, arm):
+def _open(summary: Row, arm: str, width: int) -> list[Text | Padding]:
+    """The gates of one arm that did not pass, each with its reason below it; empty where all passed."""
+    gates = reading.gate_list(summary, arm)
+    lines: list[Text | Padding] = [Text.assemble((names, "bold"), f": {reason}") for names, reason in gates.shared]
+    for gate, reason in gates.rows:
         if gate.get("verdict") == "PASS":
             continue
         unit = gate.get("unit")
-        table.add_row(
-            _chip(gate.get("verdict")),
-            Text(label(gate.get("gate"))),
-            f"{quantity(gate.get('value'), unit)} / {quantity(gate.get('limit'), unit)}",
-            Text(first_sentence(gate.get("reason"), 200)),
-        )
-    return table if table.row_count else None
+        against = f"{quantity(gate.get('value'), unit)} / {quantity(gate.get('limit'), unit)}"
+        lines.append(Text.assemble(_chip(gate.get("verdict")), f"  {label(gate.get('gate'))}  ", (against, "dim")))
+        if reason not in (reading.SHARED, DASH):
+            lines.append(Padding(Text(first_sentence(reason, 2 * width)), (0, 0, 0, 4)))
+    return lines

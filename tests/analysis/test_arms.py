@@ -77,5 +77,15 @@ def test_overlap_attributes_without_server_columns(tmp_path):
 
 def test_what_no_telemetry_told_is_unknown(tmp_path):
     compiled = rows_of(write_run(tmp_path / "run", replace(SHORT, telemetry=False)))["compiled"]
-    assert compiled["compile"]["recompiles"] is None
+    for figure in ("recompiles", "serving_events", "longest_stall_s", "requests_hit", "requests_hit_pct"):
+        assert compiled["compile"][figure] is None
     assert compiled["padding"]["waste_pct"] is None
+
+
+def test_a_wait_that_a_server_reported_is_known_without_events(tmp_path):
+    held = FakeArm(name="compiled", compiles=[Compile(at_s=40, seconds=5)])
+    told = write_run(tmp_path / "run", replace(SHORT, arms=(EAGER, held), telemetry=False))
+    compiled = rows_of(told)["compiled"]["compile"]
+    assert compiled["serving_events"] is None
+    assert compiled["requests_hit"] > 0
+    assert compiled["longest_stall_s"] == pytest.approx(5.0, rel=0.2)

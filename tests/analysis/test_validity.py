@@ -33,7 +33,22 @@ class TestChecksOnGates:
         (result,) = apply_checks([gate(kind, verdict)], [check()])
         assert result.verdict == "INCONCLUSIVE"
         assert result.blocked_by == ("generator lag",)
-        assert "The generator was late." in result.reason
+        assert result.reason == f"It is so. That would be a {verdict}, but for the check that failed: generator lag."
+
+    def test_a_gate_names_the_checks_and_leaves_their_reasons_to_them(self):
+        (result,) = apply_checks([gate()], [check(), check(name="blocks"), check(name="blocks", arm="compiled")])
+        assert result.reason.endswith("but for the checks that failed: generator lag, blocks.")
+        assert "was late" not in result.reason
+
+    @pytest.mark.parametrize(
+        ("kind", "verdict", "stands"),
+        [("slo", "FAIL", True), ("slo", "PASS", False), ("noninferiority", "FAIL", False)],
+    )
+    def test_under_an_overload_only_an_objective_that_is_missed_stands(self, kind, verdict, stands):
+        (result,) = apply_checks([gate(kind, verdict)], [check(name="overload")])
+        assert (result.verdict == verdict) is stands
+        (result,) = apply_checks([gate(kind, verdict)], [check(name="overload"), check()])
+        assert result.verdict == "INCONCLUSIVE"
 
     def test_a_recompile_failure_stands(self):
         (result,) = apply_checks([gate("recompile", "FAIL")], [check(affects=ALL_KINDS)])

@@ -42,6 +42,24 @@ class TestWords:
         text = headline({"compiled": "INCONCLUSIVE"}, gates, [short, check()], "eager")
         assert text == "This run cannot decide whether compiled may replace eager. The generator was late."
 
+    @pytest.mark.parametrize("verdict", ["FAIL", "INCONCLUSIVE"])
+    def test_an_overload_is_said_before_everything_else(self, verdict):
+        gates = [gate(verdict=verdict), gate("slo", "INCONCLUSIVE", blocked_by=("blocks", "overload"))]
+        checks = [check(name="blocks"), check(name="overload", remedy="Lower the rate.")]
+        text = headline({"compiled": verdict}, gates, checks, "eager")
+        assert text.startswith("The generator was late. Lower the rate. ")
+        assert text.count("Lower the rate") == 1
+        assert text.endswith("It is so." if verdict == "FAIL" else "may replace eager. The generator was late.")
+
+    def test_an_overload_of_other_arms_is_not_said_of_one_that_passed(self):
+        other = check(name="overload", arm="compiled")
+        assert "was late" not in headline({"bucketed": "PASS"}, [gate(arm="bucketed")], [other], "eager")
+
+    def test_no_length_is_advised_for_a_gate_that_an_overload_keeps_open(self):
+        gates = [gate(verdict="INCONCLUSIVE", needed_s=600.0, blocked_by=("overload",))]
+        advice = advise(gates, [check(name="overload", remedy="Lower the rate.")])
+        assert (advice.needed_s, advice.text) == (None, "Lower the rate.")
+
     def test_no_arm_is_no_pass(self):
         assert headline({}, [], [], "eager") == "There is no arm to judge against eager."
 

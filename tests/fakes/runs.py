@@ -32,7 +32,8 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeArm:
-    """How one arm behaves. `ratio` is its latency over the control's."""
+    """How one arm behaves. `ratio` is its latency over the control's; `holds_rps` are the requests/s that it can begin,
+    others wait."""
 
     name: str
     ratio: float = 1.0
@@ -41,6 +42,7 @@ class FakeArm:
     weight: float = 1.0
     config: Mapping[str, Any] = field(default_factory=dict)
     enabled: bool = True
+    holds_rps: float = float("inf")
 
 
 EAGER = FakeArm(name="eager", enabled=False)
@@ -124,6 +126,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         for position, arm in enumerate(run.arms):
             noise = 0.05 * rng.standard_normal(count)
             failing = rng.uniform(size=count) < arm.error_share
+            begun = 0.0
             for index in range(count):
                 if run.design != "mirrored" and chosen[index] != position:
                     continue
@@ -131,7 +134,8 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
                 scale = arm.ratio * np.exp(0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block])
                 if position == 0 and _during(offsets[index], run.arms[1:]):
                     scale *= run.interference
-                row = _request(run, arm, number, index, start, offsets[index], scale, int(tokens[index]))
+                begun = max(offsets[index], begun + 1.0 / arm.holds_rps)
+                row = _request(run, arm, number, index, start, offsets[index], begun, scale, int(tokens[index]))
                 if failing[index]:
                     row |= {"status": "INTERNAL", "error": "made up", "first_token_ns": None, "token_ns": None}
                 writer.append(row)
@@ -173,9 +177,17 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
 
 
 def _request(
-    run: FakeRun, arm: FakeArm, trial: int, index: int, start: int, offset: float, scale: float, tokens: int
+    run: FakeRun,
+    arm: FakeArm,
+    trial: int,
+    index: int,
+    start: int,
+    offset: float,
+    begun: float,
+    scale: float,
+    tokens: int,
 ) -> dict[str, Any]:
-    first, end = offset + 0.05 * scale, offset + 0.05 * scale + 0.01 * scale * (tokens - 1)
+    first, end = begun + 0.05 * scale, begun + 0.05 * scale + 0.01 * scale * (tokens - 1)
     stall = 0.0
     for compiling in arm.compiles:
         until = compiling.at_s + compiling.seconds

@@ -140,7 +140,7 @@ def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixtu
     code, words, plan = told(capsys, "plan", str(pilot), "--margin", "0.05", "--ratio", "0.9")
     assert (code, plan["source"]["from"], plan["wanted"]["ratio"]) == (0, "pilot", 0.9)
     assert "if as seen" in words
-    assert "What is in brackets does not gate." in words
+    assert "no gate: compiled" in words
     main(["plan", str(pilot), "--margin", "0.05", "--ratio", "0.9", "--json"])
     assert json.loads(capsys.readouterr().out) == plan
 

@@ -57,8 +57,9 @@ function distribution(host, data) {
       role: "group",
       "aria-label": `Distribution of ${names[state.metric] ?? state.metric} by arm`,
     });
-    for (const tick of logTicks(domain, width / 70))
-      root.append(line(x(tick), top, x(tick), height - 24, "grid"), label(x(tick), height - 8, ms(tick), "middle"));
+    const ticks = logTicks(domain, width / 70);
+    for (const tick of ticks) root.append(line(x(tick), top, x(tick), height - 24, "grid"));
+    for (const tick of ticksApart(ticks, x, ms)) root.append(labelWithin(width, x(tick), height - 8, ms(tick), "middle"));
     root.append(line(left, base, width - right, base, "axis"), label(left - 8, top + 14, "share", "end"));
 
     const shares = arms.map((arm) => outline(arm, x));
@@ -94,7 +95,7 @@ function distribution(host, data) {
       if (isNumber(limit) && limit > domain[0] && limit < domain[1])
         root.append(
           line(x(limit), at + 2, x(limit), at + rowHeight - 2, "limit"),
-          label(x(limit) + 4, at + 12, `SLO ${ms(limit)}`, "start", "limit-text"),
+          labelWithin(width, x(limit) + 4, at + 12, `SLO ${ms(limit)}`, "start", "limit-text"),
         );
       arms.forEach((arm, i) => {
         const middle = at + 6 + step * (i + 0.5) + Math.max(0, (rowHeight - 12 - arms.length * step) / 2);

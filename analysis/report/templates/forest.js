@@ -9,7 +9,7 @@ function forest(host, data) {
   if (!rows.length) return empty(host, "No arm was compared with the control.");
   const title = (row) =>
     `${data.arms[row.arm]?.name ?? DASH} · ${row.label}${row.phase !== DASH ? ` · ${row.phase}` : ""}`;
-  const longest = rows.reduce((most, row) => Math.max(most, title(row).length), 0) * 7.6 + 32;
+  const longest = rows.reduce((most, row) => Math.max(most, textWidth(title(row), "strong")), 0) + 36;
   const plot = el("div");
   host.append(plot);
   responsive(plot, (width) => {
@@ -38,10 +38,11 @@ function forest(host, data) {
       domain[1] / domain[0] < 8
         ? NEAR_ONE.filter((tick) => tick >= domain[0] && tick <= domain[1])
         : logTicks(domain, 12);
-    const labels = [];
-    for (const tick of [1, ...ticks]) if (labels.every((other) => Math.abs(x(other) - x(tick)) > 40)) labels.push(tick);
-    for (const tick of labels) root.append(label(x(tick), height - 6, `×${figure(tick)}`, "middle"));
-    root.append(label(x(1) - 6, 14, "◂ faster", "end"), label(x(1) + 6, 14, "slower ▸", "start"));
+    const factor = (tick) => `×${figure(tick)}`;
+    for (const tick of ticksApart([...new Set([1, ...ticks])], x, factor))
+      root.append(labelWithin(width, x(tick), height - 6, factor(tick), "middle"));
+    const faster = Math.max(x(1) - 6, textWidth("◂ faster"));
+    root.append(label(faster, 14, "◂ faster", "end"), label(faster + 12, 14, "slower ▸", "start"));
 
     const stops = [],
       said = [];
@@ -62,7 +63,7 @@ function forest(host, data) {
       root.append(
         line(x(1), from, x(1), bottom, "unity"),
         svg("g", { class: armClass(row.arm) }, marker(row.arm ?? 0, 8, text - 4)),
-        label(20, text, short(title(row), narrow ? width - 28 : longest), "start", "strong"),
+        label(20, text, short(title(row), narrow ? width - 28 : longest - 28), "start", "strong"),
         label(narrow ? 20 : width - 130, narrow ? text + 18 : text, numbers, narrow ? "start" : "end", "strong"),
         label(
           narrow ? width - 8 : width,

@@ -6,8 +6,11 @@ function padding(host, data) {
   const plot = el("div");
   host.append(plot);
   responsive(plot, (width) => {
-    const left = 58,
-      right = width > 560 ? 116 : 58,
+    const wide = width > 560,
+      wasted = (waste) => `${share(waste)}${wide ? " padding" : ""}`,
+      every = arms.flatMap((arm) => [arm.waste_pct, arm.prefill_waste_pct, arm.decode_waste_pct]),
+      left = 58,
+      right = 10 + every.reduce((most, waste) => Math.max(most, textWidth(wasted(waste), "strong")), 0),
       bar = 18,
       rowHeight = 25;
     const parts = arms.map((arm) =>
@@ -51,30 +54,24 @@ function padding(host, data) {
           ),
         ),
       );
+      const positions =
+        wide && isNumber(arm.tokens) ? `${count(arm.tokens)} real of ${count(arm.padded_tokens)} positions` : "";
       root.append(
         svg(
           "g",
           { class: armClass(arm.arm) },
           marker(arm.arm ?? 0, 8, top + 15),
-          label(20, top + 19, short(name, width - (width > 560 ? 300 : 40)), "start", "strong"),
+          label(20, top + 19, short(name, width - 36 - textWidth(positions)), "start", "strong"),
         ),
+        label(width, top + 19, positions, "end"),
       );
-      if (width > 560)
-        root.append(
-          label(
-            width,
-            top + 19,
-            isNumber(arm.tokens) ? `${count(arm.tokens)} real of ${count(arm.padded_tokens)} positions` : "",
-            "end",
-          ),
-        );
       parts[i].forEach(([part, waste], row) => {
         const at = top + 30 + row * rowHeight,
           real = 100 - waste;
         const stop = svg("g", {
           class: armClass(arm.arm),
           role: "img",
-          "aria-label": `${name}, ${part}: ${pct(real)} real, ${pct(waste)} padding`,
+          "aria-label": `${name}, ${part}: ${pct(real)} real, ${share(waste)} padding`,
         });
         stop.append(
           rect(x(0), at, x(real) - x(0), bar, { class: "real" }),
@@ -84,12 +81,12 @@ function padding(host, data) {
         root.append(
           label(left - 8, at + 13, part, "end"),
           stop,
-          label(width - right + 8, at + 13, width > 560 ? `${pct(waste)} padding` : pct(waste), "start", "strong"),
+          label(width - right + 8, at + 13, wasted(waste), "start", "strong"),
         );
         stops.push(stop);
         said.push([
           el("p", {}, el("b", {}, `${name}, ${part}`)),
-          el("p", {}, `${pct(real)} real, ${pct(waste)} padding`),
+          el("p", {}, `${pct(real)} real, ${share(waste)} padding`),
         ]);
       });
       top += heights[i];

@@ -28,6 +28,8 @@ const ms = (value) =>
   !isNumber(value) ? DASH : Math.abs(value) >= 999.5 ? `${figure(value / 1e3)}\u00a0s` : `${figure(value)}\u00a0ms`;
 const sec = (value) => (isNumber(value) ? `${figure(value)}\u00a0s` : DASH);
 const pct = (value) => (isNumber(value) ? `${figure(value)}\u00a0%` : DASH);
+// A share of a whole: below a tenth of a per cent, how far below says nothing.
+const share = (value) => (isNumber(value) && value > 0 && value < 0.1 ? "<\u00a00.1\u00a0%" : pct(value));
 const times = (value) => (isNumber(value) ? `×${value >= 10 ? figure(value) : value.toFixed(2)}` : DASH);
 const count = (value) => (isNumber(value) ? value.toLocaleString("en-GB", { maximumFractionDigits: 0 }) : DASH);
 const armClass = (index) => `arm-${(index ?? 0) % 8}`;
@@ -90,6 +92,28 @@ const swatch = (index) =>
   );
 const line = (x1, y1, x2, y2, cls) => svg("line", { x1, y1, x2, y2, class: cls });
 const label = (x, y, text, anchor, cls) => svg("text", { x, y, "text-anchor": anchor ?? "start", class: cls }, text);
+const ruler = document.createElement("canvas").getContext("2d");
+// Width of a label in px, as report.css sets its font; figures of one width take a little more than the canvas says.
+function textWidth(text, cls) {
+  const strong = (cls ?? "").includes("strong");
+  ruler.font = `${strong ? "600 12.5px" : "11.5px"} ${getComputedStyle(document.body).fontFamily}`;
+  return ruler.measureText(text).width * 1.04 + 2;
+}
+// A label that is moved where it would leave the plot's `width`.
+function labelWithin(width, x, y, text, anchor, cls) {
+  const size = textWidth(text, cls),
+    before = { middle: size / 2, end: size }[anchor] ?? 0;
+  return label(Math.max(before, Math.min(x, width - size + before)), y, text, anchor, cls);
+}
+// Those of `ticks` whose labels keep apart when centred at `at(tick)`, the first ones first.
+function ticksApart(ticks, at, textOf) {
+  const kept = [];
+  for (const tick of ticks) {
+    const size = textWidth(textOf(tick));
+    if (kept.every(([other, half]) => Math.abs(at(other) - at(tick)) > half + size / 2 + 8)) kept.push([tick, size / 2]);
+  }
+  return kept.map(([tick]) => tick);
+}
 const rect = (x, y, width, height, attributes) =>
   svg("rect", { x: x.toFixed(2), y: y.toFixed(2), width: Math.max(0, width).toFixed(2), height, ...attributes });
 
@@ -196,10 +220,12 @@ function responsive(host, draw) {
   return again;
 }
 
-// A name cut to fit `width` px of label text.
+// A name cut to fit `width` px of strong label text.
 function short(name, width) {
-  const most = Math.max(6, Math.floor(width / 7.4));
-  return name.length <= most ? name : `${name.slice(0, most - 1)}…`;
+  if (textWidth(name, "strong") <= width) return name;
+  let most = name.length - 1;
+  while (most > 1 && textWidth(`${name.slice(0, most)}…`, "strong") > width) most--;
+  return `${name.slice(0, most)}…`;
 }
 
 const empty = (host, text) => host.append(el("p", { class: "empty" }, text));

@@ -15,8 +15,9 @@ function timelineFrame(data, state, view) {
   root.append(svg("defs", {}, svg("clipPath", { id: view.clip }, rect(left, 0, right - left, height))));
   for (const tick of view.yTicks)
     root.append(line(left, y(tick), right, y(tick), "grid"), label(left - 8, y(tick) + 4, ms(tick), "end"));
-  for (const tick of linearTicks(view.domain, Math.max(3, width / 100)))
-    root.append(label(x(tick), height - 10, `${figure(tick)} s`, "middle"));
+  const seconds = (tick) => `${figure(tick)} s`;
+  for (const tick of ticksApart(linearTicks(view.domain, Math.max(3, width / 100)), x, seconds))
+    root.append(labelWithin(width, x(tick), height - 10, seconds(tick), "middle"));
   for (const edge of blockEdges(view.domain, data.block_s))
     root.append(line(x(edge), top, x(edge), bottom, "block-edge"));
   root.append(line(left, bottom, right, bottom, "axis"));

@@ -166,17 +166,18 @@ function timelineView(data, state, width) {
   const limit = data.limits[`${state.metric}_${state.statistic}_ms`];
 
   const laned = shown.filter((index) => data.events.some((event) => event.arm === index));
-  const left = 58,
-    right = width - 14,
-    top = 14,
-    bottom = top + Math.max(190, Math.min(330, width * 0.36)),
-    lanes = bottom + 8;
   const values = [...lines.flatMap(([, points]) => points.map((point) => point.value)), limit].filter(
     (value) => isNumber(value) && value > 0,
   );
   const most = values.reduce((a, b) => Math.max(a, b), 0) || 1,
     least = values.reduce((a, b) => Math.min(a, b), most);
   const range = state.log ? [least * 0.8, most * 1.35] : [0, most * 1.06];
+  const yTicks = state.log ? logTicks(range, 9) : linearTicks(range, 5);
+  const left = Math.max(58, ...yTicks.map((tick) => textWidth(ms(tick)) + 10)),
+    right = width - 14,
+    top = 14,
+    bottom = top + Math.max(190, Math.min(330, width * 0.36)),
+    lanes = bottom + 8;
   return {
     bin,
     domain,
@@ -195,7 +196,7 @@ function timelineView(data, state, width) {
     height: lanes + laned.length * LANE + 30,
     x: scale(domain, [left, right]),
     y: scale(range, [bottom, top], state.log),
-    yTicks: state.log ? logTicks(range, 9) : linearTicks(range, 5),
+    yTicks,
     clip: `clip-${Math.random().toString(36).slice(2)}`,
   };
 }

@@ -1,7 +1,10 @@
-"""The page in a real browser: charts draw, nothing breaks, hostile text does nothing. Skipped where there is none."""
+"""The page in a real browser: charts draw, no label is cut, hostile text does nothing. Skipped where there is none."""
 
 from __future__ import annotations
 
+import copy
+import html
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -69,3 +72,106 @@ def test_charts_without_data_say_so(nulls: Summary, emptied: bool, opened: Calla
     assert page.find("p", class_="broken") == []
     assert "NaN" not in page.text
     assert "No arm was compared with the control." in page.text
+
+
+# Every label lies inside its chart and over no other one, whichever figures are chosen; no reason is scrolled away.
+MEASURE = """
+const faults = [];
+function measure(state) {
+  document.querySelectorAll("svg.plot").forEach((plot, number) => {
+    const frame = plot.getBoundingClientRect();
+    const labels = [...plot.querySelectorAll("text")].filter((node) => node.textContent.trim());
+    const boxes = labels.map((node) => [node.textContent, node.getBoundingClientRect()]);
+    boxes.forEach(([text, box], i) => {
+      const out = [frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom];
+      if (Math.max(...out) > 1) faults.push(`${state}, chart ${number}: "${text}" is cut by ${Math.max(...out)} px`);
+      for (const [other, beside] of boxes.slice(i + 1)) {
+        const across = Math.min(box.right, beside.right) - Math.max(box.left, beside.left);
+        const down = Math.min(box.bottom, beside.bottom) - Math.max(box.top, beside.top);
+        if (across > 1 && down > 2) faults.push(`${state}, chart ${number}: "${text}" lies over "${other}"`);
+      }
+    });
+  });
+}
+addEventListener("load", () => setTimeout(() => {
+  measure("as opened");
+  for (const input of document.querySelectorAll(".chart .segments input")) { input.click(); measure(input.value); }
+  for (const table of document.querySelectorAll("table.gates, table.checks")) {
+    const room = table.parentElement.clientWidth;
+    if (table.scrollWidth > room + 1) faults.push(`${table.className} is ${table.scrollWidth} px wide in ${room} px`);
+  }
+  if (document.documentElement.scrollWidth > innerWidth + 1) {
+    const right = (node) => node.getBoundingClientRect().right;
+    const scrolls = (node) => node && (getComputedStyle(node).overflowX === "auto" || scrolls(node.parentElement));
+    const nodes = [...document.querySelectorAll("main *")];
+    const free = nodes.filter((node) => !node.closest("svg") && !scrolls(node.parentElement));
+    const most = free.reduce((a, b) => (right(b) > right(a) ? b : a));
+    faults.push(`the page is wider than its window: ${most.outerHTML.slice(0, 80)} ends at ${right(most)}`);
+  }
+  document.body.append(Object.assign(document.createElement("pre"), { id: "faults", textContent: faults.join("\\n") }));
+}, 200));
+"""
+
+
+def _faults(page: str, folder: Path, width: int) -> list[str]:
+    """What is cut or covered in the page, in a window so wide."""
+    measured = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    file = folder / "measured.html"
+    file.write_text(measured.replace("</body>", f"<script>{MEASURE}</script></body>"), encoding="utf-8")
+    assert BROWSER is not None
+    ran = subprocess.run(
+        [BROWSER, *QUIET, f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}", file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'<pre id="faults">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert found, ran.stderr
+    return html.unescape(found[1]).split("\n") if found[1] else []
+
+
+@pytest.fixture
+def crowded(demo: Summary) -> Summary:
+    """The demo with long names, long figures and wide intervals."""
+    summary = copy.deepcopy(demo)
+    name = "an-arm-whose-name-has-as-many-characters-as-a-name-may-have-here"
+
+    def stretched(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name if item == "compiled-naive" else item: stretched(value[item], item) for item in value}
+        if isinstance(value, list):
+            if key == "ecdf":
+                return [[row[0], *(item and item * 99_991 for item in row[1:])] for row in value]
+            return [stretched(item, key) for item in value]
+        if isinstance(value, float) and key in (
+            "p50_ms",
+            "p99_ms",
+            "edges_ms",
+            "e2e_p99_ms",
+            "ttft_p99_ms",
+            "e2e_max_ms",
+        ):
+            return value * 99_991
+        return name if value == "compiled-naive" else value
+
+    summary = stretched(summary)
+    for row in summary["comparisons"]:
+        row |= {key: row[key] ** 3 * 40 for key in ("ratio", "high") if row[key] is not None}
+    for row, waste in zip(summary["arms"], (0.0694, 12.3456, 99.987), strict=True):
+        row["padding"] |= {"waste_pct": waste, "prefill_waste_pct": waste / 3, "decode_waste_pct": waste / 700}
+    return summary
+
+
+@pytest.mark.parametrize("width", [520, 800, 1280])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded"])
+def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    assert _faults(html_report(request.getfixturevalue(name)), tmp_path, width) == []
+
+
+@pytest.mark.parametrize("name", ["demo", "crowded"])
+def test_no_label_is_cut_in_print(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    # A4 less its margins. The styles of print are shown on the screen, where they can be measured.
+    page = html_report(request.getfixturevalue(name))
+    page = page.replace("@media screen", "@media not all").replace("@media print", "@media all")
+    assert _faults(page, tmp_path, 718) == []

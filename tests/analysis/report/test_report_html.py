@@ -37,7 +37,14 @@ def test_every_gate_shows_its_verdict_value_limit_and_reason(demo: Summary, read
     for gate in demo["gates"]:
         assert gate["reason"] in text
     assert "FAIL SLO p99 TTFT 8.21 s 2 s p99 8,205 ms is over 2,000 ms" in text
-    assert text.count("INCONCLUSIVE non-inferiority p99 TTFT") == 2
+    assert text.count("INCONCLUSIVE non-inferiority p99 TTFT ×") == 2
+
+
+def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo: Summary, read_page: Reader) -> None:
+    text = read_page(html_report(demo)).text
+    shared = "3 blocks; 20 are needed to judge p99"
+    assert text.count(shared) == 2  # once an arm
+    assert text.index("What limits this run") < text.index(shared) < text.index("Verdict Gate Value")
 
 
 def test_every_event_has_a_row_with_what_sorting_and_filtering_need(demo: Summary, read_page: Reader) -> None:

@@ -27,6 +27,13 @@ def test_verdict_gates_and_deciders_stand_before_the_numbers(demo: Summary) -> N
     assert demo["advice"]["text"] in report
 
 
+def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo: Summary) -> None:
+    report = markdown_report(demo)
+    shared = "3 blocks; 20 are needed to judge p99"
+    assert report.count(shared) == 2  # once an arm
+    assert report.index("### What limits this run") < report.index(shared) < report.index("| Arm | Verdict | Gate |")
+
+
 def test_a_pass_asks_for_no_longer_run(rollout: Summary) -> None:
     report = markdown_report(rollout)
     assert report.startswith("## ✅ PASS · rollout\n")

@@ -20,6 +20,26 @@ def test_no_line_is_wider_than_asked(name: str, width: int, request: pytest.Fixt
     assert max(map(cell_len, shown.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_figure_of_an_arm_is_cut(demo: Summary, width: int) -> None:
+    arms = verdict_table(demo, width=width).split("limited by:")[0]
+    for said in ("compiled-padded", "compiled-naive", "longest", "8.21 s", "×45.8", "8.95 s", "63", "? INCONCLUSIVE"):
+        assert said in " ".join(arms.split())
+
+
+def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo: Summary) -> None:
+    shown = " ".join(verdict_table(demo).split())
+    shared = "3 blocks; 20 are needed to judge p99"
+    assert shown.count(shared) == 2  # once an arm
+    assert shown.index("limited by: run length") < shown.index(shared) < shown.index("? INCONCLUSIVE non-inferiority")
+
+
+def test_what_the_headline_says_is_not_said_again(demo: Summary) -> None:
+    demo["headline"] = f"No verdict. {demo['validity'][0]['reason']}"
+    demo["validity"][0]["ok"] = False
+    assert " ".join(verdict_table(demo).split()).count(demo["validity"][0]["reason"]) == 1
+
+
 def test_every_arm_and_every_gate_that_did_not_pass_is_named(demo: Summary) -> None:
     shown = verdict_table(demo)
     assert shown.startswith("✘ FAIL  demo\n")
@@ -66,3 +86,15 @@ def test_an_empty_summary_reads_as_a_sentence() -> None:
     assert "This run has no verdict." in shown
     assert "no arm sent a record" in shown
     assert not re.search(r"\b(None|nan)\b", shown)
+
+
+def test_figures_of_all_traffic_are_told_from_gates_without_stalls_where_a_compile_hit(
+    demo: Summary, rollout: Summary
+) -> None:
+    said = "figures: of all traffic; non-inferiority leaves out what a compile held up"
+    assert said in verdict_table(demo)
+    assert said not in verdict_table(rollout)
+
+
+def test_the_table_ends_with_its_last_word(rollout: Summary) -> None:
+    assert verdict_table(rollout).splitlines()[-1]

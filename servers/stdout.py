@@ -1,0 +1,51 @@
+"""What a command leaves on stdout: words for a person, one JSON object for a program.
+
+A person at a terminal is shown no JSON unless `--json` asks for it. Where stdout is no terminal, the JSON object is the
+last line.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+PIPE_COLUMNS = 100  # a pipe has no width of its own
+LEAST_COLUMNS, MOST_COLUMNS = 60, 140  # narrower tables cannot be read, wider sentences neither
+
+
+def is_for_programs(as_json: bool) -> bool:
+    """Whether a JSON object belongs on stdout; `as_json` says that it was asked for."""
+    return as_json or not sys.stdout.isatty()
+
+
+def write(words: str, found: Mapping[str, Any], *, as_json: bool = False) -> None:
+    """`words` are on stdout, unless JSON alone was asked for, and `found` as the last line where it is for programs.
+
+    Raises ValueError for a number that JSON cannot hold.
+    """
+    if words and not as_json:
+        print(_broken(words, columns()) if sys.stdout.isatty() else words, flush=True)
+    if is_for_programs(as_json):
+        print(json.dumps(found, allow_nan=False), flush=True)
+
+
+def _broken(words: str, width: int) -> str:
+    """`words` with longer lines broken between words; a word that is longer, such as a path, stays whole."""
+    return "\n".join(
+        part
+        for line in words.splitlines()
+        for part in (
+            textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else [line]
+        )
+    )
+
+
+def columns(*, piped: int = PIPE_COLUMNS) -> int:
+    """How many characters a line of words may have: the terminal's width within limits, `piped` where there is none."""
+    if not sys.stdout.isatty():
+        return piped
+    return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns))
