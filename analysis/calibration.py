@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 from scipy import stats
 
 from analysis.checks.statistics import TAIL_REQUESTS
-from analysis.compare import METRIC_NAMES, TRIALS_FOR_T_TEST, Comparison, Sample, compare, compare_quantiles
+from analysis.compare import (
+    METRIC_NAMES,
+    TRIALS_FOR_T_TEST,
+    Comparison,
+    Sample,
+    compare,
+    compare_quantiles,
+    compare_typical,
+)
 from analysis.comparisons import MOST_GAPS, blocks_at, compared
 from analysis.gaps import gaps_of
 from analysis.judgement import judge
@@ -265,16 +273,19 @@ def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> 
 
 
 def _tested(run: Run, metric: str, material: _Material, chosen: Bools, rng: np.random.Generator) -> list[Comparison]:
-    return compare_quantiles(
-        material.half(chosen),
-        material.half(~chosen),
+    """What the gates would say of the two halves, which share their start."""
+    halves = (material.half(chosen), material.half(~chosen))
+    whole = compare_quantiles(
+        *halves,
         qs=run.limits.quantiles,
         margin=run.limits.margin_of(metric),
         alpha=run.limits.alpha,
         draws=run.limits.draws,
         rng=rng,
         paired=False,
+        restart_spread=0.0,
     )
+    return compare_typical(*halves, whole=whole, restart_spread=0.0) if run.limits.question == "block" else whole
 
 
 def _summed(items: Sequence[Comparison], metric: str, quantile: float, how: How, effect: float) -> Halves:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.checks.loop import Loop, loop_of
 from analysis.checks.overload import check_overload
 from analysis.checks.pairs import check_copies, check_lag_apart
 from analysis.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
@@ -351,6 +352,18 @@ def _checks(run: Run, steady: Sequence[Comparison]) -> list[Check]:
     return [*_checks_of_all(run), *(check for arm in run.treatments for check in _checks_of(run, arm, steady))]
 
 
+def _loops(run: Run) -> list[Loop]:
+    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. None if it is said."""
+    if run.told_open_loop is not None:
+        return []
+    requests = run.requests
+    sets = [run.of_arm(arm) for arm in run.arms]
+    if run.design == "split":
+        sets.append(np.ones(len(requests), dtype=np.bool_))
+    kept = [mask & ~requests.broken for mask in sets]
+    return [loop_of(requests.start_ns[mask], requests.end_ns[mask]) for mask in kept]
+
+
 def _checks_of_all(run: Run) -> Iterable[Check]:
     requests, limits = run.requests, run.limits
     infos = [info for info in run.infos if info]
@@ -376,7 +389,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     scheduled = bool(requests.scheduled.all()) if len(requests) else False
     own = run.of_arm(run.control) & ~requests.broken
     follows = starts_after_ends(requests.start_ns[own], requests.end_ns[own])
-    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency, follows)
+    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency, follows, _loops(run))
     if run.cold_targets and not search:
         yield check_cold_starts(len(run.trials))
     if (run.targets or run.limits.min_goodput_ratio is not None) and not search:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from analysis.checks.loop import Loop
 from analysis.validity import ESTIMATES, Check
 
 Floats = npt.NDArray[np.float64]
@@ -79,32 +80,42 @@ def check_open_loop(
     scheduled: bool,
     concurrency: int | None = None,
     follows: tuple[float, float] | None = None,
+    loops: Sequence[Loop] = (),
 ) -> Check:
     """Latency counts from a schedule that does not wait for the server.
 
-    `follows` is what `starts_after_ends` found: records of other tools need not say that their users waited.
+    `follows` is what `starts_after_ends` found and `loops` what `loop_of` did of each set of requests: records of other
+    tools need not say that their users waited.
     """
     share, chance = follows or (0.0, 0.0)
-    waited = share > _MOST_FOLLOWING and share > _FOLLOWING_RATIO * chance
-    ok = scheduled and open_loop is not False and not (open_loop is None and waited)
+    followed = share > _MOST_FOLLOWING and share > _FOLLOWING_RATIO * chance
+    waited = any(loop.closed for loop in loops)
+    told = all(loop.told for loop in loops)
+    ok = scheduled and open_loop is not False and not (open_loop is None and (followed or waited or not told))
     reason = "Requests started on schedule, whatever the server did."
+    remedy = "Drive the arms by a schedule and record scheduled_ns."
     if open_loop is False:
         most = "" if concurrency is None else f", at most {concurrency} requests under way to each arm"
         reason = f"The load waited for the server (closed loop{most}), which hides the tail."
     elif not scheduled:
         reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."
-    elif not ok:
+    elif not ok and followed:
         reason = (
             f"{100.0 * share:.0f} % of the requests start within 2 ms of the end of another ({100.0 * chance:.2g} % "
             "would by chance): the load waited for the server (closed loop), which hides the tail."
         )
-    return Check(
-        check="open loop",
-        ok=ok,
-        reason=reason,
-        affects=ESTIMATES,
-        remedy="" if ok else "Drive the arms by a schedule and record scheduled_ns.",
-    )
+    elif not ok and waited:
+        kept = min(loop.kept for loop in loops)
+        reason = (
+            "Requests start the later the more are in flight, as users do who wait for an answer before they ask again "
+            f"(closed loop): a stall of 1 s may take {100.0 * (1.0 - kept):.0f} % of the load, which hides the tail."
+        )
+    elif not ok:
+        reason = (
+            "Nothing says whether the load waited for the server, and these requests are too few or too even to tell."
+        )
+        remedy = "Say open_loop in trial.json if a schedule drove the arms; else record more requests."
+    return Check(check="open loop", ok=ok, reason=reason, affects=ESTIMATES, remedy="" if ok else remedy)
 
 
 def starts_after_ends(start_ns: Ints, end_ns: Ints) -> tuple[float, float]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.outside.firstseen import Shapes, chance_of_new
+from analysis.outside.firstseen import Shapes, chance_of_new, longest_of
+from analysis.outside.work import Prefills, Work
 from analysis.records import Requests
 from analysis.spikes import Windows
 
@@ -55,11 +56,19 @@ class Stall:
     trigger: int  # row of the request that it began with; -1 where none with a first-seen shape is known
     shape: int  # the trigger's prompt length, rounded up to the ladder where one is told; -1 where unknown
     chance_new: float  # that a first-seen shape would have stood at its begin anyway
+    chance_as_long: float  # the same, if stalls come with long prompts anyway
+    longest: float  # how far its trigger, or the longest of those that may be, stands out by length among its like
+    work_s: float  # the longest that its prompts may have taken by themselves; infinite where too little is known
     requests: Ints  # rows of the requests that were in flight in it
 
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def beyond_work(self) -> bool:
+        """Whether its prompts cannot have made it."""
+        return self.seconds > self.work_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +112,16 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
     decided here: causes are "host", "work" and "unknown".
     """
     servers = _servers(requests)
+    prefills = [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
     stalls: dict[str, list[Stall]] = {name: [] for name in shapes}
     watches: dict[str, list[Watch]] = {name: [] for name in shapes}
+    works = {arm: _work(arm, servers, prefills) for arm in {server.arm for server in servers}}
     for server in servers:
         name = requests.arms[server.arm]
         if name not in shapes:
             continue
         others = [one for one in servers if one.trial == server.trial and one is not server]
-        watch, found = _stalls(requests, server, others, shapes[name])
+        watch, found = _stalls(requests, server, others, shapes[name], works[server.arm])
         watches[name].append(watch)
         stalls[name] += found
     for found in stalls.values():
@@ -231,11 +242,8 @@ class _Silences:
     limit: float  # the score beyond which a silence is a stall
 
 
-def _silences(server: _Server) -> tuple[_Silences | None, Watch]:
-    """All silences with work in flight, and how improbable each is by the server's own usual ones.
-
-    None where there are too few of them to know what is usual.
-    """
+def _stretches(server: _Server) -> tuple[Ints, Ints]:
+    """The begins and ends of all stretches without a sign while something was in flight."""
     signs = server.signs
     last = int(server.ends[-1]) if server.ends.size else 0
     if signs.size:
@@ -249,7 +257,15 @@ def _silences(server: _Server) -> tuple[_Silences | None, Watch]:
     arrival = np.append(server.sent_ns, np.iinfo(np.int64).max)[following]
     starts = np.where(idle, np.minimum(arrival, ends), starts)
     kept = ends > starts
-    starts, ends = starts[kept], ends[kept]
+    return starts[kept], ends[kept]
+
+
+def _silences(server: _Server) -> tuple[_Silences | None, Watch]:
+    """All silences with work in flight, and how improbable each is by the server's own usual ones.
+
+    None where there are too few of them to know what is usual.
+    """
+    starts, ends = _stretches(server)
     lengths = ends - starts
     busy = float(lengths.sum()) / 1e9
     if lengths.size < _FEWEST:
@@ -377,11 +393,46 @@ def _chances(score: Floats, telling: Bools) -> tuple[Floats, float]:
     return chance, float(high) + slope * math.log(0.05 * score.size / _CHANCE)
 
 
+# --- Work -------------------------------------------------------------------------------------------------------------
+
+
+def _prefills(requests: Requests, server: _Server, shapes: Shapes | None) -> Prefills:
+    """The server's silences that ended with first tokens of prompts of known length."""
+    starts, ends = _stretches(server)
+    begun = np.flatnonzero((server.first_ns > 0) & (requests.prompt_tokens[server.rows] > 0))
+    begun = begun[np.argsort(server.first_ns[begun], kind="stable")]
+    if not begun.size or not starts.size:
+        return Prefills.joined([])
+    first, rows = server.first_ns[begun], server.rows[begun]
+    low = np.searchsorted(first, np.maximum(starts + 1, ends - _TOGETHER_NS))
+    high = np.searchsorted(first, ends + _TOGETHER_NS, side="right")
+    some = high > low
+    starts, ends, low, high = starts[some], ends[some], low[some], high[some]
+    tokens = np.append(0, np.cumsum(requests.prompt_tokens[rows], dtype=np.int64))
+    new = np.append(0, np.cumsum(shapes.new[rows])) if shapes is not None else np.zeros(len(rows) + 1, dtype=np.int64)
+    # What had not been sent was not worked on.
+    since = np.maximum(starts, server.sent_ns[begun][low])
+    return Prefills(
+        tokens=(tokens[high] - tokens[low]).astype(np.float64),
+        seconds=(ends - np.minimum(since, ends)) / 1e9,
+        new=new[high] > new[low],
+    )
+
+
+def _work(arm: int, servers: Sequence[_Server], prefills: Sequence[Prefills]) -> Work:
+    """What prompts take on the arm."""
+    of_arm: dict[int, list[Prefills]] = {}
+    for server, part in zip(servers, prefills, strict=True):
+        of_arm.setdefault(server.arm, []).append(part)
+    own = Prefills.joined(of_arm.pop(arm))
+    return Work.of(own, [Prefills.joined(parts) for parts in of_arm.values()])
+
+
 # --- Stalls -----------------------------------------------------------------------------------------------------------
 
 
 def _stalls(
-    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes
+    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work: Work
 ) -> tuple[Watch, list[Stall]]:
     silences, watch = _silences(server)
     watch = Watch(silences=watch.silences, busy_s=watch.busy_s, detectable_s=watch.detectable_s, witnesses=len(others))
@@ -399,7 +450,10 @@ def _stalls(
         trigger = int(new[0]) if new.size else -1
         if trigger >= 0:
             start = max(start, int(server.sent_ns[begun[shapes.new[rows]][0]]))
-        if _stood_still(others, start, end):
+        tokens = _tokens_run(requests, server, end, trigger)
+        if work.explains(tokens, (end - start) / 1e9):
+            cause = WORK
+        elif _stood_still(others, start, end):
             cause = HOST
         elif rows.size and _as_long_elsewhere(requests, others, rows if trigger < 0 else new[:1], end - start):
             cause = WORK
@@ -417,11 +471,22 @@ def _stalls(
                 chance=float(silences.chance[index]),
                 trigger=trigger,
                 shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,
-                chance_new=chance_of_new(shapes, rows),
+                chance_new=chance_of_new(shapes.share, rows),
+                chance_as_long=chance_of_new(shapes.share_as_long, rows),
+                longest=longest_of(shapes, rows if trigger < 0 else new[:1]),
+                work_s=work.at_most_s(tokens),
                 requests=flying,
             )
         )
     return watch, found
+
+
+def _tokens_run(requests: Requests, server: _Server, end: int, trigger: int) -> float:
+    """Prompt tokens that had been run when the silence ended: those of the first tokens that ended it, and the
+    trigger's whether or not it is among them."""
+    released = server.rows[(server.first_ns >= end - _TOGETHER_NS) & (server.first_ns <= end + _TOGETHER_NS)]
+    released = released if trigger < 0 or trigger in released else np.append(released, trigger)
+    return float(np.maximum(requests.prompt_tokens[released], 0).sum())
 
 
 def _busiest(server: _Server) -> int:

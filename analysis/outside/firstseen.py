@@ -21,6 +21,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_NEAR = 20  # requests of about one time
+_BY_LENGTH, _BY_LENGTH_AMONG_OTHERS = 0.02, 0.2
+_OTHERS = 2
 _MANY = 20
 _NEIGHBOURS = 40
 _DRAWS = 9999
@@ -30,11 +33,13 @@ _FOUND = 0.95  # of the stalls that compiles make, those at whose begin the firs
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
     """The shape of each request (n,) as one arm pads it, whether its server had not met it before, and how often that
-    happened among the requests of that time."""
+    happened among the requests of that time and of about that length."""
 
     shape: Ints  # -1 where the prompt's length is unknown
     new: Bools
-    share: Floats
+    share: Floats  # of requests up to four times as short or as long
+    share_as_long: Floats  # of requests as long, and up to twice as long
+    longer: Floats  # the share of requests of that time, and as new or not, that are shorter
 
 
 def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), restarts: bool = True) -> Shapes:
@@ -51,7 +56,8 @@ def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), resta
         steps = np.unique(np.asarray(ladder, dtype=np.int64))
         place = np.searchsorted(steps, shape)
         shape = np.where(known & (place < len(steps)), steps[np.minimum(place, len(steps) - 1)], shape)
-    new, share = np.zeros(rows, dtype=np.bool_), np.zeros(rows)
+    new = np.zeros(rows, dtype=np.bool_)
+    share, share_as_long, longer = np.zeros(rows), np.zeros(rows), np.full(rows, 0.5)
     everyone = np.flatnonzero(known)
     trial = requests.trial[everyone] if restarts else np.zeros(everyone.size, dtype=np.int64)
     replica = requests.replica[everyone]
@@ -62,14 +68,67 @@ def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), resta
             continue
         mine = mine[np.argsort(requests.start_ns[mine], kind="stable")]
         new[mine[np.unique(shape[mine], return_index=True)[1]]] = True
-        # Shapes run out, so their share falls; that it does so steadily is all that is taken for granted.
-        share[mine] = optimize.isotonic_regression(new[mine].astype(np.float64), increasing=False).x
-    return Shapes(shape=shape, new=new, share=share)
+        share[mine] = _share(shape[mine], new[mine], below=8, above=8)
+        share_as_long[mine] = _share(shape[mine], new[mine], below=1, above=4)
+        longer[mine] = _longer(shape[mine], new[mine])
+    return Shapes(shape=shape, new=new, share=share, share_as_long=share_as_long, longer=longer)
 
 
-def chance_of_new(shapes: Shapes, rows: Ints) -> float:
-    """The chance that one of the requests would have a first-seen shape, by the share of such at their time."""
-    return float(1.0 - np.prod(1.0 - shapes.share[rows]))
+def _share(shape: Ints, new: Bools, *, below: int, above: int) -> Floats:
+    """The share of first-seen shapes among requests about as long at each request's time; (n,) in order of time.
+
+    As long is what is `below` quarters of an octave shorter or `above` longer. Shapes run out, so their share falls;
+    that it does so steadily is all that is taken for granted.
+    """
+    share = np.zeros(len(shape))
+    quarter = np.floor(4.0 * np.log2(np.maximum(shape, 1))).astype(np.int64)
+    order = np.argsort(quarter, kind="stable")
+    ordered = quarter[order]
+    for number in np.unique(quarter).tolist():
+        low, high = np.searchsorted(ordered, [number - below, number + above + 1])
+        alike = np.sort(order[low:high])
+        fitted = optimize.isotonic_regression(new[alike].astype(np.float64), increasing=False).x
+        own = quarter[alike] == number
+        share[alike[own]] = fitted[own]
+    return share
+
+
+def _longer(shape: Ints, new: Bools) -> Floats:
+    """The share of requests about as early that are shorter, among first-seen ones or among the others; (n,) in order
+    of time, ties half."""
+    rank = np.empty(len(shape))
+    for kind in (new, ~new):
+        rows = np.flatnonzero(kind)
+        if not rows.size:
+            continue
+        starts = np.clip(np.arange(rows.size) - _NEAR // 2, 0, max(0, rows.size - _NEAR))
+        near = shape[rows][np.minimum(starts[:, None] + np.arange(_NEAR), rows.size - 1)]
+        own = shape[rows][:, None]
+        rank[rows] = (near < own).mean(axis=1) + 0.5 * (near == own).mean(axis=1)
+    return rank
+
+
+def chance_of_new(shares: Floats, rows: Ints) -> float:
+    """The chance that one of the requests would have a first-seen shape, by the share of such among their like."""
+    return float(1.0 - np.prod(1.0 - shares[rows]))
+
+
+def longest_of(shapes: Shapes, rows: Ints) -> float:
+    """How far the longest of the requests stands out among those of its time: uniform from 0 to 1 where lengths have
+    no part in it."""
+    return float(shapes.longer[rows].max() ** len(rows)) if len(rows) else 0.5
+
+
+def stalls_go_by_length(ranks: Floats, new: Bools) -> bool:
+    """Whether requests that stalls began with are longer than chance has it.
+
+    `ranks`: one for each stall, uniform where lengths have no part in it; their sum is taken as normal. At one in
+    fifty, or at one in five where stalls without a first-seen shape show that the arm has other reasons to stall.
+    """
+    if not ranks.size:
+        return False
+    level = _BY_LENGTH if int((~new).sum()) < _OTHERS else _BY_LENGTH_AMONG_OTHERS
+    return float(stats.norm.sf((ranks.mean() - 0.5) * math.sqrt(12.0 * ranks.size))) <= level
 
 
 def more_than_chance(new: Bools, chances: Floats) -> float:

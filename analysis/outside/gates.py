@@ -140,6 +140,8 @@ def _judged(
         why = (
             "the lengths of its prompts are not recorded"
             if not outside.shapes_known
+            else "their prompts may have taken as long by themselves"
+            if not any(stall.beyond_work for stall in maybe)
             else f"too few began with a first-seen prompt length to call them compiles ({_p(outside.p_value)})"
             if not found.stalls
             else "they cannot be told from compiles"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from analysis.outside.agreement import Agreement, agreement_of
@@ -71,6 +72,7 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
         "trigger": _name(run, stall.trigger),
         "chance": stall.chance,
         "chance_first_seen": stall.chance_new,
+        "work_s": stall.work_s if math.isfinite(stall.work_s) else None,
     }
 
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.outside.blackbox import COMPILE, UNKNOWN, Stall, Watch, look
-from analysis.outside.firstseen import Bools, Shapes, SlowFirst, made_by_compiles, more_than_chance, slow_first
+from analysis.outside.firstseen import (
+    Bools,
+    Shapes,
+    SlowFirst,
+    made_by_compiles,
+    more_than_chance,
+    slow_first,
+    stalls_go_by_length,
+)
 from analysis.records import Requests
 from analysis.spikes import windows_of
 
@@ -23,7 +31,7 @@ class Outside:
 
     arm: str
     stalls: tuple[Stall, ...]
-    p_value: float  # that so many of the arm's own stalls begin with first-seen shapes by chance
+    p_value: float  # that so many of the arm's own stalls, beyond their work, begin with first-seen shapes by chance
     watches: tuple[Watch, ...]  # one a server
     slow: SlowFirst  # whether requests with first-seen shapes take longer though nobody stands still
     shapes_known: bool
@@ -72,9 +80,15 @@ def _outside(
     control: str,
     rng: np.random.Generator,
 ) -> Outside:
-    own = [index for index, stall in enumerate(stalls) if stall.cause == UNKNOWN]
+    own = [index for index, stall in enumerate(stalls) if stall.cause == UNKNOWN and stall.beyond_work]
     new: Bools = np.array([stalls[index].trigger >= 0 for index in own], dtype=np.bool_)
     chances = np.array([stalls[index].chance_new for index in own])
+    # A stall without a first-seen shape is no compile, whatever its prompts took.
+    telling = [stall for stall in stalls if stall.cause == UNKNOWN and (stall.beyond_work or stall.trigger < 0)]
+    with_new = np.array([stall.trigger >= 0 for stall in telling], dtype=np.bool_)
+    if stalls_go_by_length(np.array([stall.longest for stall in telling]), with_new):
+        # Stalls come with long prompts, be they first-seen or not: only prompts as long tell what is chance.
+        chances = np.maximum(chances, [stalls[index].chance_as_long for index in own])
     p_value = more_than_chance(new, chances)
     decided = list(stalls)
     if p_value <= ALPHA:

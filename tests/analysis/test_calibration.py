@@ -154,7 +154,7 @@ GOOD = Halves(
         ({"faster": share(20)}, "do not trust", "called faster"),
         ({"covered": share(60)}, "do not trust", "holds the true 1 in 60 of 100 splits"),
         ({"slower": share(12)}, "too few data to say", "more splits will tell"),
-        ({"blocks": 19}, "too few data to say", "19 steady blocks; 20 are needed"),
+        ({"blocks": 17}, "too few data to say", "17 steady blocks; 18 are needed"),
         ({"requests": 499}, "too few data to say", "A half has 499 values; p99 E2E needs 500."),
         ({"slower": share(0, 5), "untested": 95}, "too few data to say", "Only 5 of 100 splits could be tested"),
         ({"slower": share(0, 0), "faster": share(0, 0), "covered": share(0, 0)}, "too few data to say", "Only 0 of"),

@@ -55,7 +55,7 @@ class TestVerdicts:
         judgement = judgement_of(tmp_path, SHORT)
         assert judgement.overall == "INCONCLUSIVE"
         assert "blocks" in failed_checks(judgement)
-        assert judgement.advice.needed_s >= 600
+        assert judgement.advice.needed_s >= 18 * 30
         assert "minutes" in judgement.advice.text
 
     def test_a_recompiling_arm_fails_in_a_short_run(self, tmp_path):
@@ -78,15 +78,24 @@ class TestVerdicts:
     def test_a_split_is_judged_without_pairs(self, tmp_path):
         arms = (FakeArm(name="eager", enabled=False, weight=1), FakeArm(name="compiled", weight=1))
         judgement = judgement_of(tmp_path, FakeRun(design="split", arms=arms, rate=8))
-        assert judgement.steady[0].method == "unpaired block label swap"
+        assert judgement.steady[0].method == "unpaired typical block"
         assert "sample ratio" in {check.check for check in judgement.checks}
         assert failed_checks(judgement) == set()
 
     def test_arms_that_take_turns_meet_in_blocks_that_hold_a_turn_of_each(self, tmp_path):
         first = judgement_of(tmp_path, FakeRun(design="switchback", duration_s=1440, drift=0.05)).steady[0]
-        assert first.method == "unpaired block label swap"
+        assert first.method == "unpaired typical block"
         assert first.blocks == 23  # the cold start takes the first turn and so its block
         assert first.low < 1.0 < first.high
+
+    def test_a_switchback_of_twenty_minutes_has_the_blocks_it_needs(self, tmp_path):
+        judgement = judgement_of(tmp_path, FakeRun(design="switchback", duration_s=1200, rate=8))
+        assert judgement.steady[0].blocks == 19
+        assert "blocks" not in failed_checks(judgement)
+
+    def test_the_question_of_the_whole_run_may_be_asked_instead(self, tmp_path):
+        judgement = judgement_of(tmp_path, FakeRun(gates=QUICK | {"question": "run"}))
+        assert {item.method for item in judgement.steady} == {"paired block label swap"}
 
     def test_six_trials_are_judged_by_trial(self, tmp_path):
         judgement = judgement_of(tmp_path, FakeRun(trials=6, duration_s=150))

@@ -16,12 +16,14 @@ import pyarrow.ipc
 
 from analysis.records import REQUESTS
 from analysis.summary import analyze
+from tests.simulation.loops import loop_table
 from tests.simulation.table import Row, Tell, told
 
 EPOCH_NS = 1_700_000_000_000_000_000
 DURATION_S = 660.0
 USERS = 8
-WAYS = ("told", "no schedule", "schedule as sent")
+WAYS = ("told", "no schedule", "schedule as sent", "schedule as sent, users who think 50 ms", "the same, 2 s")
+THINK_S = {WAYS[3]: 0.05, WAYS[4]: 2.0}
 _TAIL_GATES = ("noninferiority", "slo", "goodput")
 
 EXPERIMENT = """
@@ -40,7 +42,7 @@ p99_e2e_ms = 20000
 
 
 def closed_loop(
-    rng: np.random.Generator, *, stalls: tuple[tuple[float, float], ...], work_s: float = 0.8
+    rng: np.random.Generator, *, stalls: tuple[tuple[float, float], ...], work_s: float = 0.8, think_s: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(start, end) in seconds of every request that USERS users make; nothing ends while the server stands still."""
     ready = [(float(rng.uniform(0, 1)), user) for user in range(USERS)]
@@ -54,8 +56,9 @@ def closed_loop(
                 end += at + seconds - max(start, at)
         starts.append(start)
         ends.append(end)
+        pause = float(rng.exponential(think_s)) if think_s else 0.0
         # The client needs a moment to take the answer and ask again.
-        heapq.heappush(ready, (end + float(rng.uniform(0.0001, 0.0008)), user))
+        heapq.heappush(ready, (end + float(rng.uniform(0.0001, 0.0008)) + pause, user))
     return np.array(starts), np.array(ends)
 
 
@@ -70,7 +73,7 @@ def write_closed(directory: Path, seed: int, way: str) -> Path:
         ("eager", ()),
         ("compiled", tuple((float(at), 4.0) for at in np.sort(rng.uniform(40, 600, 5)))),
     ):
-        starts, ends = closed_loop(rng, stalls=stalls)
+        starts, ends = closed_loop(rng, stalls=stalls, think_s=THINK_S.get(way, 0.0))
         for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
             sent = EPOCH_NS + int(start * 1e9)
             row: dict[str, object] = {
@@ -112,4 +115,4 @@ def closed_loop_table(seeds: int, *, folder: Path, tell: Tell = print) -> list[R
             passed += tail_passes(write_closed(folder / f"{way}-{seed}", seed, way)) > 0
         row = Row(check=f"closed loop, {way}: PASS on a tail gate", measured=passed / runs, runs=runs, most=0.0)
         rows += told([row], tell)
-    return rows
+    return rows + loop_table(seeds, tell=tell)

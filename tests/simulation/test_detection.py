@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.simulation.detection import CASES, FALSE_CALLS, called, find, own_time, precision, real_time, recall
+from tests.simulation.detection import (
+    BEYOND_WORK,
+    CASES,
+    FALSE_CALLS,
+    FLEETS,
+    called,
+    find,
+    find_fleet,
+    own_time,
+    passed,
+    precision,
+    real_time,
+    recall,
+)
 from tests.simulation.scenario import Scenario, run
 
 SEEDS = 3
@@ -13,7 +28,7 @@ SEEDS = 3
 
 @pytest.mark.parametrize("name", ["compiles of 2 s", "compiles of 5 s", "mixed noise"])
 def test_compiles_are_found_where_they_were(name: str) -> None:
-    runs = [find(CASES[name], np.random.default_rng(seed)) for seed in range(SEEDS)]
+    runs = [find(CASES[name], np.random.default_rng(seed)) for seed in range(3 * SEEDS)]
     assert recall(runs) >= 0.85
     assert precision(runs) >= 0.95
     assert np.median([error for found in runs for error in found.errors_s]) <= 0.05
@@ -22,6 +37,30 @@ def test_compiles_are_found_where_they_were(name: str) -> None:
 @pytest.mark.parametrize("name", list(FALSE_CALLS))
 def test_nothing_else_is_called_a_compile(name: str) -> None:
     assert called([find(CASES[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+@pytest.mark.parametrize("name", [name for name in FLEETS if name not in BEYOND_WORK])
+def test_prompts_that_take_long_are_not_called_compiles(name: str) -> None:
+    assert called([find_fleet(FLEETS[name], np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+@pytest.mark.parametrize("name", BEYOND_WORK)
+def test_stalls_that_come_with_long_prompts_for_no_known_reason_are_hardly_ever_called(name: str) -> None:
+    assert called([find_fleet(FLEETS[name], np.random.default_rng(seed)) for seed in range(10)]) <= 0.1
+
+
+@pytest.mark.parametrize("name", ["two replicas", "split", "split, the control three times as fast"])
+def test_compiles_among_prompts_that_take_long_are_found_and_nothing_else(name: str) -> None:
+    made = replace(FLEETS[name], new_shapes=10, compile_s=3.0)
+    runs = [find_fleet(made, np.random.default_rng(seed)) for seed in range(SEEDS)]
+    assert recall(runs) >= 0.6
+    assert precision(runs) == 1.0
+
+
+@pytest.mark.parametrize("name", list(FLEETS))
+def test_an_arm_that_compiles_is_not_passed_for_one_that_does_not(name: str) -> None:
+    made = replace(FLEETS[name], new_shapes=6, compile_s=3.0)
+    assert passed([find_fleet(made, np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
 
 
 def test_the_servers_own_time_and_real_time_are_inverse() -> None:

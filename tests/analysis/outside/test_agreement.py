@@ -29,6 +29,9 @@ def stall(start_s: float, seconds: float, cause: str = COMPILE, *, trial: int = 
         trigger=-1,
         shape=-1,
         chance_new=0.1,
+        chance_as_long=0.1,
+        longest=0.5,
+        work_s=0.0,
         requests=np.zeros(1, dtype=np.int64),
     )
 

@@ -5,7 +5,15 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from analysis.outside.firstseen import chance_of_new, made_by_compiles, more_than_chance, shapes_of, slow_first
+from analysis.outside.firstseen import (
+    chance_of_new,
+    longest_of,
+    made_by_compiles,
+    more_than_chance,
+    shapes_of,
+    slow_first,
+    stalls_go_by_length,
+)
 from analysis.records import REQUESTS, Requests, requests_of
 from analysis.spikes import windows_of
 
@@ -48,16 +56,48 @@ def test_each_replica_meets_a_shape_anew_and_each_trial_where_the_server_was_res
 def test_prompts_of_unknown_length_are_never_new() -> None:
     shapes = shapes_of(requests([None, 5, None]), "a")
     assert shapes.new.tolist() == [False, True, False]
-    assert chance_of_new(shapes, np.array([0, 2])) == 0.0
+    assert chance_of_new(shapes.share, np.array([0, 2])) == 0.0
     assert not shapes_of(requests([5]), "absent").new.any()
 
 
 def test_the_share_of_new_shapes_falls_with_time() -> None:
     rng = np.random.default_rng(1)
-    shapes = shapes_of(requests(rng.integers(1, 40, 400).tolist()), "a")
+    shapes = shapes_of(requests(rng.integers(100, 140, 400).tolist()), "a")
     assert shapes.share[0] == 1.0
     assert (np.diff(shapes.share) <= 1e-12).all()
     assert shapes.share.sum() == pytest.approx(shapes.new.sum())
+
+
+def test_long_prompts_are_held_against_long_ones() -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(100, 110, 400)
+    lengths[20::40] = np.arange(5000, 5000 + 50 * lengths[20::40].size, 50)
+    shapes = shapes_of(requests(lengths.tolist()), "a")
+    long = shapes.shape >= 5000
+    assert (shapes.share[long] == 1.0).all(), "every one of them is new"
+    assert shapes.share[~long][100:].max() == 0.0
+    assert chance_of_new(shapes.share, np.array([399, 380])) == 1.0
+
+
+def test_stalls_that_begin_with_the_longest_prompts_go_by_length() -> None:
+    rng = np.random.default_rng(2)
+    shapes = shapes_of(requests(np.exp(rng.normal(6.6, 1.0, 800)).astype(int).tolist()), "a")
+    longest = np.flatnonzero(shapes.shape >= np.quantile(shapes.shape, 0.95))
+    ranks = np.array([longest_of(shapes, np.array([row])) for row in longest.tolist()])
+    new = np.ones(8, dtype=bool)
+    assert stalls_go_by_length(ranks, shapes.new[longest])
+    at_random = [
+        stalls_go_by_length(np.array([longest_of(shapes, rng.integers(0, 800, 2)) for _ in range(8)]), new)
+        for _ in range(200)
+    ]
+    assert np.mean(at_random) <= 0.05
+    assert not stalls_go_by_length(np.zeros(0), np.zeros(0, dtype=bool))
+
+
+def test_an_arm_with_other_reasons_to_stall_is_trusted_less() -> None:
+    ranks = np.array([0.6, 0.65, 0.7, 0.55, 0.75, 0.7])
+    assert not stalls_go_by_length(ranks, np.array([True] * 5 + [False]))
+    assert stalls_go_by_length(ranks, np.array([True] * 4 + [False] * 2))
 
 
 def test_equal_chances_give_the_binomial_test() -> None:

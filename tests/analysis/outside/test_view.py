@@ -17,7 +17,16 @@ from tests.analysis.outside.test_firstseen import requests
 NOTHING = SlowFirst(first=0, others=0, p_value=1.0, excess_ms=math.nan)
 
 
-def stall(*, new: bool, chance: float, cause: str = UNKNOWN, start: int = 1) -> Stall:
+def stall(
+    *,
+    new: bool,
+    chance: float,
+    cause: str = UNKNOWN,
+    start: int = 1,
+    as_long: float = 1.0,
+    longest: float = 0.5,
+    work_s: float = 0.3,
+) -> Stall:
     return Stall(
         arm="a",
         trial=1,
@@ -29,6 +38,9 @@ def stall(*, new: bool, chance: float, cause: str = UNKNOWN, start: int = 1) -> 
         trigger=7 if new else -1,
         shape=64 if new else -1,
         chance_new=chance,
+        chance_as_long=as_long,
+        longest=longest,
+        work_s=work_s,
         requests=np.zeros(0, dtype=np.int64),
     )
 
@@ -63,6 +75,21 @@ def test_stalls_of_the_host_and_long_prompts_are_no_evidence(monkeypatch: pytest
     found = called(monkeypatch, *others)
     assert found.p_value == 1.0
     assert [one.cause for one in found.stalls] == [HOST, HOST, WORK, WORK]
+
+
+def test_stalls_that_their_prompts_may_have_made_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = called(monkeypatch, *(stall(new=True, chance=0.05, work_s=work_s) for work_s in (2.1, 9.0, math.inf)))
+    assert found.p_value == 1.0
+    assert [one.cause for one in found.stalls] == [UNKNOWN] * 3
+
+
+def test_where_stalls_come_with_long_prompts_only_prompts_as_long_tell_what_is_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stalls = [stall(new=True, chance=0.1, as_long=0.7, longest=longest) for longest in (0.95, 0.9, 0.97, 0.92)]
+    assert not called(monkeypatch, *stalls).recompiles
+    assert called(monkeypatch, *(replace(one, longest=0.5) for one in stalls)).recompiles
+    assert called(monkeypatch, *(replace(one, chance_as_long=0.1) for one in stalls)).recompiles
 
 
 def test_no_stall_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
