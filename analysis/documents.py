@@ -1,7 +1,7 @@
 """The small files that tell of a run: JSON and TOML that say themselves whether they are as they were written.
 
 A JSON document holds the CRC-32 of the rest of it under "crc32"; a TOML document ends with a comment that holds the
-CRC-32 of the text above. Where neither stands, nothing vouches for the content: it may be somebody else's.
+CRC-32 of the text above, or "# edited" where somebody changed it on purpose. Where neither stands, nothing vouches for the content: it may be somebody else's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ LARGEST_TOML_BYTES = 4 << 20
 
 _KEY = "crc32"
 _TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
+_EDITED = "# edited"
 _LONG_KEY = re.compile(r"""(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
 
 
@@ -96,11 +97,13 @@ def read_toml(path: Path) -> Document | None:
         raise ValueError(f"it has more than {LARGEST_TOML_BYTES >> 20} MiB")
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
+    if text.rstrip().endswith(f"\n{_EDITED}"):
+        return Document(content=content, stated=True)
     end = _TOML_END.search(text)
     if end is None:
         return Document(content=content, stated=False)
     same = zlib.crc32(text[: end.start()].rstrip().encode()) == int(end[1], 16)
-    problem = "" if same else "was changed after it was written (take away its last line if that was meant)"
+    problem = "" if same else f'was changed after it was written (if that was meant, make its last line "{_EDITED}")'
     return Document(content=content, stated=True, problem=problem)
 
 
