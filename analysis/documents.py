@@ -1,7 +1,8 @@
 """The small files that tell of a run: JSON and TOML that say themselves whether they are as they were written.
 
 A JSON document holds the CRC-32 of the rest of it under "crc32"; a TOML document ends with a comment that holds the
-CRC-32 of the text above, or "# edited" where somebody changed it on purpose. Where neither stands, nothing vouches for the content: it may be somebody else's.
+CRC-32 of the text above, or "# edited" where somebody changed it on purpose. Where neither stands, nothing vouches for
+the content: it may be somebody else's.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def read_run(directory: Path) -> RunRecords:
                 ) -> None:
                     into.append(_with_trial(_of_generator(table, account), number), expected)
 
-                files.table(path, read_pieces(path, schema, take, required=required))
+                files.table(stem, path, read_pieces(path, schema, take, required=required))
         generators += own.values()
         files.document(folder / "compiler.json")
     exported = files.document(directory / "export.json") or {}
@@ -224,7 +224,7 @@ def read_run(directory: Path) -> RunRecords:
         steps=tables["steps"].table() if "steps" in tables else None,
         # What was wrong with the records before they were exported does not show in the files any more.
         problems=(*files.problems(), *_texts(exported.get("problems"))),
-        stated=bool(files.stated),
+        stated=files.stated,
         parity=parity,
     )
 
@@ -235,8 +235,8 @@ class _Files:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._problems: list[str] = []
-        self.stated: list[str] = []
-        self._unstated: list[str] = []
+        self._documents: dict[str, bool] = {}  # of each file, whether it says what it should hold
+        self._tables: dict[str, dict[str, bool]] = {}  # the same, by table
 
     def document(self, path: Path) -> dict[str, Any] | None:
         """The JSON document at `path`; None where there is none, or none that can be believed."""
@@ -246,7 +246,7 @@ class _Files:
         if document.problem:
             self._add(path, document.problem)
         if document.content is not None:
-            self._state(path, document.stated)
+            self._documents[_label(self._directory, path)] = document.stated
         return document.content
 
     def toml(self, path: Path) -> dict[str, Any]:
@@ -259,28 +259,29 @@ class _Files:
             return {}
         if document.problem:
             self._add(path, document.problem)
-        self._state(path, document.stated)
+        self._documents[_label(self._directory, path)] = document.stated
         return document.content or {}
 
-    def table(self, path: Path, problems: Sequence[str]) -> None:
-        """The table at `path` was read, with these problems."""
+    def table(self, stem: str, path: Path, problems: Sequence[str]) -> None:
+        """The file at `path` of the table `stem` was read, with these problems."""
         for problem in problems:
             self._add(path, problem)
-        self._state(path, sums_path(path).exists())
+        self._tables.setdefault(stem, {})[_label(self._directory, path)] = sums_path(path).exists()
+
+    @property
+    def stated(self) -> bool:
+        """Whether the tables say what they should hold."""
+        return any(any(kind.values()) for kind in self._tables.values())
 
     def problems(self) -> list[str]:
-        """All that is wrong. Where some files say what they should hold, one that does not is one that was changed."""
-        silent = self._unstated if self.stated else []
-        return [
-            *self._problems,
-            *(f"{name} does not say what it should hold, as others of the run do" for name in silent),
-        ]
+        """All that is wrong. Where some files of a kind say what they should hold, one that does not was changed."""
+        kinds = [kind for kind in (self._documents, *self._tables.values()) if any(kind.values())]
+        silent = [name for kind in kinds for name, stated in kind.items() if not stated]
+        told = [f"{name} does not say what it should hold, as others of the run do" for name in silent]
+        return [*self._problems, *told]
 
     def _add(self, path: Path, problem: str) -> None:
         self._problems.append(f"{_label(self._directory, path)} {problem}")
-
-    def _state(self, path: Path, stated: bool) -> None:
-        (self.stated if stated else self._unstated).append(_label(self._directory, path))
 
 
 def _texts(value: Any) -> list[str]:
@@ -410,6 +411,7 @@ METRICS = ("ttft", "e2e", "tpot", "max_itl")
 
 # A request cancelled this close to the end of the trial was cut by it; earlier, the server or the client failed.
 _CUT_SLACK_NS = 1_000_000_000
+_STALL_SLACK_NS = 1_000_000_000
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 
 
@@ -446,6 +448,7 @@ def requests_of(
     completed = _is(status, statuses, "OK")
     unended = end <= 0
     seen = first > 0
+    stall = _integers(table.column("compile_stall_ns"), -1)
     at_the_end = np.zeros(rows, dtype=np.bool_)
     if not completed.all() or unended.any():
         last = _last_end(trial, np.maximum(end, start), ends_ns or {})
@@ -458,6 +461,7 @@ def requests_of(
         | (end > _LAST_NS)
         | (seen & ((first < start) | (first > end)))
         | (unended & completed)
+        | (stall > end - start + _STALL_SLACK_NS)  # nobody was held up for longer than it took
     )
     cut = (_is(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
@@ -522,7 +526,7 @@ def requests_of(
         max_tokens=_integers(table.column("max_tokens"), -1),
         output_tokens=output,
         batch=_integers(table.column("batch_id"), -1),
-        stall_ns=_integers(table.column("compile_stall_ns"), -1),
+        stall_ns=stall,
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
