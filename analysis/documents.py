@@ -79,7 +79,7 @@ def read_document(path: Path) -> Document | None:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Document(content=None, stated=False, problem="is not readable JSON")
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not _is_small(content):
         return Document(content=None, stated=False, problem="is not readable JSON")
     stated = _KEY in content
     if stated and content.pop(_KEY) != _crc32(content):
@@ -118,6 +118,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"it is more than {DEEPEST} levels deep") from None
     if not _is_flat(table, DEEPEST):
         raise ValueError(f"it is more than {DEEPEST} levels deep")
+    if not _is_small(table):
+        raise ValueError("a whole number has more than 64 bits")
     return table
 
 
@@ -132,3 +134,10 @@ def _is_flat(value: Any, levels: int) -> bool:
     return levels > 0 and all(
         _is_flat(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
     )
+
+
+def _is_small(value: Any) -> bool:
+    """Whether all whole numbers in the value have at most 64 bits, as every other reader of them expects."""
+    if isinstance(value, (dict, list)):
+        return all(_is_small(item) for item in (value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**64

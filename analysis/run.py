@@ -371,7 +371,9 @@ class Run:
         for info in self.infos:
             told = mapping(info.get("answers"))
             mine = [row for row in _rows(told.get("replicas")) if row.get("arm") == arm]
-            found += [{**row, "dtype": told.get("dtype"), "prompts": told.get("prompts")} for row in mine]
+            counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
+            asked = {"dtype": told.get("dtype"), "prompts": told.get("prompts")}
+            found += [{**row, **count, **asked} for row, count in zip(mine, counts, strict=True)]
         return found
 
     def serving_events(self, arm: str) -> list[CompileEvent]:

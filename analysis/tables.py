@@ -317,7 +317,8 @@ def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
                 table.validate(full=True)
                 rows += table.num_rows
                 take(shape(table), size * rows // file.tell())
-    return (*([CUT_OFF] if torn else []), *([f"has {bad} lines that are no table of JSON"] if bad else []))
+    which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
+    return (*([CUT_OFF] if torn else []), *([f"{which} no table of JSON"] if bad else []))
 
 
 def _read_parquet(path: Path, names: Collection[str], shape: Shape, take: Take) -> tuple[str, ...]:

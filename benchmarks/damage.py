@@ -4,10 +4,10 @@
 
 In each try a copy of one run has one of its files damaged: one bit or twenty flipped, a stretch zeroed, the end cut
 off, a stretch written twice, or two stretches swapped. It is then judged in a process of its own, so that one which
-dies is seen. Counted are *crashes* (the process died or hung), *tracebacks* (an exception that is no error of the records),
-*false PASSes* (a gate, or the run, passes that does not without the damage) and *unexplained* changes (a verdict of a
-gate or of the run changed, and no check fails that did not before). The last line on stdout is one JSON object; the
-exit status is 1 where any of them is not 0.
+dies is seen. Counted are *crashes* (the process died or hung), *tracebacks* (an exception that is no error of the
+records), *false PASSes* (a gate, or the run, passes that does not without the damage) and *unexplained* changes (a
+verdict of a gate or of the run changed, and no check fails that did not before). The last line on stdout is one JSON
+object; the exit status is 1 where any of them is not 0.
 """
 
 from __future__ import annotations

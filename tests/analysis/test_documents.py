@@ -40,7 +40,17 @@ def test_a_document_of_others_is_read_and_vouches_for_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "[1]", "{", '{"a": 1} x', "[" * 700_000, '{"a":' * 350_000, '{"a": ' + "[" * 40 + "]" * 40 + "}"],
+    [
+        "",
+        "null",
+        "[1]",
+        '{"a": 123456789012345678901234567890}',
+        "{",
+        '{"a": 1} x',
+        "[" * 700_000,
+        '{"a":' * 350_000,
+        '{"a": ' + "[" * 40 + "]" * 40 + "}",
+    ],
     ids=lambda text: text[:12],
 )
 def test_what_is_no_shallow_table_is_not_readable(tmp_path, text):
