@@ -372,7 +372,8 @@ class Run:
             told = mapping(info.get("answers"))
             mine = [row for row in _rows(told.get("replicas")) if row.get("arm") == arm]
             counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
-            asked = {"dtype": told.get("dtype"), "prompts": told.get("prompts")}
+            prompts = told.get("prompts")
+            asked = {"dtype": told.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
             found += [{**row, **count, **asked} for row, count in zip(mine, counts, strict=True)]
         return found
 

@@ -85,7 +85,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
             ids[event.trial, event.replica or ""].add(event.event_id)
     for trial in run.trials:
         final = mapping(trial.info.get("final"))
-        dead = {death.get("replica") for death in run.deaths(arm)}
+        dead = [death.get("replica") for death in run.deaths(arm)]
         for replica in run.replica_names(arm, trial):
             own = ids[trial.number, replica]
             counted = number(mapping(mapping(final.get(replica)).get("counters")).get("compile_events"))
