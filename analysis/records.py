@@ -185,10 +185,10 @@ def read_run(directory: Path) -> RunRecords:
             generator = files.document(path)
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
-        for stem, schema, required in (
-            ("requests", _JUDGED_REQUESTS, REQUIRED_REQUEST_COLUMNS),
-            ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
-            ("steps", STEPS, REQUIRED_STEP_COLUMNS),
+        for stem, written, schema, required in (
+            ("requests", REQUESTS, _JUDGED_REQUESTS, REQUIRED_REQUEST_COLUMNS),
+            ("compile_events", COMPILE_EVENTS, COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
+            ("steps", STEPS, STEPS, REQUIRED_STEP_COLUMNS),
         ):
             for path in _table_files(folder, stem):
                 into = tables.setdefault(stem, Columns(schema))
@@ -206,7 +206,7 @@ def read_run(directory: Path) -> RunRecords:
                 ) -> None:
                     into.append(_with_trial(_of_generator(table, account), number), expected)
 
-                files.table(stem, path, read_pieces(path, schema, take, required=required))
+                files.table(stem, path, read_pieces(path, schema, take, required=required, written=written))
         generators += own.values()
         files.document(folder / "compiler.json")
     exported = files.document(directory / "export.json") or {}

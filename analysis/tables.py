@@ -109,7 +109,7 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
     if not path.exists() or path.stat().st_size == 0:
         return []
     tables: list[pa.Table] = []
-    _read_arrow(path, None, lambda table: table, lambda table, _: tables.append(table))
+    _read_arrow(path, None, lambda table: table, lambda table, _: tables.append(table), schema)
     if any(not table.schema.equals(schema) for table in tables):
         raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
     return [batch for table in tables for batch in table.to_batches()]
@@ -125,14 +125,17 @@ CUT_OFF = "is cut off at its end"
 NOT_AS_WRITTEN = "is not as it was written"
 
 
-def _read_arrow(path: Path, names: Collection[str] | None, shape: Shape, take: Take) -> tuple[str, ...]:
+def _read_arrow(
+    path: Path, names: Collection[str] | None, shape: Shape, take: Take, written: pa.Schema
+) -> tuple[str, ...]:
     """`take` was given all whole batches of an Arrow file, some at a time. Returns what is wrong with it, in words.
 
-    Columns not in `names` are left out, if given. Nothing is given when not even the schema is whole.
+    Columns not in `names` are left out, if given. Nothing is given when not even the schema is whole, unless sums show
+    that it was `written`.
     """
     statement = read_statement(path)
     if statement is not None:
-        return _read_stated(path, statement, names, shape, take)
+        return _read_stated(path, statement, names, shape, take, written)
     # Read, not memory-mapped: a writer that continues the file must be free to replace it.
     with pa.OSFile(str(path)) as file:
         size = file.size()
@@ -197,7 +200,7 @@ def _has_end_mark(file: pa.NativeFile, size: int) -> bool:
 
 
 def _read_stated(
-    path: Path, statement: Statement, names: Collection[str] | None, shape: Shape, take: Take
+    path: Path, statement: Statement, names: Collection[str] | None, shape: Shape, take: Take, written: pa.Schema
 ) -> tuple[str, ...]:
     """As `_read_arrow`, of a file that a statement vouches for: only bytes that are as they were written are decoded.
 
@@ -209,9 +212,14 @@ def _read_stated(
             return ()
         pieces = [piece for piece in statement.pieces if piece.end <= size]
         stated_rows = statement.end[2] if statement.end else sum(piece.rows for piece in statement.pieces)
-        if not pieces or pieces[0].at or not _is_intact(first := os.pread(file.fileno(), pieces[0].size, 0), pieces[0]):
+        if not pieces or pieces[0].at:
             return (_damage(statement, size, lost=stated_rows),)
-        schema = pa.ipc.read_schema(pa.py_buffer(first))
+        known = written.serialize().to_pybytes()
+        found_head = os.pread(file.fileno(), pieces[0].size, 0)
+        damaged = int(not _is_intact(found_head, pieces[0]))
+        if damaged and not _is_intact(known, pieces[0]):
+            return (_damage(statement, size, lost=stated_rows),)
+        schema = pa.ipc.read_schema(pa.py_buffer(known if damaged else found_head))
         head, options = schema.serialize().to_pybytes(), _only(names, schema)
 
         def read(group: Sequence[Piece]) -> tuple[pa.Table, int]:
@@ -224,14 +232,14 @@ def _read_stated(
             os.preadv(file.fileno(), [content], start)
             parts = [content[piece.at - start : piece.end - start] for piece in group]
             intact = [part for part, piece in zip(parts, group, strict=True) if _is_intact(part, piece)]
-            damaged = len(parts) - len(intact)
+            bad = len(parts) - len(intact)
             stream = pa.ipc.open_stream(
-                pa.BufferReader(b"".join((head, *intact)) if damaged else found), options=options, memory_pool=_POOL
+                pa.BufferReader(b"".join((head, *intact)) if bad else found), options=options, memory_pool=_POOL
             )
             # One piece is a copy, which lets go of the columns beside it in the file.
-            return shape(stream.read_all().combine_chunks(memory_pool=_POOL)), damaged
+            return shape(stream.read_all().combine_chunks(memory_pool=_POOL)), bad
 
-        rows = damaged = 0
+        rows = 0
         waiting: deque[Future[tuple[pa.Table, int]]] = deque()
 
         def take_oldest() -> None:
@@ -356,11 +364,14 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
     return pa.concat_tables(tables) if tables else schema.empty_table(), bool(problems)
 
 
-def read_pieces(path: Path, schema: pa.Schema, take: Take, *, required: Sequence[str] = ()) -> tuple[str, ...]:
+def read_pieces(
+    path: Path, schema: pa.Schema, take: Take, *, required: Sequence[str] = (), written: pa.Schema | None = None
+) -> tuple[str, ...]:
     """`take` was given all rows as `read_table` has them, some at a time. Returns what is wrong with the file, in words
     that follow its name.
 
-    Of an Arrow stream, memory then holds no more at any time than what `take` keeps and a few pieces.
+    `written` is the schema that a run writes the table in, `schema` if not given; rows behind a damaged head of the
+    file are read by it. Of an Arrow stream, memory then holds no more at any time than what `take` keeps and a few pieces.
     """
 
     def shape(table: pa.Table) -> pa.Table:
@@ -368,7 +379,7 @@ def read_pieces(path: Path, schema: pa.Schema, take: Take, *, required: Sequence
 
     try:
         if path.suffix not in (".parquet", ".jsonl"):
-            return _read_arrow(path, schema.names, shape, take)
+            return _read_arrow(path, schema.names, shape, take, written or schema)
         statement = read_statement(path)
         told = (NOT_AS_WRITTEN,) if statement is not None and changed(path, statement) else ()
         if path.suffix == ".parquet":

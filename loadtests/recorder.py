@@ -100,13 +100,13 @@ class RequestRecorder:
             descriptor = create(path, remedy="give --records an empty directory")
         self.path = path
         # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
-        head = REQUESTS.serialize().to_pybytes()
-        head += pa.RecordBatch.from_pylist([], schema=REQUESTS).serialize().to_pybytes()
+        head = [item.serialize().to_pybytes() for item in (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))]
         try:
-            start = os.write(descriptor, head)
+            start = os.write(descriptor, b"".join(head))
             sums = SumsWriter(path) if new else None
             if sums is not None:
-                sums.add(head, 0)
+                for piece in head:
+                    sums.add(piece, 0)
         except OSError as error:
             raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): free the disk') from None
         self._spool = Spool(

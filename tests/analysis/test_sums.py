@@ -43,6 +43,14 @@ def test_zeros_cost_the_batches_that_they_touch_and_no_others(path):
     assert read(path) == ([*range(10), *range(20, BATCHES)], (f"{NOT_AS_WRITTEN}, 10 rows of it are gone",))
 
 
+def test_rows_behind_a_damaged_head_are_read(path):
+    """The sums show that the schema was the one that runs write."""
+    content = bytearray(path.read_bytes())
+    content[:200] = bytes(200)
+    path.write_bytes(content)
+    assert read(path) == (list(range(BATCHES)), (NOT_AS_WRITTEN,))
+
+
 def test_a_cut_between_two_batches_is_called_a_cut(path):
     pieces = read_statement(path).pieces
     path.write_bytes(path.read_bytes()[: pieces[-6].end])
