@@ -371,7 +371,7 @@ def read_pieces(
     that follow its name.
 
     `written` is the schema that a run writes the table in, `schema` if not given; rows behind a damaged head of the
-    file are read by it. Of an Arrow stream, memory then holds no more at any time than what `take` keeps and a few pieces.
+    file are read by it. Of an Arrow stream, memory holds no more at any time than what `take` keeps and a few pieces.
     """
 
     def shape(table: pa.Table) -> pa.Table:
