@@ -8,6 +8,8 @@ those that are not, and knows how many rows are gone. A kill between a piece and
 
 from __future__ import annotations
 
+import contextlib
+import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ class SumsWriter:
 
     def add(self, piece: bytes | memoryview, rows: int) -> None:
         """`piece` is what the file was just continued with, and holds `rows` rows. Raises OSError."""
-        self._file.write(_line("piece", self._size, len(piece), rows, f"{zlib.crc32(piece):08x}"))
+        append(self._file, _line("piece", self._size, len(piece), rows, f"{zlib.crc32(piece):08x}"))
         self._size += len(piece)
         self._pieces += 1
         self._rows += rows
@@ -61,9 +63,23 @@ class SumsWriter:
             return
         try:
             if ended:
-                self._file.write(_line("end", self._size, self._pieces, self._rows))
+                append(self._file, _line("end", self._size, self._pieces, self._rows))
         finally:
             self._file.close()
+
+
+def append(file: io.FileIO, piece: bytes) -> None:
+    """`file` ends with the whole of `piece`, or is as it was and the OSError that the disk gave is raised."""
+    start = file.tell()
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.seek(start)
+            file.truncate()
+        raise
 
 
 def state(path: Path) -> None:

@@ -23,7 +23,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from analysis.documents import parse_json
-from analysis.sums import Piece, Statement, SumsWriter, changed, read_statement, sums_path
+from analysis.sums import Piece, Statement, SumsWriter, append, changed, read_statement, sums_path
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FILE_MAGIC = b"ARROW1"
@@ -91,10 +91,15 @@ class RecordWriter:
         self._sums.close()
 
     def _append(self, piece: bytes, rows: int) -> None:
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self._sums.add(piece, rows)
+        start = self._file.tell()
+        append(self._file, piece)
+        try:
+            self._sums.add(piece, rows)
+        except OSError:
+            # What is not stated would be taken for damage, and what is behind it too.
+            self._file.seek(start)
+            self._file.truncate()
+            raise
 
     def __enter__(self) -> Self:
         return self

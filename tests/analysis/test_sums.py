@@ -2,12 +2,13 @@
 
 import contextlib
 import random
+import resource
 
 import pytest
 
 from analysis.records import REQUESTS
 from analysis.sums import read_statement, sums_path
-from analysis.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, read_pieces, read_table
+from analysis.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_pieces, read_table
 from tests.analysis.test_records import row, write_rows
 
 BATCHES = 40
@@ -125,6 +126,22 @@ def test_a_file_without_sums_and_without_its_end_mark_is_cut_off(path):
     sums_path(path).unlink()
     path.write_bytes(path.read_bytes()[: last.at])
     assert read(path) == (list(range(BATCHES)), (CUT_OFF,))
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path):
+    writer = RecordWriter(tmp_path / "requests.arrow", REQUESTS)
+    writer.append(row(0))
+    writer.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer.append(row(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "requests.arrow").stat().st_size + 500, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.close()
+    assert read(tmp_path / "requests.arrow") == ([0, 1], ())
 
 
 def test_a_damaged_file_is_continued_with_what_is_whole(path):
