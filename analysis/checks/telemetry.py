@@ -16,7 +16,7 @@ import numpy as np
 from analysis.outside.blackbox import COMPILE, UNKNOWN, Stall
 from analysis.outside.view import Outside
 from analysis.placing import Unplaced, words_of
-from analysis.run import Run, mapping, number
+from analysis.run import Run, Trial, mapping, number
 from analysis.spikes import CompileEvent, Windows, windows_of
 from analysis.validity import ESTIMATES, Check
 
@@ -55,6 +55,8 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
         )
         if not control:
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
+    if run.records.steps is not None:
+        yield check_steps(run)
 
 
 def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
@@ -88,7 +90,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
         dead = [death.get("replica") for death in run.deaths(arm)]
         for replica in run.replica_names(arm, trial):
             own = ids[trial.number, replica]
-            counted = number(mapping(mapping(final.get(replica)).get("counters")).get("compile_events"))
+            counted = _count(trial, replica, "compile_events")
             if counted is None:
                 vouched = False
                 if final and replica not in dead:
@@ -98,6 +100,36 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
                 words.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
     return words, vouched
+
+
+def check_steps(run: Run) -> Check:
+    """As many engine steps are recorded as the replicas counted. Figures on padding rest on them, and no gate."""
+    steps = run.records.steps
+    rows: dict[tuple[int, str], int] = {}
+    if steps is not None:
+        counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
+        rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
+    words = [
+        f"{replica} counted {counted:.0f} in trial {trial.number} and {rows.get((trial.number, replica), 0)} are recorded"
+        for trial in run.trials
+        for arm in run.arms
+        for replica in run.replica_names(arm, trial)
+        if (counted := _count(trial, replica, "steps")) is not None and rows.get((trial.number, replica), 0) < counted
+    ]
+    return Check(
+        check="step counts",
+        ok=not words,
+        value=float(len(words)),
+        limit=0.0,
+        reason=f"Engine steps are missing: {'; '.join(words)}." if words else "No engine step is known to be missing.",
+        affects=(),
+        remedy=_REMEDY if words else "",
+    )
+
+
+def _count(trial: Trial, replica: str, what: str) -> float | None:
+    """What the replica counted up to the end of the trial; None where it is not told."""
+    return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
 
 
 def _numbered(ids: Iterable[str], prefix: str) -> int:

@@ -72,6 +72,20 @@ def test_a_replica_that_lived_and_told_no_count_opens_them(tmp_path):
     assert "compiled-0 did not tell its counts" in failed(summary)["event counts"]
 
 
+def test_missing_steps_are_told_and_open_no_gate(tmp_path):
+    directory = write_run(tmp_path / "run", QUIET)
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    info["final"] = {f"{arm}-0": {"counters": {"compile_events": 1, "steps": 21}} for arm in ("eager", "compiled")}
+    info["final"]["eager-0"]["counters"] = {"compile_events": 0, "steps": 20}
+    path.write_text(json.dumps(info))
+    summary = analyze(directory)
+    assert failed(summary)["step counts"] == (
+        "Engine steps are missing: compiled-0 counted 21 in trial 1 and 20 are recorded."
+    )
+    assert gate(summary)["verdict"] == "PASS"
+
+
 def test_numbers_missing_among_the_events_open_them(tmp_path):
     directory = write_run(tmp_path / "run", QUIET)
     rewrite(directory, lambda rows: [row | {"event_id": "1-compiled-0-4"} for row in rows])
