@@ -374,7 +374,8 @@ class Run:
             counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
             prompts = told.get("prompts")
             asked = {"dtype": told.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
-            found += [{**row, **count, **asked} for row, count in zip(mine, counts, strict=True)]
+            names = [{"replica": name if isinstance(name := row.get("replica"), str) else None} for row in mine]
+            found += [{**row, **name, **count, **asked} for row, name, count in zip(mine, names, counts, strict=True)]
         return found
 
     def serving_events(self, arm: str) -> list[CompileEvent]:

@@ -110,11 +110,12 @@ def check_steps(run: Run) -> Check:
         counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
         rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
     words = [
-        f"{replica} counted {counted:.0f} in trial {trial.number} and {rows.get((trial.number, replica), 0)} are recorded"
+        f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
         for trial in run.trials
         for arm in run.arms
         for replica in run.replica_names(arm, trial)
-        if (counted := _count(trial, replica, "steps")) is not None and rows.get((trial.number, replica), 0) < counted
+        if (counted := _count(trial, replica, "steps")) is not None
+        and (recorded := rows.get((trial.number, replica), 0)) < counted
     ]
     return Check(
         check="step counts",
