@@ -205,6 +205,15 @@ PLACES += [
 ]
 
 
+@pytest.mark.parametrize("steps", [[None], [[1]], {}, 7, [{"start_s": 0, "end_s": 1e300, "rate": 1}], [{"rate": "x"}]])
+def test_steps_of_any_kind_are_judged(steps, short, tmp_path):
+    """A list that held null ended in a traceback."""
+    shutil.copytree(short.directory, tmp_path / "run")
+    path = tmp_path / "run" / "trial-01" / "trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": steps}))
+    assert analyze(tmp_path / "run")["overall"] == "INCONCLUSIVE"
+
+
 @pytest.mark.parametrize(("name", "key"), PLACES)
 def test_values_of_any_kind_in_a_document_are_judged_or_one_line(name, key, short, tmp_path):
     for number, value in enumerate(ODD):
