@@ -31,7 +31,7 @@ _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 15
 _BYTES_AT_ONCE = 1 << 22
 _LINES_AT_ONCE = 1 << 24  # bytes
-_READERS = 4
+_READERS = min(4, os.cpu_count() or 1)
 # Gives back what is freed, where Arrow's default keeps much of it: a table takes half the memory while it is read.
 _POOL = pa.system_memory_pool()
 
