@@ -6,20 +6,21 @@ that tell of the run beside it. From Parquet and JSON Lines it is judged as the 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.json
 import pyarrow.parquet
 
-from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, RecordError, conform, shifted
+from analysis.documents import read_document, write_document
+from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, RecordError, shifted
+from analysis.sums import state, sums_path
+from analysis.tables import read_pieces
 
 TABLES = {"requests": REQUESTS, "steps": STEPS, "compile_events": COMPILE_EVENTS}
 FORMATS = ("parquet", "jsonl", "csv")
@@ -27,7 +28,6 @@ FORMATS = ("parquet", "jsonl", "csv")
 _ROWS_AT_ONCE = 4096
 _SMALL_FILES = ("experiment.toml", "environment.json", "parity.json")
 _SMALL_FILES_OF_TRIALS = ("trial.json", "generator-*.json", "compiler.json")
-_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +68,21 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
     for folder, name, path in found:
         target = out / folder.relative_to(run_dir) / f"{path.name.partition('.')[0]}.{form}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        source = Source(path, TABLES[name])
         offset_ns = _clock_offset(path)[1] if name == "requests" else 0
         sink = _open_sink(target, TABLES[name], form)
-        try:
-            for batch in source:
+
+        def write(table: pa.Table, _: int, *, name: str = name, offset_ns: int = offset_ns, sink: _Sink = sink) -> None:
+            for batch in table.to_batches(_ROWS_AT_ONCE):
                 sink.write(shifted(batch, offset_ns))
                 rows[name] += batch.num_rows
+
+        try:
+            found_problems = read_pieces(path, TABLES[name], write)
         finally:
             sink.close()
-        if source.torn:
-            problems.append(f"{path.relative_to(run_dir).as_posix()} is cut off at its end")
+        if sums_path(path).exists():
+            state(target)
+        problems += [f"{path.relative_to(run_dir).as_posix()} {problem}" for problem in found_problems]
     for pattern in _SMALL_FILES:
         _copy(run_dir, run_dir, out, pattern)
     for folder in folders:
@@ -89,9 +93,9 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
         if offset_ns:  # the rows are in the run's time now
             account = {**account, "clock": {**account["clock"], "applied": True}}
             target = out / folder.relative_to(run_dir) / f"generator-{_process(path)}.json"
-            target.write_text(json.dumps(account) + "\n", encoding="utf-8")
+            _write(target, account, like=path)
     told = {"source": run_dir.resolve().name, "format": form, "rows": rows, "problems": problems}
-    (out / "export.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    _write(out / "export.json", told, like=found[0][2])
     return Exported(rows=rows, problems=tuple(problems))
 
 
@@ -109,11 +113,25 @@ def _process(path: Path) -> str:
 
 def _clock_offset(path: Path) -> tuple[dict[str, Any], int]:
     """The account of the load process that wrote `path`, and what is still to be added to its times."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        account = json.loads((path.parent / f"generator-{_process(path)}.json").read_text(encoding="utf-8"))
-        if account["clock"]["applied"] is False:
-            return account, int(account["clock"]["offset_ns"])
-    return {}, 0
+    account = _content(path.parent / f"generator-{_process(path)}.json")
+    clock = account.get("clock")
+    if not isinstance(clock, Mapping) or clock.get("applied") is not False:
+        return {}, 0
+    offset_ns = clock.get("offset_ns")
+    return account, offset_ns if isinstance(offset_ns, int) else 0
+
+
+def _write(path: Path, content: dict[str, Any], *, like: Path) -> None:
+    """The JSON file says what it should hold where the table at `like` does: of a run, all files do or none."""
+    if sums_path(like).exists():
+        write_document(path, content, indent=2)
+    else:
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _content(path: Path) -> dict[str, Any]:
+    document = read_document(path)
+    return (document.content if document is not None else None) or {}
 
 
 def _copy(folder: Path, run_dir: Path, out: Path, pattern: str) -> None:
@@ -124,83 +142,8 @@ def _copy(folder: Path, run_dir: Path, out: Path, pattern: str) -> None:
 
 
 def _told_problems(run_dir: Path) -> list[str]:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        told = json.loads((run_dir / "export.json").read_text(encoding="utf-8")).get("problems")
-        return [str(problem) for problem in told or []]
-    return []
-
-
-# Reading
-
-
-class Source:
-    """The rows of an Arrow, Parquet or JSON Lines file in `schema`, batch by batch. `torn`, once they were read, says
-    whether the file's tail was cut off. Columns that the file lacks are null."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
-        self._schema = schema
-        self.torn = False
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        readers: dict[str, Callable[[], Iterator[pa.RecordBatch]]] = {
-            ".parquet": self._parquet,
-            ".jsonl": self._json_lines,
-        }
-        try:
-            for batch in readers.get(self._path.suffix, self._stream)():
-                table = conform(pa.Table.from_batches([batch]), self._schema, (), self._path.name)
-                yield from table.combine_chunks().to_batches()
-        except (pa.ArrowException, OSError, ValueError) as error:
-            if isinstance(error, RecordError):
-                raise
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise RecordError(f"{self._path.name} cannot be read ({why}): give the file again") from error
-
-    def _stream(self) -> Iterator[pa.RecordBatch]:
-        if not self._path.stat().st_size:
-            return
-        with pa.OSFile(str(self._path), "rb") as file:
-            if file.read(6) == b"ARROW1":
-                reader = pa.ipc.open_file(file)
-                for number in range(reader.num_record_batches):
-                    yield reader.get_batch(number)
-                return
-            file.seek(0)
-            try:
-                stream = pa.ipc.open_stream(file)
-            except (pa.ArrowInvalid, OSError):
-                self.torn = True
-                return
-            while True:
-                try:
-                    batch = stream.read_next_batch()
-                    batch.validate()
-                except StopIteration:
-                    return
-                except (pa.ArrowInvalid, OSError):
-                    self.torn = True
-                    return
-                yield batch
-
-    def _parquet(self) -> Iterator[pa.RecordBatch]:
-        with pa.parquet.ParquetFile(self._path) as file:
-            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE)
-
-    def _json_lines(self) -> Iterator[pa.RecordBatch]:
-        # Lines are cut here and not by Arrow, which reads a whole file at once.
-        with self._path.open("rb") as file:
-            while lines := file.readlines(_BLOCK_BYTES):
-                if not lines[-1].endswith(b"\n"):
-                    try:
-                        json.loads(lines[-1])
-                    except ValueError:
-                        self.torn = True
-                        lines.pop()
-                block = b"".join(lines)
-                if block.strip():
-                    options = pa.json.ReadOptions(block_size=len(block) + 1)
-                    yield from pa.json.read_json(pa.BufferReader(block), read_options=options).to_batches()
+    told = _content(run_dir / "export.json").get("problems")
+    return [str(problem) for problem in told] if isinstance(told, list) else []
 
 
 # Writing
@@ -208,7 +151,7 @@ class Source:
 
 class _Parquet:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._writer = pa.parquet.ParquetWriter(path, schema, compression="zstd")
+        self._writer = pa.parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
 

@@ -26,6 +26,7 @@ from analysis.checks.statistics import (
     check_length,
     check_tail,
 )
+from analysis.checks.telemetry import check_telemetry
 from analysis.checks.traffic import (
     check_control_errors,
     check_generator_lag,
@@ -96,10 +97,10 @@ def judge(run: Run) -> Judgement:
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
-    checks = _checks(run, compared.gated)
+    outside = _outside(run)
+    checks = [*_checks(run, compared.gated), *check_telemetry(run, outside)]
     facts = {arm: _compile_facts(run, arm) for arm in run.arms}
     parts = {arm: {part: _compile_facts(run, arm, part) for part in ("cold", "steady")} for arm in run.arms}
-    outside = _outside(run)
     slo = {arm: tuple(_slo_gate(run, arm, target) for target in _targets(run)) for arm in run.arms}
     raw: list[Gate] = []
     for arm in run.treatments:
@@ -372,7 +373,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     # A search overloads the arms on purpose, and a closed loop cannot.
     if not search and run.told_open_loop is not False:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
-    yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated)
+    yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
     yield check_complete(infos)
     closed = run.told_open_loop is False and not run.planned
     yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)

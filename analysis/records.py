@@ -5,10 +5,8 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.columns import Columns
-from analysis.shallow_toml import parse
+from analysis.documents import read_document, read_toml
+from analysis.sums import sums_path
 from analysis.tables import RecordError, RecordWriter, conform, one_line, read_pieces, read_table
 
 __all__ = [
@@ -155,7 +154,8 @@ class RunRecords:
     requests: pa.Table  # the columns of REQUESTS that are judged by
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None
-    problems: tuple[str, ...]  # what is torn or unreadable, in words
+    problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
+    stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
 
 
@@ -166,27 +166,31 @@ def read_run(directory: Path) -> RunRecords:
     """
     if not directory.is_dir():
         raise RecordError(f"{directory} is not a directory: give the directory of a run")
-    problems: list[str] = []
+    files = _Files(directory)
+    experiment = files.toml(directory / "experiment.toml")
+    environment = files.document(directory / "environment.json") or {}
     folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
     tables: dict[str, Columns] = {}
     trials: list[dict[str, Any]] = []
     generators: list[dict[str, Any]] = []
     for position, folder in enumerate(folders, start=1):
-        info = _read_json(folder / "trial.json", problems)
-        if info is None and folder != directory:
+        info = files.document(folder / "trial.json")
+        if info is None and (folder / "trial.json").exists():
+            info = {}
+        elif info is None and folder != directory:
             info = {"complete": False}
         number = _trial_number(info, folder, position)
         if info is not None:
             trials.append({**info, "trial": number})
         own: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
-            generator = _read_json(path, problems)
+            generator = files.document(path)
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
-        for stem, schema, required in (
-            ("requests", _JUDGED_REQUESTS, REQUIRED_REQUEST_COLUMNS),
-            ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
-            ("steps", STEPS, REQUIRED_STEP_COLUMNS),
+        for stem, written, schema, required in (
+            ("requests", REQUESTS, _JUDGED_REQUESTS, REQUIRED_REQUEST_COLUMNS),
+            ("compile_events", COMPILE_EVENTS, COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
+            ("steps", STEPS, STEPS, REQUIRED_STEP_COLUMNS),
         ):
             for path in _table_files(folder, stem):
                 into = tables.setdefault(stem, Columns(schema))
@@ -204,25 +208,86 @@ def read_run(directory: Path) -> RunRecords:
                 ) -> None:
                     into.append(_with_trial(_of_generator(table, account), number), expected)
 
-                if read_pieces(path, schema, take, required=required):
-                    problems.append(f"{_label(directory, path)} is cut off at its end")
+                files.table(stem, path, read_pieces(path, schema, take, required=required, written=written))
         generators += own.values()
-    problems += _exported_problems(directory, problems)
-    parity = _read_json(directory / "parity.json", problems)
+        files.document(folder / "compiler.json")
+    exported = files.document(directory / "export.json") or {}
+    parity = files.document(directory / "parity.json")
     if "requests" not in tables:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     return RunRecords(
         directory=directory,
-        experiment=_read_toml(directory / "experiment.toml"),
-        environment=_read_json(directory / "environment.json", problems) or {},
+        experiment=experiment,
+        environment=environment,
         trials=tuple(trials),
         generators=tuple(generators),
         requests=tables["requests"].table(),
         events=tables["compile_events"].table() if "compile_events" in tables else None,
         steps=tables["steps"].table() if "steps" in tables else None,
-        problems=tuple(problems),
+        # What was wrong with the records before they were exported does not show in the files any more.
+        problems=(*files.problems(), *_texts(exported.get("problems"))),
+        stated=files.stated,
         parity=parity,
     )
+
+
+class _Files:
+    """The files of a run as they are read: what is wrong with each, and which of them say what they should hold."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._problems: list[str] = []
+        self._documents: dict[str, bool] = {}  # of each file, whether it says what it should hold
+        self._tables: dict[str, dict[str, bool]] = {}  # the same, by table
+
+    def document(self, path: Path) -> dict[str, Any] | None:
+        """The JSON document at `path`; None where there is none, or none that can be believed."""
+        document = read_document(path)
+        if document is None:
+            return None
+        if document.problem:
+            self._add(path, document.problem)
+        if document.content is not None:
+            self._documents[_label(self._directory, path)] = document.stated
+        return document.content
+
+    def toml(self, path: Path) -> dict[str, Any]:
+        """The TOML document at `path`, empty where there is none. RecordError where it cannot be read."""
+        try:
+            document = read_toml(path)
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
+        if document is None:
+            return {}
+        if document.problem:
+            self._add(path, document.problem)
+        self._documents[_label(self._directory, path)] = document.stated
+        return document.content or {}
+
+    def table(self, stem: str, path: Path, problems: Sequence[str]) -> None:
+        """The file at `path` of the table `stem` was read, with these problems."""
+        for problem in problems:
+            self._add(path, problem)
+        self._tables.setdefault(stem, {})[_label(self._directory, path)] = sums_path(path).exists()
+
+    @property
+    def stated(self) -> bool:
+        """Whether the tables say what they should hold."""
+        return any(any(kind.values()) for kind in self._tables.values())
+
+    def problems(self) -> list[str]:
+        """All that is wrong. Where some files of a kind say what they should hold, one that does not was changed."""
+        kinds = [kind for kind in (self._documents, *self._tables.values()) if any(kind.values())]
+        silent = [name for kind in kinds for name, stated in kind.items() if not stated]
+        told = [f"{name} does not say what it should hold, as others of the run do" for name in silent]
+        return [*self._problems, *told]
+
+    def _add(self, path: Path, problem: str) -> None:
+        self._problems.append(f"{_label(self._directory, path)} {problem}")
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _load_process(path: Path) -> str:
@@ -259,12 +324,6 @@ def shifted(batch: pa.RecordBatch, offset_ns: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _exported_problems(directory: Path, problems: list[str]) -> list[str]:
-    """What was wrong with the records before they were exported to `directory`: the files do not show it any more."""
-    told = (_read_json(directory / "export.json", problems) or {}).get("problems")
-    return [str(problem) for problem in told] if isinstance(told, list) else []
-
-
 def _label(directory: Path, path: Path) -> str:
     return path.relative_to(directory).as_posix()
 
@@ -275,26 +334,6 @@ def _table_files(folder: Path, stem: str) -> list[Path]:
         if found:
             return found
     return []
-
-
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-    problems.append(f"{path.name} is not readable JSON")
-    return {} if path.name == "trial.json" else None
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
 
 
 def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:
@@ -380,6 +419,7 @@ METRICS = ("ttft", "e2e", "tpot", "max_itl")
 
 # A request cancelled this close to the end of the trial was cut by it; earlier, the server or the client failed.
 _CUT_SLACK_NS = 1_000_000_000
+_STALL_SLACK_NS = 1_000_000_000
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 _STAMP_SLACK_MS = 5.0  # gaps are held in single precision
 
@@ -419,6 +459,7 @@ def requests_of(
     completed = _is(status, statuses, "OK")
     unended = end <= 0
     seen = first > 0
+    stall = _integers(table.column("compile_stall_ns"), -1)
     at_the_end = np.zeros(rows, dtype=np.bool_)
     if not completed.all() or unended.any():
         last = _last_end(trial, np.maximum(end, start), ends_ns or {})
@@ -431,6 +472,7 @@ def requests_of(
         | (end > _LAST_NS)
         | (seen & ((first < start) | (first > end)))
         | (unended & completed)
+        | (stall > end - start + _STALL_SLACK_NS)  # nobody was held up for longer than it took
     )
     cut = (_is(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
@@ -510,7 +552,7 @@ def requests_of(
         max_tokens=_integers(table.column("max_tokens"), -1),
         output_tokens=output,
         batch=_integers(table.column("batch_id"), -1),
-        stall_ns=_integers(table.column("compile_stall_ns"), -1),
+        stall_ns=stall,
         server_told=server_told,
         recv_us=recv,
         queue_us=queue,

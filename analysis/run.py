@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from analysis.backlog import with_backlog
 from analysis.limits import GateLimits
+from analysis.placing import Unplaced, misplaced_requests, place_events
 from analysis.quantiles import quantile
 from analysis.records import Codes, RecordError, Requests, RunRecords, requests_of
 from analysis.slo import parse_goodput
@@ -28,6 +29,7 @@ Bools = npt.NDArray[np.bool_]
 
 SECOND = 1_000_000_000
 _LONGEST_S = 1e9  # thirty years
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class Run:
     arms: tuple[str, ...]  # the control first
     requests: Requests
     events: tuple[CompileEvent, ...]
+    unplaced_events: tuple[Unplaced, ...]  # compile events that belong nowhere, and are not in `events`
+    unplaced_requests: tuple[Unplaced, ...]
     attribution: Attribution
     trials: tuple[Trial, ...]
     block: Codes  # of each request, unique over trials
@@ -86,8 +90,16 @@ class Run:
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             queues=_may_serve(records.events),
         )
-        events = compile_events(records.events, requests, stalling=_stalling_kinds(infos))
         control, arms = _arms(records, requests)
+        told_arms = _told_arms(records)
+        placed, unplaced_events = place_events(
+            records.events,
+            requests,
+            arms=arms,
+            trials={*(int(info["trial"]) for info in infos), *np.unique(requests.trial).tolist()},
+            replicas={arm: names for arm in arms if (names := _replica_names(infos, arm))},
+        )
+        events = compile_events(placed, requests, stalling=_stalling_kinds(infos))
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = _trials(requests, infos, width_s)
@@ -120,6 +132,10 @@ class Run:
             arms=arms,
             requests=requests,
             events=events,
+            unplaced_events=unplaced_events,
+            unplaced_requests=misplaced_requests(
+                records.requests, arms=told_arms, trials={int(info["trial"]) for info in infos}
+            ),
             attribution=with_backlog(requests, events, attribute(requests, events)),
             trials=trials,
             block=block,
@@ -292,6 +308,10 @@ class Run:
         own = np.unique(self.requests.replica[self.of_arm(arm)])
         return max(1, int((own >= 0).sum()))
 
+    def replica_names(self, arm: str, trial: Trial) -> tuple[str, ...]:
+        """The names of the arm's server processes in the trial, as trial.json has them; empty where it does not."""
+        return _replica_names([trial.info], arm)
+
     def deaths(self, arm: str) -> list[Mapping[str, Any]]:
         """The replicas of the arm that died under load."""
         return [row for info in self.infos for row in _rows(info.get("deaths")) if row.get("arm") == arm]
@@ -345,7 +365,11 @@ class Run:
             mine = [row for row in _rows(told.get("replicas")) if row.get("arm") == arm]
             if served and info.get("complete") and not mine:
                 mine = [{"arm": arm, "replica": arm, "error": f"trial {info.get('trial')} holds no answers of it"}]
-            found += [{**row, "dtype": told.get("dtype"), "prompts": told.get("prompts")} for row in mine]
+            counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
+            prompts = told.get("prompts")
+            asked = {"dtype": told.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
+            names = [{"replica": name if isinstance(name := row.get("replica"), str) else None} for row in mine]
+            found += [{**row, **name, **count, **asked} for row, name, count in zip(mine, names, counts, strict=True)]
         return found
 
     def serving_events(self, arm: str) -> list[CompileEvent]:
@@ -418,6 +442,18 @@ def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None
     return frozenset(kind for kind in told if isinstance(kind, str)) if isinstance(told, list) else None
 
 
+def _told_arms(records: RunRecords) -> set[str]:
+    """The arms that the experiment or a trial names; empty where none does, so that the requests alone name them."""
+    tables = [records.experiment.get("arms"), *(info.get("arms") for info in records.trials)]
+    return {str(row["name"]) for table in tables for row in _rows(table) if "name" in row}
+
+
+def _replica_names(infos: Iterable[Mapping[str, Any]], arm: str) -> tuple[str, ...]:
+    rows = [row for info in infos for row in _rows(info.get("arms")) if row.get("name") == arm]
+    names = [name for row in rows if isinstance(row.get("replicas"), list) for name in row["replicas"]]
+    return tuple(dict.fromkeys(str(name) for name in names))
+
+
 def _planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     ends = {}
     for info in infos:
@@ -475,8 +511,10 @@ def _alike(key: str, one: Any, other: Any) -> bool:
 
 def number(value: Any) -> float | None:
     """The value where it is a finite number, else None."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    # A whole number can be too large for any other kind.
+    return float(value) if abs(value) < _LARGEST and math.isfinite(value) else None
 
 
 def _seconds(value: Any) -> float | None:

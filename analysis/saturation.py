@@ -13,7 +13,7 @@ In simulation with spreads up to 0.3 it held the true knee in at least 97 % of 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ FEWEST = 20  # requests without which a step says nothing
 _SPREADS = np.geomspace(0.03, 0.6, 10)
 _BEYOND = 2.5  # log rate past the lowest and the highest step
 _KNEES = 801
+_LONGEST_S = 1e9  # thirty years
 # Half the 95 % point of F(1, 5): chi-square's would be too narrow for so few steps near the knee.
 _WITHIN = 0.5 * 6.608
 
@@ -82,7 +83,7 @@ class Bracket:
 
 def is_search(run: Run) -> bool:
     """Whether the run's trials raised the load in steps to find what the arms hold."""
-    return any(info.get("steps") for info in run.infos)
+    return any(_told_steps(info) for info in run.infos)
 
 
 def steps_of(run: Run) -> list[Step]:
@@ -91,15 +92,19 @@ def steps_of(run: Run) -> list[Step]:
     for trial in run.trials:
         info = trial.info
         settle_s = number(info.get("settle_s")) or 0.0
-        rows = info.get("steps")
-        for row in rows if isinstance(rows, list) else []:
+        for row in _told_steps(info):
             start_s, end_s, rate = (number(row.get(key)) for key in ("start_s", "end_s", "rate"))
-            if start_s is None or end_s is None or rate is None or end_s <= start_s + settle_s:
+            if start_s is None or end_s is None or rate is None or not 0 <= start_s < end_s - settle_s < _LONGEST_S:
                 continue
             whole = end_s <= trial.seconds + 1e-6
             for arm in run.arms:
                 found.append(_step(run, arm, trial.number, trial.start_ns, start_s + settle_s, end_s, rate, whole))
     return sorted(found, key=lambda step: (step.trial, step.rate))
+
+
+def _told_steps(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    rows = info.get("steps")
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
 def _step(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.documents import read_document
 from analysis.run import Run, mapping, number
 from analysis.spikes import CompileEvent, windows_of
 
@@ -117,11 +117,9 @@ def compiler_facts(directory: Path, arm: str) -> dict[str, dict[str, int] | None
 
 
 def _told(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [mapping(row) for row in mapping(content).values()]
+    document = read_document(path)
+    content = document.content if document is not None else None
+    return [mapping(row) for row in (content or {}).values()]
 
 
 def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:

@@ -39,6 +39,8 @@ from analysis.records import REQUESTS, read_run
 from analysis.report import write_reports
 from analysis.run import Run
 from analysis.summary import analyze, write_summary
+from analysis.sums import SumsWriter
+from analysis.tables import END_OF_STREAM
 
 QUANTILES = (0.5, 0.95, 0.99)
 DRAWS = 999
@@ -83,11 +85,21 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
     level = np.repeat(np.exp(0.1 * rng.standard_normal(seconds // 30)), 30)
     edges = np.searchsorted(due, np.arange(seconds + 1))
     path = folder / "requests-0.arrow"
-    with path.open("wb") as file, pa.ipc.new_stream(file, REQUESTS) as stream:
+    sums = SumsWriter(path)
+    with path.open("wb") as file:
+
+        def write(piece: pa.Buffer | bytes, rows: int) -> None:
+            file.write(piece)
+            sums.add(memoryview(piece), rows)
+
+        write(REQUESTS.serialize(), 0)
         for second in range(seconds):
             first, last = int(edges[second]), int(edges[second + 1])
             if first < last:
-                stream.write_batch(_batch(first, due[first:last], float(level[second]), tokens, rng))
+                batch = _batch(first, due[first:last], float(level[second]), tokens, rng)
+                write(batch.serialize(), batch.num_rows)
+        write(END_OF_STREAM, 0)
+    sums.close()
     return path.stat().st_size
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from analysis.documents import write_document
 from analysis.records import COMPILE_EVENTS, STEPS, RecordWriter
 from loadtests.channels import arm_channel
 from loadtests.progress import ReplicaState, Status
@@ -181,7 +181,7 @@ class Collector:
             facts, are_new = dict(self._facts), self._facts_are_new
             self._facts_are_new = False
         if are_new:
-            self._guarded(lambda: _write_whole(self._facts_path, facts))
+            self._guarded(lambda: write_document(self._facts_path, facts, indent=2))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
@@ -229,12 +229,6 @@ def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
 
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _write_whole(path: Path, content: object) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:

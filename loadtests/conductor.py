@@ -17,9 +17,9 @@ from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
+from analysis.documents import write_document
 from loadtests.generator import TrialConfig
 from loadtests.hosts import clock_identity, host_identity
-from loadtests.recorder import write_json
 from loadtests.schedule import EVERY_ARM, Schedule
 from loadtests.shipping import Inbox, ShareParts
 from servers.clock import now_ns
@@ -212,7 +212,7 @@ class Conductor:
             "clock": {**(msg.data["account"].get("clock") or {}), "applied": True},
         }
         self._write_account(load)
-        write_json(self._records / f"progress-{load.number}.json", msg.data["progress"])
+        write_document(self._records / f"progress-{load.number}.json", msg.data["progress"])
 
     def _inbox_of(self, load: _Load) -> Inbox:
         if load.inbox is None:
@@ -281,7 +281,7 @@ class Conductor:
         lost = {} if load.lost is None else {"lost": load.lost}
         try:
             planned = {} if load.planned is None else {"planned": load.planned}
-            write_json(path, {**account, **planned, **lost})
+            write_document(path, {**account, **planned, **lost})
         except OSError as error:
             self._fail(f"records cannot be written ({error}): free the disk and run again")
 
@@ -289,9 +289,11 @@ class Conductor:
         """workers.json says how many load processes are connected, until they are assigned."""
         while not self._loads:
             here = len(self._runner.clients.ready) if self._is_master else 0
-            write_json(self._records / "workers.json", {"expected": self._options.expect_workers, "connected": here})
+            write_document(
+                self._records / "workers.json", {"expected": self._options.expect_workers, "connected": here}
+            )
             gevent.sleep(0.5)
-        write_json(
+        write_document(
             self._records / "workers.json",
             {"expected": self._options.expect_workers, "connected": len(self._loads), "assigned": True},
         )

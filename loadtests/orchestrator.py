@@ -25,6 +25,7 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from analysis.documents import vouched_toml, write_document
 from analysis.gates import FAIL
 from loadtests.answers import STILL_S, TIMEOUT_S, ask, compared, questions
 from loadtests.channel_token import TOKEN_VARIABLE, channel_token
@@ -144,8 +145,8 @@ class Orchestrator:
         if self._build is None:
             self.prepare()
         run_dir = new_run_dir(self._out, experiment.name)
-        (run_dir / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")
-        _write_json(run_dir / "environment.json", describe_environment())
+        (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(experiment)), encoding="utf-8")
+        write_document(run_dir / "environment.json", describe_environment(), indent=2)
         try:
             if experiment.parity.full:
                 parity = self._measure_parity(run_dir)
@@ -793,7 +794,7 @@ class _Trial:
                 os.kill(self._envoy.pid, 9)
 
     def _write_facts(self) -> None:
-        _write_json(self._folder / "trial.json", self._facts)
+        write_document(self._folder / "trial.json", self._facts, indent=2)
 
 
 def _arm_facts(arm: ExperimentArm) -> dict[str, Any]:

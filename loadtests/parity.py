@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.documents import vouched
 from analysis.parity import EPSILON, Answers, judge
 from analysis.report.values import count, ratio, scientific
 from analysis.summary import EXIT_CODES
@@ -100,7 +101,7 @@ class ParityRun:
             if not self.keep_logits:
                 for path in work.glob("*/logits.npy"):
                     path.unlink()
-        _write(self.folder / "parity.json", document)
+        _write(self.folder / "parity.json", vouched(document))
         return document
 
     def kill(self) -> None:

@@ -8,7 +8,6 @@ for a disk to sync, which would stop every greenlet.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import time
@@ -23,7 +22,10 @@ import pyarrow as pa
 from gevent.event import AsyncResult
 from gevent.threadpool import ThreadPool
 
+from analysis.documents import write_document
 from analysis.records import REQUESTS
+from analysis.sums import SumsWriter
+from analysis.tables import END_OF_STREAM
 from loadtests.spool import CLOSE_WITHIN_S, MOST_WAITING_BYTES, OnWritten, Spool, create
 from servers.clock import now_ns
 from servers.config import ConfigError
@@ -77,11 +79,8 @@ class RequestRecord(NamedTuple):
         return (self.end_ns - self.scheduled_ns) / 1e6
 
 
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-
-
 class RequestRecorder:
-    """Rows appended to one new Arrow IPC stream. Nothing waits for the disk: see `Spool` for what gives instead.
+    """Rows appended to one new Arrow IPC stream, with sums beside it. Nothing waits for the disk, see `Spool`.
 
     `append` is cheap; every `rows_per_batch` rows it turns them into a record batch, which takes half a millisecond.
     `descriptor`, for tests, is an open file to write to instead of a new one at `path`.
@@ -96,17 +95,23 @@ class RequestRecorder:
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         descriptor: int | None = None,
     ) -> None:
+        new = descriptor is None
         if descriptor is None:
             descriptor = create(path, remedy="give --records an empty directory")
         self.path = path
         # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
-        head = REQUESTS.serialize().to_pybytes()
-        head += pa.RecordBatch.from_pylist([], schema=REQUESTS).serialize().to_pybytes()
+        head = [item.serialize().to_pybytes() for item in (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))]
         try:
-            start = os.write(descriptor, head)
+            start = os.write(descriptor, b"".join(head))
+            sums = SumsWriter(path) if new else None
+            if sums is not None:
+                for piece in head:
+                    sums.add(piece, 0)
         except OSError as error:
             raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): free the disk') from None
-        self._spool = Spool(descriptor, start=start, most_waiting_bytes=most_waiting_bytes, on_written=on_written)
+        self._spool = Spool(
+            descriptor, start=start, most_waiting_bytes=most_waiting_bytes, on_written=on_written, sums=sums
+        )
         self._rows: list[RequestRecord] = []
         self._rows_per_batch = rows_per_batch
         self.closed = False
@@ -158,7 +163,7 @@ class RequestRecorder:
             return
         try:
             self.flush()
-            self._spool.offer(_END_OF_STREAM, 0)
+            self._spool.offer(END_OF_STREAM, 0)
         finally:
             self.closed = True
             self._spool.close()
@@ -213,18 +218,11 @@ _TEXT, _LONG, _TOKEN_LIST = pa.string(), pa.int64(), pa.list_(pa.int64())
 _KINDS = [next((kind for kind in (_TEXT, _LONG, _TOKEN_LIST) if kind == field.type), field.type) for field in REQUESTS]
 
 
-def write_json(path: Path, content: object) -> None:
-    """`path` holds `content` as JSON; a reader sees the old content or the new, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def _write_files(directory: Path, files: Mapping[str, object]) -> OSError | None:
+def _write_files(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> OSError | None:
     """Why they could not be written. Returned, because gevent prints what its threads raise."""
     try:
         for name, content in files.items():
-            write_json(directory / name, content)
+            write_document(directory / name, content)
     except OSError as error:
         return error
     return None

@@ -22,6 +22,8 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records import REQUESTS, shifted
+from analysis.sums import SumsWriter
+from analysis.tables import END_OF_STREAM
 from loadtests.schedule import Schedule
 from loadtests.spool import Spool, create
 from servers.config import ConfigError
@@ -29,8 +31,6 @@ from servers.config import ConfigError
 PART_BYTES = 512 << 10
 WINDOW_BYTES = 8 << 20
 RESEND_AFTER_S = 5.0
-
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class Outbox:
@@ -141,7 +141,7 @@ class Inbox:
     def __init__(self, path: Path, *, acknowledge: Callable[[int], None]) -> None:
         self._acknowledge = acknowledge
         descriptor = create(path, remedy="give an empty directory")
-        self._spool = Spool(descriptor, on_written=self._written)
+        self._spool = Spool(descriptor, on_written=self._written, sums=SumsWriter(path))
         self._spool.offer(REQUESTS.serialize().to_pybytes(), 0)
         self._expected = 0
         self._written_up_to = -1
@@ -174,7 +174,7 @@ class Inbox:
 
     def close(self) -> None:
         """All that came is in the file, which has its end mark."""
-        self._spool.offer(_END_OF_STREAM, 0)
+        self._spool.offer(END_OF_STREAM, 0)
         self._spool.close()
 
     def _written(self, at: int, length: int, rows: int) -> None:

@@ -17,6 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
+from analysis.sums import SumsWriter
 from servers.config import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
@@ -30,7 +31,7 @@ class Spool:
     """Pieces appended to one file in the order of `offer`, each whole, by a thread. Use it from one thread's greenlets.
 
     `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
-    be read.
+    be read. `sums`, if given, states beside the file what it holds.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Spool:
         start: int = 0,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         on_written: OnWritten | None = None,
+        sums: SumsWriter | None = None,
     ) -> None:
+        self._sums = sums
         self._descriptor = descriptor
         self._most = most_waiting_bytes
         self._on_written = on_written
@@ -85,6 +88,11 @@ class Spool:
         self.waiting_bytes = 0
         if settled:  # otherwise the thread still hangs in a write to it
             os.close(self._descriptor)
+            if self._sums is not None:
+                try:
+                    self._sums.close(ended=self.error is None)
+                except OSError as error:
+                    self.error = error
 
     def _write_for_ever(self) -> None:
         while True:
@@ -93,7 +101,7 @@ class Spool:
             while self._waiting:
                 piece, rows = self._waiting[0]
                 if self.error is None:
-                    self.error = self._thread.apply(_write_whole, (self._descriptor, piece))
+                    self.error = self._thread.apply(_write_whole, (self._descriptor, piece, rows, self._sums))
                 self._waiting.popleft()
                 self.waiting_bytes -= len(piece)
                 if self.error is not None:
@@ -117,12 +125,14 @@ def create(path: Path, *, remedy: str) -> int:
         raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): give another directory') from None
 
 
-def _write_whole(descriptor: int, piece: bytes | memoryview) -> OSError | None:
-    """Why the piece could not be written. Returned, because gevent prints what its threads raise."""
+def _write_whole(descriptor: int, piece: bytes | memoryview, rows: int, sums: SumsWriter | None) -> OSError | None:
+    """Why the piece could not be written and stated. Returned, because gevent prints what its threads raise."""
     rest = memoryview(piece)
     try:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
+        if sums is not None:
+            sums.add(piece, rows)
     except OSError as error:
         return error
     return None

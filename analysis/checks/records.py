@@ -11,8 +11,8 @@ _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
 
 
-def check_records(problems: Sequence[str], broken: int, repeated: int) -> Check:
-    """Nothing is cut off, unreadable, out of order or there twice."""
+def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated: bool = True) -> Check:
+    """Nothing is cut off, damaged, out of order or there twice; `stated` is whether files say what they should hold."""
     words = list(problems)
     if broken:
         words.append(f"{broken} request{'s have' if broken > 1 else ' has'} times that are missing or run backwards")
@@ -23,7 +23,11 @@ def check_records(problems: Sequence[str], broken: int, repeated: int) -> Check:
         ok=not words,
         value=float(len(problems) + broken + repeated),
         limit=0.0,
-        reason="; ".join(words) + "." if words else "All records are whole.",
+        reason="; ".join(words) + "."
+        if words
+        else "All records are whole."
+        if stated
+        else "The records read whole; none of their files states what it should hold.",
         affects=ALL_KINDS,
         remedy="" if not words else "Run again, and let the run end by itself.",
     )

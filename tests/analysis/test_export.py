@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from analysis.export import TABLES, Source, export
-from analysis.records import COMPILE_EVENTS, REQUESTS, RecordError, RecordWriter, read_run
+from analysis.export import TABLES, export
+from analysis.records import COMPILE_EVENTS, REQUESTS, RecordError, read_run
 from analysis.summary import analyze
+from analysis.sums import SumsWriter, sums_path
+from analysis.tables import read_pieces
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 RUN = FakeRun(
@@ -41,6 +44,7 @@ def test_what_was_exported_is_judged_as_the_run_is_and_can_be_exported_on(
     records = read_run(run_dir)
     assert written.rows["requests"] == records.requests.num_rows
     assert written.problems == ()
+    assert not any((tmp_path / "a").rglob("*.sums"))  # the run states nothing either
     assert {path.suffix for path in (tmp_path / "a").glob("trial-01/requests*")} == {f".{form}"}
     assert judged(tmp_path / "a") == judged(run_dir)
     other = "jsonl" if form == "parquet" else "parquet"
@@ -67,6 +71,20 @@ def test_csv_has_lists_of_numbers_between_spaces_and_null_as_an_empty_cell(run_d
     hit = next(row for row in events if row["request_ids"] not in ("", "[]"))
     assert json.loads(hit["request_ids"])
     assert not list((tmp_path / "a").glob("trial-*/steps*"))
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_an_export_of_files_that_state_their_sums_states_its_own(tmp_path: Path, form: str) -> None:
+    run = write_run(tmp_path / "run", replace(RUN, stated=True))
+    export(run, tmp_path / "a", form=form)
+    records = read_run(tmp_path / "a")
+    assert (records.stated, records.problems) == (True, ())
+    path = tmp_path / "a" / "trial-01" / f"requests-0.{form}"
+    assert sums_path(path).exists()
+    sums_path(path).unlink()
+    assert read_run(tmp_path / "a").problems == (
+        f"trial-01/requests-0.{form} does not say what it should hold, as others of the run do",
+    )
 
 
 def test_a_torn_run_stays_torn(run_dir: Path, tmp_path: Path) -> None:
@@ -99,25 +117,27 @@ def test_times_that_are_still_on_another_hosts_clock_are_exported_on_the_runs(ru
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    row = {"arm": "eager", "status": "OK", "end_ns": 1, "token_ns": list(range(200))}
-    with RecordWriter(folder / "requests.arrow", REQUESTS) as writer:
-        for _ in range(40):
-            for _ in range(500):
-                writer.append(row)
-            writer.flush()
-    assert (folder / "requests.arrow").stat().st_size > 30_000_000
-    export(folder, tmp_path / "parquet", form="parquet")
-    before = pa.total_allocated_bytes()
-    most = {"requests.arrow": 3_000_000, "requests.parquet": 16_000_000}  # one batch; a row group
-    for path in (folder / "requests.arrow", tmp_path / "parquet" / "requests.parquet"):
-        held, rows = [], 0
-        for batch in Source(path, REQUESTS):
-            rows += batch.num_rows
-            held.append(pa.total_allocated_bytes() - before)
-        assert rows == 20_000
-        assert max(held) < most[path.name]
+    rows = [{"arm": "eager", "status": "OK", "end_ns": 1, "token_ns": list(range(200))}] * 500
+    batch = pa.RecordBatch.from_pylist(rows, schema=REQUESTS).serialize()
+    path = tmp_path / "requests.arrow"
+    sums = SumsWriter(path)
+    with path.open("wb") as file:
+        for piece, count in ((REQUESTS.serialize(), 0), *[(batch, 500)] * 200):
+            file.write(piece)
+            sums.add(memoryview(piece), count)
+    sums.close()
+    assert path.stat().st_size > 150_000_000
+    pool = pa.system_memory_pool()
+    before = pool.bytes_allocated()
+    held, seen = [], []
+
+    def take(table: pa.Table, _: int) -> None:
+        seen.append(table.num_rows)
+        held.append(pool.bytes_allocated() - before)
+
+    assert read_pieces(path, REQUESTS, take) == ()
+    assert sum(seen) == 100_000
+    assert max(held) < 60_000_000
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class TestRun:
         (run / "trial-01" / "trial.json").write_text('{"trial": 1, "comp')
         records = read_run(run)
         assert records.trials == ({"trial": 1},)
-        assert records.problems == ("trial.json is not readable JSON",)
+        assert records.problems == ("trial-01/trial.json is not readable JSON",)
 
     def test_a_broken_experiment_is_one_line(self, tmp_path):
         run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))

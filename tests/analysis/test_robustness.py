@@ -1,5 +1,6 @@
 """Data that cannot carry a verdict: a reasoned INCONCLUSIVE or an error of one line; no traceback, no PASS."""
 
+import contextlib
 import json
 import math
 import os
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records import REQUESTS, RecordError, read_table
+from analysis.records import REQUESTS, RecordError, read_run, read_table
+from analysis.run import Run
 from analysis.summary import analyze, write_summary
 from loadtests.cli import main
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -188,6 +190,41 @@ def test_a_trial_without_requests_decides_nothing(tmp_path):
     summary = analyze(directory)
     assert summary["overall"] == "INCONCLUSIVE"
     assert any(not check["ok"] for check in summary["validity"])
+
+
+# --- Documents whose values are of other kinds ------------------------------------------------------------------------
+
+ODD = [None, [], {}, [None], "x", -1, 10**400, 1e308, [[1]], [{}], [{"name": ["x"]}], {"a": {"b": None}}, "\x00", 2**63]
+PLACES = [
+    ("trial.json", key)
+    for key in ("trial", "arms", "start_ns", "duration_s", "block_s", "complete", "deaths", "weights", "startup")
+]
+PLACES += [("trial.json", key) for key in ("planned", "final", "answers", "steps", "control", "design", "open_loop")]
+PLACES += [
+    ("generator-0.json", key) for key in ("lag_ms", "records", "cpu", "clock", "worker", "finished", "loop_lag_ms")
+]
+
+
+@pytest.mark.parametrize("steps", [[None], [[1]], {}, 7, [{"start_s": 0, "end_s": 1e300, "rate": 1}], [{"rate": "x"}]])
+def test_steps_of_any_kind_are_judged(steps, short, tmp_path):
+    """A list that held null ended in a traceback."""
+    shutil.copytree(short.directory, tmp_path / "run")
+    path = tmp_path / "run" / "trial-01" / "trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": steps}))
+    assert analyze(tmp_path / "run")["overall"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("name", "key"), PLACES)
+def test_values_of_any_kind_in_a_document_are_judged_or_one_line(name, key, short, tmp_path):
+    for number, value in enumerate(ODD):
+        for nested in (value, [value], {"compiled-0": value}, {"replicas": [value], "counters": value}):
+            directory = tmp_path / f"run-{number}"
+            shutil.copytree(short.directory, directory)
+            path = directory / "trial-01" / name
+            path.write_text(json.dumps(json.loads(path.read_text()) | {key: nested}))
+            with contextlib.suppress(RecordError):
+                Run.of(read_run(directory))
+            shutil.rmtree(directory)
 
 
 # --- Anything at all --------------------------------------------------------------------------------------------------

@@ -102,6 +102,28 @@ class TestReading:
         table, torn = read_table(tmp_path / "a.jsonl", REQUESTS)
         assert (table.num_rows, torn) == (1, True)
 
+    @pytest.mark.parametrize(
+        "line",
+        ["null", "[1, 2]", "7", "{", '{"a":' + "[" * 50_000, '{"a": "\\ud800"}', "\x00\x00", "\ufeff{}"],
+        ids=lambda line: line[:8],
+    )
+    def test_a_line_that_is_no_table_costs_itself(self, tmp_path, line):
+        """Arrow's reader ends the process on some of them."""
+        lines = [json.dumps(row(0)), line, json.dumps(row(1))]
+        (tmp_path / "a.jsonl").write_text("".join(item + "\n" for item in lines))
+        tables = []
+        problems = read_pieces(tmp_path / "a.jsonl", REQUESTS, lambda table, _: tables.append(table))
+        assert sum(table.num_rows for table in tables) == 2
+        assert problems == ("has a line that is no table of JSON",)
+
+    @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+    def test_numbers_that_json_does_not_have_are_unknown(self, tmp_path, number):
+        text = json.dumps(row(0) | {"end_ns": "@"}).replace('"@"', number)
+        (tmp_path / "a.jsonl").write_text(text + "\n" + json.dumps(row(1)) + "\n")
+        table, torn = read_table(tmp_path / "a.jsonl", REQUESTS)
+        assert table.column("end_ns").null_count == 1
+        assert not torn
+
     def test_a_missing_server_column_is_null(self, tmp_path):
         pq.write_table(table_of([row()]).drop_columns(["queue_ns"]), tmp_path / "a.parquet")
         assert read_table(tmp_path / "a.parquet", REQUESTS)[0].column("queue_ns").null_count == 1

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from analysis.documents import vouched_toml, write_document
 from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, RecordWriter
 
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -73,6 +74,7 @@ class FakeRun:
     lag_ms: float = 1.0
     ignore_eos: bool = False  # answers have exactly the tokens that were asked for
     interference: float = 1.0  # times longer that the control takes while another arm compiles
+    stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
 
 def write_run(directory: Path, run: FakeRun) -> Path:
@@ -84,7 +86,20 @@ def write_run(directory: Path, run: FakeRun) -> Path:
         folder = directory / f"trial-{number:02}"
         folder.mkdir(exist_ok=True)
         _write_trial(folder, run, number)
+    if run.stated:
+        _state(directory)
+    else:
+        for path in directory.rglob("*.sums"):
+            path.unlink()
     return directory
+
+
+def _state(directory: Path) -> None:
+    """All that is not a table says what it should hold; tables do from their writing."""
+    experiment = directory / "experiment.toml"
+    experiment.write_text(vouched_toml(experiment.read_text()))
+    for path in directory.rglob("*.json"):
+        write_document(path, json.loads(path.read_text()))
 
 
 def _experiment(run: FakeRun) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from analysis.documents import read_document
 from analysis.records import REQUESTS, STEPS, read_table
 from loadtests.answers import PROMPTS
 from loadtests.cli import main
@@ -46,7 +47,7 @@ def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[s
 def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(tmp_path: Path) -> None:
     status = Status()
     outcome = measured(experiment(), tmp_path, status=status)
-    assert json.loads((tmp_path / "parity.json").read_text()) == outcome
+    assert read_document(tmp_path / "parity.json").content == outcome
     assert (outcome["verdict"], outcome["exit_code"]) == ("PASS", 0)
     assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (6, 48, 50)
     assert [arm["name"] for arm in outcome["arms"]] == ["padded"]
@@ -191,7 +192,7 @@ def test_a_run_that_asks_for_it_measures_first_and_starts_nothing_when_parity_fa
     assert outcome.failed_parity is not None
     assert (outcome.complete, outcome.error, outcome.failed_parity["verdict"]) == (False, None, "FAIL")
     assert not list(outcome.run_dir.glob("trial-*"))
-    assert json.loads((outcome.run_dir / "parity.json").read_text()) == outcome.failed_parity
+    assert read_document(outcome.run_dir / "parity.json").content == outcome.failed_parity
 
 
 def test_a_run_goes_on_after_parity_and_what_was_found_reaches_the_report(tmp_path: Path) -> None:
