@@ -83,5 +83,5 @@ def test_a_changed_setting_is_noticed_and_still_read(tmp_path):
 
 @pytest.mark.parametrize("text", ["a." * 50_000 + "b = 1", "a = " + "[" * 5000, "a = " + "[" * 40 + "]" * 40])
 def test_toml_that_is_too_deep_is_refused_at_once(text):
-    with pytest.raises(ValueError, match="more than 32"):
+    with pytest.raises(ValueError, match="32"):
         parse_toml(text)

@@ -19,7 +19,7 @@ from tests.simulation.kinds import KINDS, Kind, pair, samples
 from tests.simulation.server import Floats
 from tests.simulation.table import Row, Tell, over_seeds, told
 
-MARGIN, ALPHA, DRAWS = 0.10, 0.05, 999
+MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
 METRICS = ("ttft", "e2e")
 
 # By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: `slowdown`.
