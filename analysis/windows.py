@@ -12,6 +12,7 @@ The standard error is that of groups of windows [2, 4], each by how much it move
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 FEWEST_GROUPS = 8
-ENOUGH = 2.0  # requests of both arms beyond a window's quantile; fewer, and it is the quantile of another tail
+ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
+_FEWEST = 1.0  # fewer in a whole group, and it is the quantile of another tail
 _SPAN = math.log(1.1)  # over which the slope of the exceedances is taken: counts are too coarse for less
 _FARTHEST = math.log(1000.0)
 _MOST_LEVERAGE = 0.75
@@ -43,17 +45,18 @@ class Windows:
 
     @classmethod
     def of(cls, histogram: BlockHistogram, group: Ints, q: float) -> Windows | None:
-        """Blocks joined within their group until a window holds enough of the tail; None where groups do not.
+        """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
 
-        A block that holds enough is a window of its own.
+        A block that holds enough is a window of its own, and a group that does not is one window.
         """
         if not len(group) or int(group[-1]) + 1 < FEWEST_GROUPS:
             return None
         beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
-        wanted = math.ceil(ENOUGH / beyond - 1e-9) if beyond > 0 else len(group)
         sizes = np.bincount(group)
-        if wanted > int(np.median(sizes)):
+        typical = int(np.median(sizes))
+        if beyond * typical < _FEWEST - 1e-9:
             return None
+        wanted = min(math.ceil(ENOUGH / beyond - 1e-9), typical)
         window, first = np.empty(len(group), dtype=np.int64), 0
         for number, size in enumerate(sizes):
             count = max(1, round(size / wanted))
@@ -95,7 +98,8 @@ class Windows:
 
 def typical_ratio(windows: Windows) -> float:
     """The log ratio at which the exceedances balance: the middle of the shifts at which they do."""
-    return _balance(windows) * windows.histogram.width
+    first, last = _balance(windows)
+    return (first + last) / 2.0 * windows.histogram.width
 
 
 def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: Dependence) -> Limits | None:
@@ -109,7 +113,8 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         counts = np.bincount(windows.group, weights=windows.excess(shift), minlength=groups)
         return np.asarray(counts, dtype=np.float64)
 
-    centre = _balance(windows)
+    first, last = _balance(windows)
+    centre = (first + last) / 2.0
     fitted, span = round(centre), max(1, round(_SPAN / width))
     slopes = np.maximum(sums(fitted - span) - sums(fitted + span), 0.0)
     if not slopes.sum() > 0:
@@ -118,7 +123,10 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     # Half of the requests that could tell the arms apart, each a fair coin: no fewer are at stake.
     coins = float(np.abs(windows.excess(fitted)).sum()) / 2.0
     error = math.sqrt(max(float(((sums(fitted) / (1.0 - leverage)) ** 2).sum()), coins, 0.5))
-    spread = error / float(slopes.sum()) * 2.0 * span * width
+    per_shift = float(slopes.sum()) / (2.0 * span)
+    # Few requests balance over a whole stretch of ratios, and tell none of them from another.
+    error = max(error, (last - first) / 2.0 * per_shift)
+    spread = error / per_shift * width
     widened = error * dependence.widening(spread, groups=groups, alpha=alpha)
 
     def distance(shift: int) -> float:
@@ -154,11 +162,11 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     )
 
 
-def _balance(windows: Windows) -> float:
-    """The shift at which the exceedances add up to nothing, which fall as it rises: the middle of where they do."""
+def _balance(windows: Windows) -> tuple[int, int]:
+    """The first shift at which the exceedances add up to nothing, and the first at which they are fewer."""
     farthest = round(_FARTHEST / windows.histogram.width)
 
-    def first(reached: Any) -> int:
+    def first(reached: Callable[[float], bool]) -> int:
         low, high = -farthest, farthest
         while high - low > 1:
             middle = (low + high) // 2
@@ -168,7 +176,7 @@ def _balance(windows: Windows) -> float:
                 low = middle
         return high
 
-    return (first(lambda value: value <= 1e-6) + first(lambda value: value < -1e-6)) / 2.0
+    return first(lambda total: total <= 1e-6), first(lambda total: total < -1e-6)
 
 
 def _upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> Floats:

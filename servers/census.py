@@ -517,7 +517,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shutil.rmtree(temporary, ignore_errors=True)
     with contextlib.suppress(BrokenPipeError):
         # A pipe has no width of its own: enough for the tables to stand in one line each.
-        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False)
+        console = Console(width=None if stdout.is_terminal() else 160, highlight=False, emoji=False)
         with console.capture() as captured:
             show(census, console)
         words = "\n".join(line.rstrip() for line in captured.get().splitlines())

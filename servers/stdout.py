@@ -17,9 +17,14 @@ PIPE_COLUMNS = 100  # a pipe has no width of its own
 LEAST_COLUMNS, MOST_COLUMNS = 60, 140  # narrower tables cannot be read, wider sentences neither
 
 
+def is_terminal() -> bool:
+    """Whether a person reads stdout. A stdout that was closed before the start is none at all."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def is_for_programs(as_json: bool) -> bool:
     """Whether a JSON object belongs on stdout; `as_json` says that it was asked for."""
-    return as_json or not sys.stdout.isatty()
+    return as_json or not is_terminal()
 
 
 def write(words: str, found: Mapping[str, Any], *, as_json: bool = False) -> None:
@@ -28,7 +33,7 @@ def write(words: str, found: Mapping[str, Any], *, as_json: bool = False) -> Non
     Raises ValueError for a number that JSON cannot hold.
     """
     if words and not as_json:
-        print(_broken(words, columns()) if sys.stdout.isatty() else words, flush=True)
+        print(_broken(words, columns()) if is_terminal() else words, flush=True)
     if is_for_programs(as_json):
         print(json.dumps(found, allow_nan=False), flush=True)
 
@@ -46,6 +51,6 @@ def _broken(words: str, width: int) -> str:
 
 def columns(*, piped: int = PIPE_COLUMNS) -> int:
     """How many characters a line of words may have: the terminal's width within limits, `piped` where there is none."""
-    if not sys.stdout.isatty():
+    if not is_terminal():
         return piped
     return min(MOST_COLUMNS, max(LEAST_COLUMNS, shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns))

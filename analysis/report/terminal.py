@@ -42,7 +42,7 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     plain, without escape codes.
     """
     if color is None:
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
     out = io.StringIO()
     console = Console(
         file=out,

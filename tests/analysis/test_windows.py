@@ -86,7 +86,14 @@ def test_blocks_with_too_little_of_the_tail_are_joined_within_their_group():
     held = windows(*arms(7, blocks=40, per_block=50))
     assert held.histogram.blocks == 20
     assert held.groups == 10
-    assert windows(*arms(7, blocks=40, per_block=10)) is None, "even a whole group holds less than two beyond p99"
+    assert windows(*arms(7, blocks=40, per_block=15)).histogram.blocks == 10, "a group that holds one is one window"
+    assert windows(*arms(7, blocks=40, per_block=10)) is None, "even a whole group holds less than one beyond p99"
+
+
+def test_an_arm_that_is_twenty_times_faster_passes_on_few_requests():
+    """Swapped labels would put the slow arm's requests on either side, and decide nothing."""
+    held = windows(*arms(2, blocks=16, per_block=60, ratio=0.05))
+    assert limits(held).p_noninferior < 0.02
 
 
 def test_fewer_than_eight_groups_have_no_typical_block():
