@@ -30,6 +30,7 @@ from analysis.planner import (
     model_noise,
     requests_for_share,
     share_needed_s,
+    starts_needed,
 )
 from analysis.records import RecordError, read_run
 from analysis.run import Run
@@ -188,6 +189,10 @@ def _of_comparison(run: Run, item: Comparison, wanted: Wanted, *, gate: bool) ->
     note = f"{item.obstacle}" if item.obstacle else ""
     if noise is not None and item.groups < 6:
         note = f"a guess: {item.groups} groups of blocks tell the spread"
+    starts = starts_needed(item, power=wanted.power, ratio=wanted.ratio)
+    if starts > item.trials:
+        # Time cannot average out what every request of a start shares.
+        note = "; ".join(filter(None, (note, f"in {starts} fresh starts (trials.count)")))
     return Need(
         arm=item.arm,
         what=f"p{100 * item.quantile:.10g} {METRIC_NAMES.get(item.metric, item.metric)}",

@@ -60,6 +60,11 @@ def test_a_duration_names_the_margin_that_needs_it(pilot: Path) -> None:
     assert again["needed_s"] == pytest.approx(7200, abs=60)
 
 
+def test_a_narrow_margin_takes_more_starts_and_not_only_time(pilot: Path) -> None:
+    assert "in 4 fresh starts" in row(plan_from_run(pilot, Wanted(margin=0.03)), "p99 E2E")["note"]
+    assert "starts" not in row(plan_from_run(pilot, Wanted(margin=0.10)), "p99 E2E")["note"]
+
+
 def test_an_arm_that_failed_does_not_make_the_run_longer(tmp_path: Path) -> None:
     arms = (EAGER, FakeArm(name="new"), FakeArm(name="stalls", compiles=[Compile(at_s=100, seconds=3)]))
     run = FakeRun(duration_s=210, rate=2.0, arms=arms, gates=GATES, own_drift=0.1)
