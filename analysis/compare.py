@@ -40,7 +40,7 @@ from analysis.resampling import (
     groups_of,
     swap_limits,
 )
-from analysis.windows import Windows, typical_ratio, window_limits
+from analysis.windows import FEWEST_GROUPS, Windows, typical_ratio, window_limits
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -196,7 +196,14 @@ def compare_typical(
 def _typical(stage: _Stage, whole: Comparison) -> Comparison:
     if stage.histogram is None or whole.ratio is None or whole.obstacle is not None:
         return whole
-    windows = Windows.of(stage.histogram, stage.group, whole.quantile)
+    by_trial = whole.trials >= TRIALS_FOR_T_TEST
+    trial = np.searchsorted(np.unique(stage.trial_of_block), stage.trial_of_block)
+    windows = Windows.of(
+        stage.histogram,
+        trial if by_trial else stage.group,
+        whole.quantile,
+        fewest=TRIALS_FOR_T_TEST if by_trial else FEWEST_GROUPS,
+    )
     if windows is None:
         return whole
     item = replace(
@@ -207,13 +214,8 @@ def _typical(stage: _Stage, whole: Comparison) -> Comparison:
         p_inferior_whole=whole.p_inferior,
         ratio=math.exp(typical_ratio(windows)),
     )
-    if item.trials >= TRIALS_FOR_T_TEST:
-        starts = np.flatnonzero(np.diff(windows.group, prepend=-1))
-        first = np.searchsorted(stage.group, windows.group[starts])  # the first block of each group
-        trial_of_window = stage.trial_of_block[first][windows.group]
-        ratios = np.array(
-            [typical_ratio(windows.only(trial_of_window == number)) for number in np.unique(trial_of_window)]
-        )
+    if by_trial:
+        ratios = np.array([typical_ratio(windows.only(windows.group == number)) for number in range(windows.groups)])
         return _by_trials(item, ratios) if np.ptp(ratios) > 0 else whole
     limits = window_limits(windows, bound=stage.anchor, alpha=item.alpha, dependence=stage.dependence)
     return whole if limits is None else _with_limits(item, limits, 0.0)

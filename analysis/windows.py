@@ -44,12 +44,13 @@ class Windows:
     group: Ints
 
     @classmethod
-    def of(cls, histogram: BlockHistogram, group: Ints, q: float) -> Windows | None:
+    def of(cls, histogram: BlockHistogram, group: Ints, q: float, *, fewest: int = FEWEST_GROUPS) -> Windows | None:
         """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
 
-        A block that holds enough is a window of its own, and a group that does not is one window.
+        A block that holds enough is a window of its own, and a group that does not is one window. None below `fewest`
+        groups too.
         """
-        if not len(group) or int(group[-1]) + 1 < FEWEST_GROUPS:
+        if not len(group) or int(group[-1]) + 1 < fewest:
             return None
         beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
         sizes = np.bincount(group)

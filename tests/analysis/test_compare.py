@@ -287,8 +287,10 @@ def test_a_tail_too_thin_for_its_groups_is_judged_over_the_run():
 
 
 def test_six_trials_have_typical_ratios_of_their_own():
-    result = judged(*mirrored(6, trials=6, blocks=10, per_block=120, ratio=0.95), question="block")
-    assert (result.method, result.question, result.verdict) == ("t-test over trials", "block", "PASS")
+    for blocks in (3, 10):
+        result = judged(*mirrored(6, trials=6, blocks=blocks, per_block=120, ratio=0.95), question="block")
+        assert (result.method, result.question, result.groups) == ("t-test over trials", "block", 6)
+    assert result.verdict == "PASS"
 
 
 def test_one_start_near_the_margin_does_not_pass_once_restarts_are_allowed_for():
