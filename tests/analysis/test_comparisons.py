@@ -71,8 +71,8 @@ class TestWhatIsCompared:
         assert {item.quantile for item in found.beside} == {*QUANTILES, 0.75}
 
     def test_what_stands_beside_does_not_change_the_draws_of_a_gate(self, run, found):
-        assert [item.p_noninferior for item in judge_quantiles(run, "compiled", "e2e", "steady", qs=(0.99,))] == [
-            item.p_noninferior for item in found.gated if item.metric == "e2e"
+        assert [item.p_inferior for item in judge_quantiles(run, "compiled", "e2e", "steady", qs=(0.99,))] == [
+            item.p_inferior_whole for item in found.gated if item.metric == "e2e"
         ]
 
 
