@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.gates import FAIL, INCONCLUSIVE, PASS
-from analysis.verdict import combined
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.judging.verdict import combined
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -34,13 +34,13 @@ from scipy import stats
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.comparisons import compared, judge_quantiles
-from analysis.records import REQUESTS, read_run
+from analysis.judging.comparisons import compared, judge_quantiles
+from analysis.records.requests import REQUESTS, read_run
+from analysis.records.sums import SumsWriter
+from analysis.records.tables import END_OF_STREAM
 from analysis.report import write_reports
-from analysis.run import Run
-from analysis.summary import analyze, write_summary
-from analysis.sums import SumsWriter
-from analysis.tables import END_OF_STREAM
+from analysis.run.run import Run
+from analysis.summary.summary import analyze, write_summary
 
 QUANTILES = (0.5, 0.95, 0.99)
 DRAWS = 999

@@ -31,10 +31,10 @@ from typing import Any
 # The project may not be installed where this runs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records import RecordError
+from analysis.records.requests import RecordError
+from analysis.records.sums import SUFFIX
 from analysis.report import write_reports
-from analysis.summary import analyze
-from analysis.sums import SUFFIX
+from analysis.summary.summary import analyze
 
 TIME_LIMIT_S = 120
 FAULTS = ("crash", "traceback", "false PASS", "unexplained")

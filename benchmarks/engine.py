@@ -217,8 +217,8 @@ def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) 
 
 def machine(arm: ArmConfig) -> dict[str, Any]:
     """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
-    from loadtests.environment import describe_environment
-    from servers.model import resolve_device
+    from loadtests.trials.environment import describe_environment
+    from servers.engine.model import resolve_device
 
     device = resolve_device(arm.model.device)
     name = device.type

@@ -446,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(settings: Settings, options: argparse.Namespace, given: Sequence[str]) -> int:
-    from loadtests.environment import describe_environment
+    from loadtests.trials.environment import describe_environment
 
     ledger = Ledger("load", out=Path(options.out) if options.out else None)
     command = shlex.join(["python", "benchmarks/generator.py", *given])

@@ -16,9 +16,10 @@ from typing import Any
 from benchmarks.measure import Answer, Session
 from benchmarks.traffic import Request
 from servers.clock import now_ns
+from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig
-from servers.engine import Arrivals, Engine
-from servers.messages import Cancel, CompileEvent, StepOutput, Submit
+from servers.engine.engine import Arrivals, Engine
+from servers.engine.messages import Cancel, StepOutput, Submit
 
 
 class Line:
@@ -71,8 +72,8 @@ class InProcess:
     @classmethod
     def load(cls, arm: ArmConfig, note: Callable[[str], None]) -> InProcess:
         """The arm's model is loaded and every planned shape is warm."""
-        from servers.compile_events import CompileRecorder
-        from servers.runner import ModelRunner
+        from servers.compiler.recorder import CompileRecorder
+        from servers.engine.runner import ModelRunner
 
         recorder = CompileRecorder()
         recorder.install()

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from servers.messages import CompileEvent, StepOutput
+from servers.compiler.events import CompileEvent
+from servers.engine.messages import StepOutput
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,9 +18,9 @@ import torch
 
 from analysis.parity import Answers, ArmParity, judge
 from servers import parity, presets
-from servers.compile_events import CompileRecorder
+from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, Dtype, EngineConfig, ModelConfig
-from servers.runner import ModelRunner
+from servers.engine.runner import ModelRunner
 
 ENGINE = EngineConfig(slots=8, max_prompt_tokens=192, max_new_tokens=48, threads=1)
 FAULTS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.contest import ContestError, Cores, Process, process_cpu_s
-from servers.splitter import ArmTarget, Envoy, SplitterConfig, envoy_path
+from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, envoy_path
 
 PATHS: Final = ("direct", "envoy", "tailgate", "asyncio", "nginx", "haproxy")
 

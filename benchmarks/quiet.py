@@ -11,7 +11,7 @@ from benchmarks.inprocess import InProcess, Line
 from benchmarks.measure import Session, events_by_kind, latencies, throughput, tokens_in_window
 from benchmarks.traffic import Request, Rows
 from servers.clock import now_ns
-from servers.messages import CompileEvent
+from servers.compiler.events import CompileEvent
 
 # Turns of the engine loop between two aims for how many requests should be in flight.
 _TURNS_AN_AIM = 25

@@ -24,8 +24,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records import REQUESTS, read_table
-from loadtests.recorder import GarbageWindow, LoadLog, RequestRecord, RequestRecorder
+from analysis.records.requests import REQUESTS, read_table
+from loadtests.generator.recorder import GarbageWindow, LoadLog, RequestRecord, RequestRecorder
 from servers.clock import now_ns
 
 _TICK_S = 0.002

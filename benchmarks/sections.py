@@ -138,7 +138,7 @@ class Bench:
     def _serve(self) -> Wire:
         from benchmarks.wire import Wire
 
-        self.ledger.note(f"starting servers.serve for {self.arm.name} and Envoy")
+        self.ledger.note(f"starting servers.front.serve for {self.arm.name} and Envoy")
         folder = Path(tempfile.mkdtemp(prefix="tailgate-bench-"))
         self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
         wire = Wire(self.arm, folder=folder, cache_dir=self.cache_dir, note=self.ledger.note)

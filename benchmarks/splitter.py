@@ -3,11 +3,11 @@
     python benchmarks/splitter.py --repeats 30
 
 Every repeat measures all ways in turn, in a new order: direct, envoy (the least of a configuration), tailgate (Envoy as
-servers/splitter.py configures it), asyncio (a proxy in Python), nginx and HAProxy where they are installed. unary: the
-p50 of calls one after the other. token: the p50 of how late tokens of paced streams are. busy: many calls at once, for
-the processor time of a call. What a way adds is its p50 less that of direct in the same repeat; ratios are medians over
-repeats. Progress and tables go to stderr, the last line on stdout is one JSON object. Exit code: 0 all measured and the
-goal reached, 1 something failed or missed it, 2 bad usage.
+servers/splitter/envoy.py configures it), asyncio (a proxy in Python), nginx and HAProxy where they are installed.
+unary: the p50 of calls one after the other. token: the p50 of how late tokens of paced streams are. busy: many calls at
+once, for the processor time of a call. What a way adds is its p50 less that of direct in the same repeat; ratios are
+medians over repeats. Progress and tables go to stderr, the last line on stdout is one JSON object. Exit code: 0 all
+measured and the goal reached, 1 something failed or missed it, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.ledger import Ledger, table
 from benchmarks.measure import PairedRatio, Spread
 from benchmarks.observed import Emitted, Ints
 from benchmarks.proxies import PATHS, Way, missing, opened, version_of
-from loadtests.client import Call, InferenceClient
+from loadtests.clients.connection import Call, InferenceClient
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"benchmarks/splitter.py: {error}", file=sys.stderr)
         return 2
-    from loadtests.environment import describe_environment
+    from loadtests.trials.environment import describe_environment
 
     command = shlex.join(["python", "benchmarks/splitter.py", *given])
     where = {**describe_environment(), "proxies": {name: version_of(name) for name in ways if version_of(name)}}

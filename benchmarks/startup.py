@@ -1,7 +1,7 @@
 """What a start costs: a replica from its process's start to ready, on an empty compiler cache and on a filled one.
 
-As a program (`python -m benchmarks.startup ARM.json CACHE_DIR`) this file stands where servers.serve stands, without
-the wire: it starts the engine process, prints JSON lines of its progress and ends when the engine is ready.
+As a program (`python -m benchmarks.startup ARM.json CACHE_DIR`) this file stands where servers.front.serve stands,
+without the wire: it starts the engine process, prints JSON lines of its progress and ends when the engine is ready.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from benchmarks.environment import ROOT, child_environment
 from benchmarks.measure import Spread
 from servers.clock import now_ns
 from servers.config import ArmConfig
-from servers.device import serve_engine
-from servers.messages import Progress, Ready, Shutdown
+from servers.engine.device import serve_engine
+from servers.engine.messages import Progress, Ready, Shutdown
 
 
 class StartupError(RuntimeError):

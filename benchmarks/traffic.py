@@ -181,7 +181,7 @@ def paced(rows: Rows, *, tokens_per_s: float, share: float, duration_s: float) -
 
 def trace_rows(path: str, *, max_prompt: int, max_new: int) -> Rows:
     """The requests of a published trace, lengths clipped to what the engine takes."""
-    from loadtests.traces import read_trace
+    from loadtests.traffic.traces import read_trace
 
     trace = read_trace(path)
     return Rows(

@@ -1,4 +1,4 @@
-"""The same arm as its users meet it: servers.serve in a process of its own, Envoy before it, a gRPC client here.
+"""The same arm as its users meet it: servers.front.serve in a process of its own, Envoy before it, a gRPC client here.
 
 gevent and Envoy are needed here and nowhere else in the benchmark: this file is imported when it is asked for.
 """
@@ -21,12 +21,12 @@ from gevent.event import Event
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.measure import Answer, Session
 from benchmarks.traffic import Request
-from loadtests.client import Call, InferenceClient
-from loadtests.processes import Child, describe_exit
+from loadtests.clients.connection import Call, InferenceClient
+from loadtests.trials.processes import Child, describe_exit
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2, telemetry_pb2, telemetry_pb2_grpc
-from servers.splitter import ArmTarget, Envoy, SplitterConfig, SplitterError
+from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, SplitterError
 
 # A proxy from the environment must not stand between this process and an arm on loopback.
 _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
@@ -55,7 +55,7 @@ class Wire:
     def _start(self, arm: ArmConfig, folder: Path, cache_dir: str, note: Callable[[str], None]) -> None:
         config = folder / "arm.json"
         config.write_text(json.dumps(arm.to_dict()))
-        command = [sys.executable, "-m", "servers.serve", "--config", str(config), "--port", "0"]
+        command = [sys.executable, "-m", "servers.front.serve", "--config", str(config), "--port", "0"]
         command += ["--cache-dir", cache_dir]
         self._server = Child(
             "serve", command, log_path=folder / "serve.log", environment=child_environment(), folder=ROOT
@@ -85,7 +85,7 @@ class Wire:
     def _check(self) -> None:
         code = self._server.poll()
         if code is not None:
-            raise WireError(f"servers.serve ended with {describe_exit(code)}: {self._server.log_tail()}")
+            raise WireError(f"servers.front.serve ended with {describe_exit(code)}: {self._server.log_tail()}")
 
     def _wait_until_warm(self, note: Callable[[str], None]) -> None:
         started = told = time.monotonic()

@@ -39,22 +39,22 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 
-from loadtests.alarm import sleep_until
-from loadtests.client import parse_target
-from loadtests.conductor import Conductor
-from loadtests.external import KINDS, ExternalConfig, external_from_flags
-from loadtests.field_names import parse_goodput_flag
-from loadtests.follower import Follower
-from loadtests.generator import Generator, Prepared, TrialConfig
-from loadtests.goodput import Goodput
-from loadtests.hosts import end_with_parent
-from loadtests.locust_channel import close_channel
-from loadtests.locust_counts import LocustCounts
-from loadtests.recorder import LoadLog, RequestRecord, RequestRecorder
-from loadtests.schedule import PlannedRequest, Schedule
-from loadtests.spool import OnWritten
-from loadtests.tls import SecurityConfig
-from loadtests.workload import FITS, FitName, fitted_lengths
+from loadtests.clients.connection import parse_target
+from loadtests.experiments.field_names import parse_goodput_flag
+from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags
+from loadtests.external.tls import SecurityConfig
+from loadtests.generator.generator import Generator, Prepared, TrialConfig
+from loadtests.generator.goodput import Goodput
+from loadtests.generator.locust_counts import LocustCounts
+from loadtests.generator.precise_sleep import sleep_until
+from loadtests.generator.recorder import LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.spool import OnWritten
+from loadtests.traffic.lengths import FITS, FitName, fitted_lengths
+from loadtests.traffic.schedule import PlannedRequest, Schedule
+from loadtests.workers.clock_offsets import end_with_parent
+from loadtests.workers.locust_channel import close_channel
+from loadtests.workers.master import Conductor
+from loadtests.workers.worker import Follower
 from servers.clock import now_ns
 from servers.config import ConfigError
 

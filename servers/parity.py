@@ -1,7 +1,8 @@
 """What one arm answers to a plan of prompts, and what float64 would have: `python -m servers.parity arm | reference`.
 
-Each runs in a process of its own, started by loadtests/parity.py: compile caches belong to code objects, and two models
-may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing is judged here.
+Each runs in a process of its own, started by loadtests/trials/parity_processes.py: compile caches belong to code
+objects, and two models may not fit one device. Prints one JSON line for each stage; results are files in --out. Nothing
+is judged here.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from servers.clock import now_ns
-from servers.compile_events import CompileRecorder
+from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ConfigError, ModelConfig
-from servers.engine import Arrivals, Engine
-from servers.messages import Submit
-from servers.model import load_model
-from servers.runner import ModelRunner
-from servers.scheduler import Job, Scheduler
-from servers.shapes import shape_policy
+from servers.engine.engine import Arrivals, Engine
+from servers.engine.messages import Submit
+from servers.engine.model import load_model
+from servers.engine.runner import ModelRunner
+from servers.engine.scheduler import Job, Scheduler
+from servers.engine.shapes import shape_policy
 
 MAX_LOGITS_BYTES = 8 << 30
 _CHECKSUM_CHUNK = 1 << 24

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-# bytes, after padding, begin and end
-BYTE_VOCABULARY = 256 + 3
+# The byte tokenizer: bytes, after padding, begin and end.
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
+BYTE_OFFSET = 3
+BYTE_VOCABULARY = 256 + BYTE_OFFSET
 
 # As published in each model's config.json, under the names of transformers' configurations.
 RANDOM_PRESETS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ import gevent
 import numpy as np
 
 from benchmarks.observed import Notes, Plan
-from loadtests.client import Call, InferenceClient
+from loadtests.clients.connection import Call, InferenceClient
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.gates import judge_answers, parity_gate
+from analysis.judging.gates import judge_answers, parity_gate
 from analysis.parity import (
     ERROR_LIMIT,
     KL_LIMIT,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.contest import ContestError, Cores, Process, Work, run, write_schedule
 from benchmarks.lag import completions_per_s, own_error, stream_figures
 from benchmarks.observed import Plan
-from loadtests.schedule import Schedule
+from loadtests.traffic.schedule import Schedule
 
 ANYWHERE = Cores(server=None, load=None)
 

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from servers.config import ModelConfig
-from servers.model import load_model
+from servers.engine.model import load_model
 
 
 def test_the_floor_moves_weights_once_and_the_cache_of_every_row() -> None:

@@ -15,7 +15,7 @@ from benchmarks.measure import (
     throughput,
     tokens_in_window,
 )
-from servers.messages import StepOutput, StepRecord
+from servers.engine.messages import StepOutput, StepRecord
 
 MS = 1_000_000
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.records import REQUESTS
+from analysis.records.requests import REQUESTS
 from benchmarks.observed import Emitted, Notes, Observed
 
 

@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
-from analysis.records import REQUESTS, read_table
-from analysis.summary import analyze
-from loadtests.channel_token import TOKEN_VARIABLE
-from loadtests.schedule import Schedule
+from analysis.records.requests import REQUESTS, read_table
+from analysis.summary.summary import analyze
+from loadtests.traffic.schedule import Schedule
+from loadtests.workers.channel_token import TOKEN_VARIABLE
 from tests.fakes.inference import Behaviour
 from tests.loadtests.test_chat import account, free_port, locust_command, planned, records
 
@@ -90,14 +90,14 @@ def start_run(folder: Path, duration_s: float, *settings: str) -> subprocess.Pop
     (folder / "hosts.toml").write_text(EXPERIMENT.format(duration_s=duration_s))
     arguments = ["run", "hosts.toml", "--out", "out", *(part for item in settings for part in ("--set", item))]
     code = (
-        "import sys; from loadtests.cli import main; "
+        "import sys; from loadtests.commands.main import main; "
         f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM)]!r}))"
     )
     return start([sys.executable, "-c", code], folder)
 
 
 def tailgate(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "loadtests.cli", *arguments]
+    return [sys.executable, "-m", "loadtests.commands.main", *arguments]
 
 
 @contextlib.contextmanager

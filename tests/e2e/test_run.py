@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, read_table
+from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -27,14 +27,14 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from loadtests.cli import main; "
+        "import sys; from loadtests.commands.main import main; "
         f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
     )
     return run([sys.executable, "-c", code], folder)
 
 
 def console_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    start = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loadtests.cli"]
+    start = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loadtests.commands.main"]
     return run([*start, *arguments], folder)
 
 

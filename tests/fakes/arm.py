@@ -1,6 +1,6 @@
 """An arm without a model: real gRPC, real telemetry, paced tokens and scripted compile events.
 
-Takes the command line of `python -m servers.serve`, and a few flags of its own that script misfortune.
+Takes the command line of `python -m servers.front.serve`, and a few flags of its own that script misfortune.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Engines that say that they are warm, in the place of a replica's own: `python -m tests.fakes.engine HOW …`.
 
 HOW is `fails` (every request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing
-comes). What follows is the command line of `python -m servers.serve`.
+comes). What follows is the command line of `python -m servers.front.serve`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 from functools import partial
 from multiprocessing.connection import Connection
 
-from servers import serve
 from servers.clock import now_ns
-from servers.front import NO_TIMING
-from servers.messages import Finished, Ready, StepOutput, Submit
+from servers.engine.messages import Finished, Ready, StepOutput, Submit
+from servers.front import serve
+from servers.front.front import NO_TIMING
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:

@@ -22,8 +22,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from servers.front.service import TokenCheck
 from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.service import TokenCheck
 
 ROOT = Path(__file__).resolve().parents[2]
 Kind = Literal["sync", "aio"]

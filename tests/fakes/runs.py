@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from analysis.documents import vouched_toml, write_document
-from analysis.records import COMPILE_EVENTS, REQUESTS, STEPS, RecordWriter
+from analysis.records.documents import vouched_toml, write_document
+from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, RecordWriter
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

@@ -17,9 +17,9 @@ from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
 
-from loadtests.client import Call, InferenceClient, encode_metadata  # noqa: E402
-from loadtests.grpcio_client import GrpcioClient  # noqa: E402
-from loadtests.tls import SecurityConfig  # noqa: E402
+from loadtests.clients.connection import Call, InferenceClient, encode_metadata  # noqa: E402
+from loadtests.clients.grpcio import GrpcioClient  # noqa: E402
+from loadtests.external.tls import SecurityConfig  # noqa: E402
 from servers.rpc.inference_pb2 import GenerateRequest  # noqa: E402
 
 Client = InferenceClient | GrpcioClient

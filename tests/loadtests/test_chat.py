@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from analysis.records import REQUESTS, read_table
-from loadtests.schedule import Schedule, TrafficConfig, build_schedule
+from analysis.records.requests import REQUESTS, read_table
+from loadtests.traffic.schedule import Schedule, TrafficConfig, build_schedule
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
 ROOT = Path(__file__).parents[2]

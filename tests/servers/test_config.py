@@ -18,7 +18,7 @@ from servers.config import (
     doubling,
     override,
 )
-from servers.shapes import StepShape, shape_policy
+from servers.engine.shapes import StepShape, shape_policy
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -8,11 +8,19 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from servers import attention
-from servers.compile_events import CompileRecorder
+from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig
-from servers.kv_cache import Window
-from tests.servers.test_runner import ENGINE, SMALL, assert_greedy_like_generate, jobs_for, recorder, runner_for, serve
+from servers.engine import attention
+from servers.engine.kv_cache import Window
+from tests.servers.engine.test_runner import (
+    ENGINE,
+    SMALL,
+    assert_greedy_like_generate,
+    jobs_for,
+    recorder,
+    runner_for,
+    serve,
+)
 
 __all__ = ["recorder"]
 
@@ -94,7 +102,7 @@ def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorde
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 8, 16, 17, 31, 32, 64])
 @pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
 def test_the_decode_kernel_agrees_with_float64(batch: int, kv_heads: int, groups: int, head_dim: int) -> None:
-    from servers import decode_kernel
+    from servers.engine import decode_kernel
 
     limit = 700
     generator = torch.Generator("cuda").manual_seed(batch)

@@ -14,11 +14,11 @@ import torch
 
 from analysis.parity import Answers, Parity, judge
 from servers import parity
-from servers.compile_events import CompileRecorder
+from servers.compiler.events import CompileEvent
+from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.messages import CompileEvent
-from servers.runner import ModelRunner
-from servers.scheduler import Move
+from servers.engine.runner import ModelRunner
+from servers.engine.scheduler import Move
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
 LIGHT = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True)

@@ -1,7 +1,8 @@
 """What compiles truly did to requests: the same traffic on the same made-up server, with its compiles and without.
 
-The difference of the two is the truth that `analysis.spikes` and `analysis.counterfactual` are held to: which requests
-a compile delayed, by how much, and what p99 would have been. `python -m tests.simulation.backlog [SEEDS]` prints it.
+The difference of the two is the truth that `analysis.run.spikes` and `analysis.run.counterfactual` are held to: which
+requests a compile delayed, by how much, and what p99 would have been. `python -m tests.simulation.backlog [SEEDS]`
+prints it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from analysis.counterfactual import counterfactual
-from analysis.records import COMPILE_EVENTS, REQUESTS, RunRecords
-from analysis.run import Run
-from analysis.spikes import excursions, find_spikes
+from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RunRecords
+from analysis.run.counterfactual import counterfactual
+from analysis.run.run import Run
+from analysis.run.spikes import excursions, find_spikes
 from tests.simulation.scenario import Scenario, arrivals, lasting_noise
 from tests.simulation.server import Bools, Floats, Ints, serve
 from tests.simulation.steps import Machine, Stepped, Stop, serve_steps

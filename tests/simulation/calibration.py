@@ -1,4 +1,4 @@
-"""What the comparisons of `analysis.compare` do on made-up servers whose truth is known, as rows of a table.
+"""What the comparisons of `analysis.statistics.compare` do on made-up servers whose truth is known, as rows of a table.
 
 Each row counts, over seeded runs, how often a test says what it must not say, or says what it should. Beside the tests
 that tailgate uses stand the two that people use: Mann and Whitney's over requests, and a plain bootstrap of requests.
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.checks.statistics import check_autocorrelation, check_cross
-from analysis.compare import Comparison, Sample, compare_quantiles, decide
-from analysis.limits import Method
+from analysis.judging.checks.statistics import check_autocorrelation, check_cross
+from analysis.settings.gate_limits import Method
+from analysis.statistics.compare import Comparison, Sample, compare_quantiles, decide
 from tests.simulation.scenario import Scenario, run, sample
 from tests.simulation.server import Floats
 from tests.simulation.table import Row, Tell, over_seeds, told

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from analysis.records import REQUESTS
-from analysis.summary import analyze
+from analysis.records.requests import REQUESTS
+from analysis.summary.summary import analyze
 from tests.simulation.loops import loop_table
 from tests.simulation.table import Row, Tell, told
 

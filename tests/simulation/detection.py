@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.gates import PASS
-from analysis.limits import CompileBudget
-from analysis.outside.blackbox import COMPILE, UNKNOWN
-from analysis.outside.firstseen import shapes_of
-from analysis.outside.gates import outside_gates
-from analysis.outside.view import Outside, outside_of
-from analysis.records import REQUESTS, Requests, requests_of
+from analysis.blackbox.firstseen import shapes_of
+from analysis.blackbox.stalls import COMPILE, UNKNOWN
+from analysis.blackbox.view import Outside, outside_of
+from analysis.judging.blackbox_gates import outside_gates
+from analysis.judging.gates import PASS
+from analysis.records.requests import REQUESTS, Requests, requests_of
+from analysis.settings.gate_limits import CompileBudget
 from tests.simulation.engine import Engine
 from tests.simulation.fleet import Fleet, fleet, replica_table
 from tests.simulation.scenario import Run, Scenario, run

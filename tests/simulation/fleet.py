@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from analysis.records import REQUESTS
+from analysis.records.requests import REQUESTS
 from tests.simulation.engine import Engine, Stepped, serve_in_steps
 from tests.simulation.scenario import Scenario, arrivals, lasting_noise
 from tests.simulation.server import Bools, Floats, Ints, Pause

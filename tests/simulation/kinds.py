@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.compare import Sample
+from analysis.statistics.compare import Sample
 from tests.simulation.calibration import joined
 from tests.simulation.scenario import BLOCK_S, Scenario, arrivals, lasting_noise
 from tests.simulation.server import Floats, serve

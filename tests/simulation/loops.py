@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from analysis.checks.loop import Loop, loop_of
+from analysis.judging.checks.loop import Loop, loop_of
 from tests.simulation.scenario import Scenario, arrivals
 from tests.simulation.server import Floats, Ints
 from tests.simulation.table import Row, Tell, told

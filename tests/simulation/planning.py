@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.compare import Comparison, compare
-from analysis.limits import GateLimits
-from analysis.planner import comparison_needed_s, power_of_each, starts_needed
+from analysis.judging.planner import comparison_needed_s, power_of_each, starts_needed
+from analysis.settings.gate_limits import GateLimits
+from analysis.statistics.compare import Comparison, compare
 from tests.simulation.kinds import KINDS, Kind
 from tests.simulation.promises import gated
 from tests.simulation.scenario import BLOCK_S, Scenario, run, sample

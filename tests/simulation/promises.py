@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.compare import Comparison, compare_quantiles, compare_typical, decide
+from analysis.statistics.compare import Comparison, compare_quantiles, compare_typical, decide
 from tests.simulation.calibration import believed, covers
 from tests.simulation.kinds import KINDS, Kind, pair, samples
 from tests.simulation.server import Floats

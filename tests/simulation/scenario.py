@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.compare import Sample
+from analysis.statistics.compare import Sample
 from tests.simulation.server import Bools, Floats, Served, serve
 
 BLOCK_S = 30.0

@@ -1,6 +1,6 @@
 """How much log ratios of quantiles vary from run to run on made-up servers: what the planner knows without a pilot.
 
-`python -m tests.simulation.spreads [SEEDS]` prints the table behind the model in `analysis.planner`.
+`python -m tests.simulation.spreads [SEEDS]` prints the table behind the model in `analysis.judging.planner`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_S, MODEL_SPREADS, model_noise
+from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_S, MODEL_SPREADS, model_noise
 from tests.simulation.scenario import Scenario, run
 from tests.simulation.server import Floats
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.breakeven import Capacity, Span, Start, break_even_rows, weigh
+from analysis.foresight.costs import Capacity, Span, Start, break_even_rows, weigh
 from analysis.report.breakeven import payoffs
 from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
-from analysis.rollout import Rollout
+from analysis.settings.rollout import Rollout
 
 
 def summary(load: float | None) -> dict[str, Any]:

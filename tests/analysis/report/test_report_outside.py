@@ -11,7 +11,7 @@ import pytest
 from analysis.report import outside
 from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
-from analysis.summary import analyze
+from analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.simulation.detection import write_external
 from tests.simulation.scenario import Scenario, run

@@ -1,0 +1,81 @@
+"""What is seen of an arm from outside, as the summary says it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from analysis.blackbox.agreement import Agreement, agreement_of
+from analysis.blackbox.stalls import COMPILE, HOST, UNKNOWN, WORK, Stall
+from analysis.blackbox.view import Outside
+from analysis.run.run import Run
+
+_MOST_STALLS = 100
+
+
+def outside_row(run: Run, outside: Outside) -> dict[str, Any]:
+    """The arm's stalls by cause, how well it could be watched, and the agreement with its telemetry where there is any.
+
+    Of the stalls, the longest hundred.
+    """
+    longest = sorted(outside.stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
+    return {
+        "compiles": len(outside.of_cause(COMPILE)),
+        "unexplained": len(outside.of_cause(UNKNOWN)),
+        "host": len(outside.of_cause(HOST)),
+        "work": len(outside.of_cause(WORK)),
+        "p_value": outside.p_value,
+        "detectable_s": outside.detectable_s,
+        "witnesses": outside.witnesses,
+        "silences": sum(watch.silences for watch in outside.watches),
+        "first_seen": {
+            "requests": outside.slow.first,
+            "others": outside.slow.others,
+            "excess_ms": outside.slow.excess_ms,
+            "p_value": outside.slow.p_value if outside.slow.first else None,
+        },
+        "agreement": _agreement_row(found) if (found := _agreement(run, outside)) else None,
+        "stalls": [_stall_row(run, stall) for stall in longest],
+    }
+
+
+def _agreement(run: Run, outside: Outside) -> Agreement | None:
+    """None where the arm has no telemetry to agree with."""
+    if run.external(outside.arm) or not any(event.arm == outside.arm for event in run.events):
+        return None
+    hits = [int(rows.size) for rows in run.attribution.event_requests]
+    return agreement_of(outside, run.events, hits)
+
+
+def _agreement_row(found: Agreement) -> dict[str, Any]:
+    return {
+        "telemetry": found.telemetry,
+        "seen": found.silent,
+        "called": found.called,
+        "missed": found.missed,
+        "extra": found.extra,
+        "onset_error_ms": found.onset_error_ms,
+    }
+
+
+def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
+    return {
+        "trial": stall.trial,
+        "replica": stall.replica,
+        "start_ns": stall.start_ns,
+        "end_ns": stall.end_ns,
+        "offset_s": run.offset_s(stall.trial, stall.start_ns),
+        "seconds": stall.seconds,
+        "cause": stall.cause,
+        "requests": int(stall.requests.size),
+        "shape": stall.shape if stall.shape > 0 else None,
+        "trigger": _name(run, stall.trigger),
+        "chance": stall.chance,
+        "chance_first_seen": stall.chance_new,
+        "work_s": stall.work_s if math.isfinite(stall.work_s) else None,
+    }
+
+
+def _name(run: Run, row: int) -> str | None:
+    """The id of the request that a stall began with."""
+    return run.requests.request_ids[row].as_py() if row >= 0 else None

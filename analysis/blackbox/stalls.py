@@ -1,0 +1,565 @@
+"""Stalls of a server seen from outside: it had work in flight and nothing came, while the rest of the host went on.
+
+Nothing here knows of compile events. Signs of life of a server are first tokens, further tokens where their times are
+recorded, and the ends of answers. What makes a stall a compile, on the evidence of many, is in `firstseen`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
+from analysis.blackbox.prefills import Prefills, Work
+from analysis.records.requests import Requests
+from analysis.run.spikes import Windows
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+FLOOR_NS = 250_000_000  # shorter silences are not looked at: a garbage collection or a hiccup of the network
+_FEWEST = 50  # silences that tell what is usual
+_FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
+_CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
+_STEP_NS = 50_000_000  # a request may have come this long before the server's last sign and not been looked at yet
+_TOGETHER_NS = 5_000_000  # first tokens this close together came out of one step
+_QUEUE = 3  # so many that wait are a queue, and so many of its head may be taken up at once
+_LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
+_COPY_NS = 10_000_000_000  # copies of a request are sent within this, in whatever order arms take turns
+_ALIKE = 5
+_ROWS_AT_ONCE = 50_000
+
+COMPILE, HOST, WORK, UNKNOWN = "compile", "host", "work", "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A stretch in which a server with work in flight showed no sign of life for longer than chance explains.
+
+    `cause`: "compile" (the arm's stalls begin with first-seen shapes more often than chance allows, and this one does),
+    "host" (every other server with work stood still too), "work" (the same prompt took as long elsewhere), "unknown".
+    """
+
+    arm: str
+    trial: int
+    replica: str | None
+    start_ns: int
+    end_ns: int
+    cause: str
+    chance: float  # that such a silence is the server's usual way
+    trigger: int  # row of the request that it began with; -1 where none with a first-seen shape is known
+    shape: int  # the trigger's prompt length, rounded up to the ladder where one is told; -1 where unknown
+    chance_new: float  # that a first-seen shape would have stood at its begin anyway
+    chance_as_long: float  # the same, if stalls come with long prompts anyway
+    longest: float  # how far its trigger, or the longest of those that may be, stands out by length among its like
+    work_s: float  # the longest that its prompts may have taken by themselves; infinite where too little is known
+    requests: Ints  # rows of the requests that were in flight in it
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def beyond_work(self) -> bool:
+        """Whether its prompts cannot have made it."""
+        return self.seconds > self.work_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """How well one server could be watched. `detectable_s` is NaN where too little is known of its usual silences."""
+
+    silences: int
+    busy_s: float  # time with work in flight
+    detectable_s: float  # a stall this long is found at the moments at which nine tenths of the requests came
+    witnesses: int  # other servers, to tell the host's stalls from its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Server:
+    """One replica of an arm in one trial."""
+
+    arm: int
+    trial: int
+    replica: int
+    rows: Ints  # of its requests, by the time at which they were sent
+    sent_ns: Ints
+    first_ns: Ints
+    end_ns: Ints
+    ends: Ints  # all ends, sorted
+    signs: Ints  # sorted; tokens after the first only within `fine`
+    fine: Windows  # the longer stretches between first tokens and ends
+    step_ns: int  # about how long it may not look at what came
+    wait_s: float  # to a first token, and between further signs of one answer: lower quartiles, which hardly
+    gap_s: float  # know of stalls even where these hold up every other request
+
+    def in_flight(self, at_ns: Ints) -> Ints:
+        """Requests sent and not ended, at each time."""
+        sent = np.searchsorted(self.sent_ns, at_ns, side="right")
+        return np.asarray(sent - np.searchsorted(self.ends, at_ns, side="right"))
+
+
+def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, list[Stall]], dict[str, list[Watch]]]:
+    """The stalls of every arm in `shapes`, in order of time, and how well each of its servers could be watched.
+
+    Of each stall it is known whether a first-seen shape stood at its begin; whether that makes it a compile is not
+    decided here: causes are "host", "work" and "unknown".
+    """
+    servers = _servers(requests)
+    prefills = [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
+    stalls: dict[str, list[Stall]] = {name: [] for name in shapes}
+    watches: dict[str, list[Watch]] = {name: [] for name in shapes}
+    works = {arm: _work(arm, servers, prefills) for arm in {server.arm for server in servers}}
+    for server in servers:
+        name = requests.arms[server.arm]
+        if name not in shapes:
+            continue
+        others = [one for one in servers if one.trial == server.trial and one is not server]
+        watch, found = _stalls(requests, server, others, shapes[name], works[server.arm])
+        watches[name].append(watch)
+        stalls[name] += found
+    for found in stalls.values():
+        found.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
+    return stalls, watches
+
+
+# --- Signs of life ----------------------------------------------------------------------------------------------------
+
+
+def _servers(requests: Requests) -> list[_Server]:
+    usable = np.flatnonzero(~requests.broken)
+    servers = []
+    for trial in np.unique(requests.trial[usable]).tolist():
+        of_trial = usable[requests.trial[usable] == trial]
+        for arm in range(len(requests.arms)):
+            of_arm = of_trial[requests.arm[of_trial] == arm]
+            replicas = requests.replica[of_arm]
+            present = np.flatnonzero(np.bincount(replicas + 1, minlength=1)) - 1
+            known = present[present >= 0]
+            if known.size == 1:
+                # What never was answered names no replica, and here there was only one to wait for.
+                replicas = np.full_like(replicas, known[0])
+            # Where there were several, nobody knows whose they are.
+            present = known if known.size else present
+            for replica in present.tolist():
+                servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
+    return servers
+
+
+def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> _Server:
+    late = np.nan_to_num(requests.lag_ms[rows], nan=0.0, posinf=0.0, neginf=0.0) * 1e6
+    sent = requests.start_ns[rows] + np.clip(late, 0.0, None).astype(np.int64)
+    order = np.argsort(sent, kind="stable")
+    rows, sent = rows[order], sent[order]
+    first, end = requests.first_ns[rows], np.maximum(requests.end_ns[rows], sent)
+    # What a client gave up on is no sign of its server.
+    coarse = _distinct(np.concatenate((first[first > 0], end[requests.ok[rows]])))
+    signs, fine = coarse, Windows(start_ns=coarse[:0], end_ns=coarse[:0])
+    lengths = np.diff(requests.gap_offsets)[rows]
+    step = _STEP_NS
+    answered = requests.ok[rows] & (first > 0)
+    wait_s = _quartile_s((first - sent)[answered])
+    gap_s = _quartile_s((end - first)[answered & (end > first)])
+    if lengths.any():
+        silent = np.flatnonzero(np.diff(coarse) >= FLOOR_NS // 2)
+        fine = Windows(start_ns=coarse[silent], end_ns=coarse[silent + 1])
+        signs = _distinct(np.concatenate((coarse, _tokens_within(requests, rows[lengths > 0], fine))))
+        some = rows[lengths > 0][:: max(1, int((lengths > 0).sum()) // 2000)]
+        typical = [requests.gaps_ms[requests.gap_offsets[row]] for row in some.tolist()]
+        step = int(min(_STEP_NS, 2e6 * float(np.median(typical)) + _TOGETHER_NS))
+        many = answered & (lengths > 0) & (end > first)
+        gap_s = _quartile_s((end - first)[many] / lengths[many])
+    return _Server(
+        arm=arm,
+        trial=trial,
+        replica=replica,
+        rows=rows,
+        sent_ns=sent,
+        first_ns=first,
+        end_ns=end,
+        ends=np.sort(end),
+        signs=_apart(signs),
+        fine=fine,
+        step_ns=step,
+        wait_s=wait_s,
+        gap_s=gap_s,
+    )
+
+
+def _quartile_s(times_ns: npt.NDArray[Any]) -> float:
+    """The lower quartile in seconds, at least 1 ms; 1 s of nothing."""
+    return max(1e-3, float(np.quantile(times_ns, 0.25, method="linear")) / 1e9) if times_ns.size else 1.0
+
+
+def _distinct(times: Ints) -> Ints:
+    """The times, each once, in order."""
+    ordered = np.sort(times)
+    return ordered[np.append(True, ordered[1:] > ordered[:-1])] if ordered.size else ordered
+
+
+def _apart(times: Ints) -> Ints:
+    """The last of the times in each 5 ms: the tokens of one step are one sign, however many it answered."""
+    if not times.size:
+        return times
+    place = (times - times[0]) // _TOGETHER_NS
+    return np.asarray(times[np.append(place[1:] > place[:-1], True)])
+
+
+def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
+    """When the tokens of `rows` after the first came, as far as they lie in the windows: no more are needed."""
+    rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
+    found: list[Ints] = []
+    for low in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[low : low + _ROWS_AT_ONCE]
+        begin, end = requests.gap_offsets[part], requests.gap_offsets[part + 1]
+        count = end - begin
+        offset = np.cumsum(count) - count
+        gaps = requests.gaps_ms[np.repeat(begin - offset, count) + np.arange(int(count.sum()))].astype(np.float64)
+        passed = np.cumsum(gaps)
+        before = np.repeat(np.where(offset > 0, passed[offset - 1], 0.0), count)
+        times = np.repeat(requests.first_ns[part], count) + ((passed - before) * 1e6).astype(np.int64)
+        inside = windows.touch(times, times + 1)
+        found.append(times[inside])
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+# --- Silences ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Silences:
+    start_ns: Ints
+    end_ns: Ints
+    usual_ns: Floats  # the mean silence with as many requests in flight
+    score: Floats  # signs that were due in it, by what is usual; 1 on average
+    chance: Floats
+    limit: float  # the score beyond which a silence is a stall
+
+
+def _stretches(server: _Server) -> tuple[Ints, Ints]:
+    """The begins and ends of all stretches without a sign while something was in flight."""
+    signs = server.signs
+    last = int(server.ends[-1]) if server.ends.size else 0
+    if signs.size:
+        # The first silence begins with the first request, and answers that never came end one too.
+        signs = np.concatenate((server.sent_ns[:1], signs[signs > server.sent_ns[0]]))
+        signs = np.append(signs, last) if last > signs[-1] else signs
+    starts, ends = signs[:-1], signs[1:]
+    # With nothing in flight, silence begins with the next request.
+    idle = server.in_flight(starts) <= 0
+    following = np.searchsorted(server.sent_ns, starts, side="right")
+    arrival = np.append(server.sent_ns, np.iinfo(np.int64).max)[following]
+    starts = np.where(idle, np.minimum(arrival, ends), starts)
+    kept = ends > starts
+    return starts[kept], ends[kept]
+
+
+def _silences(server: _Server) -> tuple[_Silences | None, Watch]:
+    """All silences with work in flight, and how improbable each is by the server's own usual ones.
+
+    None where there are too few of them to know what is usual.
+    """
+    starts, ends = _stretches(server)
+    lengths = ends - starts
+    busy = float(lengths.sum()) / 1e9
+    if lengths.size < _FEWEST:
+        return None, Watch(silences=int(lengths.size), busy_s=busy, detectable_s=math.nan, witnesses=0)
+    due = _Due.of(server)
+    raw = due.between(starts, ends)
+    level = _level(server.in_flight(starts))
+    # Where tokens were not looked at, a silence seems longer than it was: it tells nothing of what is usual.
+    telling = server.fine.touch(starts, ends)
+    telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
+    usual = _usual(level, raw, telling)
+    score = raw / usual[level]
+    chance, limit = _chances(score, telling)
+    watch = Watch(
+        silences=int(lengths.size),
+        busy_s=busy,
+        detectable_s=_detectable_s(server, due, usual * limit),
+        witnesses=0,
+    )
+    means = _usual(level, lengths.astype(np.float64), telling)[level]
+    return _Silences(start_ns=starts, end_ns=ends, usual_ns=means, score=score, chance=chance, limit=limit), watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Due:
+    """How many signs of life are due in a stretch: each waiting request owes its first token at one rate, each that is
+    being answered its further signs at another, both as they are when all is well."""
+
+    base_ns: int
+    sent: _Integral
+    first: _Integral
+    end: _Integral
+    per_waiting: float  # signs a second
+    per_answering: float
+
+    @classmethod
+    def of(cls, server: _Server) -> _Due:
+        base = int(server.sent_ns[0])
+        begun = np.where(server.first_ns > 0, server.first_ns, server.end_ns)
+        sent, first, end = (_Integral.of(times, base) for times in (server.sent_ns, np.sort(begun), server.ends))
+        return cls(
+            base_ns=base,
+            sent=sent,
+            first=first,
+            end=end,
+            per_waiting=1.0 / server.wait_s,
+            per_answering=1.0 / server.gap_s,
+        )
+
+    def between(self, start_ns: Ints, end_ns: Ints) -> Floats:
+        """Signs due from `start_ns` to `end_ns`."""
+        low, high = (start_ns - self.base_ns) / 1e9, (end_ns - self.base_ns) / 1e9
+        sent, first, end = ((part.upto(high) - part.upto(low)) for part in (self.sent, self.first, self.end))
+        return np.asarray(self.per_waiting * (sent - first) + self.per_answering * (first - end))
+
+    def in_stall(self, start_ns: Ints, seconds: float) -> Floats:
+        """Signs that would be due, and not come, in a stall of `seconds` from each of `start_ns` on."""
+        low = (start_ns - self.base_ns) / 1e9
+        waiting, answering = self.sent.count(low) - self.first.count(low), self.first.count(low) - self.end.count(low)
+        arriving = self.sent.upto(low + seconds) - self.sent.upto(low) - seconds * self.sent.count(low)
+        return np.asarray(self.per_waiting * (waiting * seconds + arriving) + self.per_answering * answering * seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Integral:
+    """The number of times passed, and its integral over time."""
+
+    times: Floats  # sorted, in s
+    summed: Floats
+
+    @classmethod
+    def of(cls, sorted_ns: Ints, base_ns: int) -> _Integral:
+        times = (sorted_ns - base_ns) / 1e9
+        return cls(times=times, summed=np.concatenate(([0.0], np.cumsum(times))))
+
+    def count(self, at: Floats) -> Ints:
+        return np.asarray(np.searchsorted(self.times, at, side="right"))
+
+    def upto(self, at: Floats) -> Floats:
+        passed = self.count(at)
+        return np.asarray(passed * at - self.summed[passed])
+
+
+def _detectable_s(server: _Server, due: _Due, limits: Floats) -> float:
+    """The shortest stall that counts as one at the moments at which nine tenths of the requests came."""
+    some = server.sent_ns[:: max(1, len(server.sent_ns) // 1000)]
+    limit = limits[np.minimum(_level(server.in_flight(some)), len(limits) - 1)]
+    for seconds in np.geomspace(FLOOR_NS / 1e9, 600.0, 80).tolist():
+        if float((due.in_stall(some, seconds) > limit).mean()) >= 0.9:
+            return float(seconds)
+    return math.inf
+
+
+def _level(in_flight: Ints) -> Ints:
+    """Requests in flight by octave: 0 for one, 1 for two or three, 2 for four to seven."""
+    return np.asarray(np.log2(np.maximum(in_flight, 1)), dtype=np.int64)
+
+
+def _usual(level: Ints, values: Floats, telling: Bools) -> Floats:
+    """The mean of each level's `telling` values that their median implies, were they exponential.
+
+    A level with few values takes over from the next emptier one, else from the next fuller.
+    """
+    levels, level, values = int(level.max()) + 1, level[telling], values[telling]
+    counts = np.bincount(level, minlength=levels)
+    known = [number for number in range(len(counts)) if counts[number] >= _FEWEST_OF_A_LEVEL]
+    if not known:
+        return np.full(len(counts), max(float(np.median(values)) / math.log(2.0), 1e-9))
+    means = {number: float(np.median(values[level == number])) / math.log(2.0) for number in known}
+    source = [max((k for k in known if k <= number), default=known[0]) for number in range(len(counts))]
+    return np.asarray(np.maximum([means[number] for number in source], 1e-9), dtype=np.float64)
+
+
+def _chances(score: Floats, telling: Bools) -> tuple[Floats, float]:
+    """The chance of each score by the tail of the `telling` ones, and the score that hardly one of so many exceeds.
+
+    The tail falls by e for each `slope`: that of an exponential or a heavier one, as seen between the median and the
+    99th percentile, where even a server that stalls now and then shows its usual silences.
+    """
+    middle, high, top = np.quantile(score[telling], [0.5, 0.95, 0.99], method="linear")
+    body = float(high - middle) / math.log(10.0)
+    tail = float(top - high) / math.log(5.0)
+    slope = max(_LEAST_SLOPE, body, min(tail, 2.0 * body))
+    chance = np.minimum(1.0, 0.05 * np.exp(-(score - float(high)) / slope))
+    return chance, float(high) + slope * math.log(0.05 * score.size / _CHANCE)
+
+
+# --- Work -------------------------------------------------------------------------------------------------------------
+
+
+def _prefills(requests: Requests, server: _Server, shapes: Shapes | None) -> Prefills:
+    """The server's silences that ended with first tokens of prompts of known length."""
+    starts, ends = _stretches(server)
+    begun = np.flatnonzero((server.first_ns > 0) & (requests.prompt_tokens[server.rows] > 0))
+    begun = begun[np.argsort(server.first_ns[begun], kind="stable")]
+    if not begun.size or not starts.size:
+        return Prefills.joined([])
+    first, rows = server.first_ns[begun], server.rows[begun]
+    low = np.searchsorted(first, np.maximum(starts + 1, ends - _TOGETHER_NS))
+    high = np.searchsorted(first, ends + _TOGETHER_NS, side="right")
+    some = high > low
+    starts, ends, low, high = starts[some], ends[some], low[some], high[some]
+    tokens = np.append(0, np.cumsum(requests.prompt_tokens[rows], dtype=np.int64))
+    new = np.append(0, np.cumsum(shapes.new[rows])) if shapes is not None else np.zeros(len(rows) + 1, dtype=np.int64)
+    # What had not been sent was not worked on.
+    since = np.maximum(starts, server.sent_ns[begun][low])
+    return Prefills(
+        tokens=(tokens[high] - tokens[low]).astype(np.float64),
+        seconds=(ends - np.minimum(since, ends)) / 1e9,
+        new=new[high] > new[low],
+    )
+
+
+def _work(arm: int, servers: Sequence[_Server], prefills: Sequence[Prefills]) -> Work:
+    """What prompts take on the arm."""
+    of_arm: dict[int, list[Prefills]] = {}
+    for server, part in zip(servers, prefills, strict=True):
+        of_arm.setdefault(server.arm, []).append(part)
+    own = Prefills.joined(of_arm.pop(arm))
+    return Work.of(own, [Prefills.joined(parts) for parts in of_arm.values()])
+
+
+# --- Stalls -----------------------------------------------------------------------------------------------------------
+
+
+def _stalls(
+    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work: Work
+) -> tuple[Watch, list[Stall]]:
+    silences, watch = _silences(server)
+    watch = Watch(silences=watch.silences, busy_s=watch.busy_s, detectable_s=watch.detectable_s, witnesses=len(others))
+    if silences is None:
+        return watch, []
+    lengths = silences.end_ns - silences.start_ns
+    long = np.flatnonzero((lengths >= FLOOR_NS) & (silences.score > silences.limit))
+    busiest = _busiest(server)
+    found = []
+    for index in long.tolist():
+        start, end = int(silences.start_ns[index]), int(silences.end_ns[index])
+        begun = _begun_with(server, start, end, float(silences.usual_ns[index]), busiest)
+        rows = server.rows[begun]
+        new = rows[shapes.new[rows]]
+        trigger = int(new[0]) if new.size else -1
+        if trigger >= 0:
+            start = max(start, int(server.sent_ns[begun[shapes.new[rows]][0]]))
+        tokens = _tokens_run(requests, server, end, trigger)
+        if work.explains(tokens, (end - start) / 1e9):
+            cause = WORK
+        elif _stood_still(others, start, end):
+            cause = HOST
+        elif rows.size and _as_long_elsewhere(requests, others, rows if trigger < 0 else new[:1], end - start):
+            cause = WORK
+        else:
+            cause = UNKNOWN
+        flying = server.rows[(server.sent_ns < end) & (server.end_ns > start)]
+        found.append(
+            Stall(
+                arm=requests.arms[server.arm],
+                trial=server.trial,
+                replica=requests.replicas[server.replica] if server.replica >= 0 else None,
+                start_ns=start,
+                end_ns=end,
+                cause=cause,
+                chance=float(silences.chance[index]),
+                trigger=trigger,
+                shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,
+                chance_new=chance_of_new(shapes.share, rows),
+                chance_as_long=chance_of_new(shapes.share_as_long, rows),
+                longest=longest_of(shapes, rows if trigger < 0 else new[:1]),
+                work_s=work.at_most_s(tokens),
+                requests=flying,
+            )
+        )
+    return watch, found
+
+
+def _tokens_run(requests: Requests, server: _Server, end: int, trigger: int) -> float:
+    """Prompt tokens that had been run when the silence ended: those of the first tokens that ended it, and the
+    trigger's whether or not it is among them."""
+    released = server.rows[(server.first_ns >= end - _TOGETHER_NS) & (server.first_ns <= end + _TOGETHER_NS)]
+    released = released if trigger < 0 or trigger in released else np.append(released, trigger)
+    return float(np.maximum(requests.prompt_tokens[released], 0).sum())
+
+
+def _busiest(server: _Server) -> int:
+    """The most requests that were being answered at once: what the server has room for, as far as can be seen."""
+    begun = server.first_ns > 0
+    firsts = np.sort(server.first_ns[begun])
+    ended = np.sort(server.end_ns[begun])
+    at_once = np.arange(1, len(firsts) + 1) - np.searchsorted(ended, firsts, side="right")
+    return int(at_once.max()) if at_once.size else 0
+
+
+def _begun_with(server: _Server, start: int, end: int, usual_ns: float, busiest: int) -> Ints:
+    """Places of the requests that the server may have turned to when the silence from `start` to `end` began.
+
+    Those that came about then; the longest waiting one where a full server had just ended another; and those
+    that had been waiting and got their first tokens together at its end.
+    """
+    unseen = (server.first_ns <= 0) | (server.first_ns > start)
+    unended = server.end_ns > start
+    waiting = unseen & unended & (server.sent_ns < end)
+    came = (server.sent_ns >= start - server.step_ns) & (server.sent_ns <= start + 4.0 * usual_ns)
+    out_together = (server.sent_ns < start) & (server.first_ns <= end + _TOGETHER_NS) & (server.first_ns > 0)
+    chosen = waiting & (came | out_together)
+    answering = int(((server.first_ns > 0) & (server.first_ns <= start) & unended).sum())
+    queued = np.flatnonzero(waiting & (server.sent_ns < start))
+    if queued.size >= _QUEUE or answering >= max(2, 0.7 * busiest):
+        chosen[queued[:_QUEUE]] = True
+    return np.flatnonzero(chosen)
+
+
+def _stood_still(others: Sequence[_Server], start: int, end: int) -> bool:
+    """Whether every other server that had work in flight was silent for half of the stretch: one that went on is
+    proof that the host did."""
+    silent = []
+    for other in others:
+        inside = other.signs[np.searchsorted(other.signs, start) : np.searchsorted(other.signs, end)]
+        edges = np.concatenate(([start], inside, [end]))
+        place = int(np.argmax(np.diff(edges)))
+        low, high = int(edges[place]), int(edges[place + 1])
+        middle = np.array([low + (high - low) // 2])
+        if inside.size or other.in_flight(middle)[0] > 0:
+            silent.append(2 * (high - low) >= end - start and other.in_flight(middle)[0] > 0)
+    return bool(silent) and all(silent)
+
+
+def _as_long_elsewhere(requests: Requests, others: Sequence[_Server], rows: Ints, length_ns: int) -> bool:
+    """Whether every other arm made a copy of one of the requests wait three quarters as long, or, where there are no
+    copies, prompts that were about as long: then it is their work, and no compile."""
+    arm = requests.arm[rows[0]]
+    pairs = requests.pair[rows]
+    early, late = int(requests.start_ns[rows].min()) - _COPY_NS, int(requests.start_ns[rows].max()) + _COPY_NS
+    as_long: dict[int, bool] = {}
+    for other in others:
+        if other.arm == arm:
+            continue
+        near = other.rows[np.searchsorted(other.sent_ns, early) : np.searchsorted(other.sent_ns, late)]
+        copies = near[(requests.pair[near] >= 0) & np.isin(requests.pair[near], pairs)]
+        if not copies.size:
+            lengths = requests.prompt_tokens[other.rows]
+            wanted = int(requests.prompt_tokens[rows].max())
+            alike = other.rows[(lengths > 0) & (np.abs(lengths - wanted) <= 0.1 * wanted)]
+            gap = np.abs(requests.prompt_tokens[alike] - wanted)
+            alike = alike[np.argsort(gap, kind="stable")][:_ALIKE]
+            waits = _waits(requests, alike)
+            if waits.size:
+                long = 4.0 * float(np.median(waits)) >= 3.0 * length_ns
+                as_long[other.arm] = as_long.get(other.arm, False) or long
+        else:
+            long = bool((4 * _waits(requests, copies) >= 3 * length_ns).any())
+            as_long[other.arm] = as_long.get(other.arm, False) or long
+    return bool(as_long) and all(as_long.values())
+
+
+def _waits(requests: Requests, rows: Ints) -> Ints:
+    ends = np.where(requests.first_ns[rows] > 0, requests.first_ns[rows], requests.end_ns[rows])
+    return np.asarray(ends - requests.start_ns[rows])

@@ -1,0 +1,105 @@
+"""What an arm's stalls amount to, seen from outside: which of them are compiles, and what could not have been seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.blackbox.firstseen import (
+    Bools,
+    Shapes,
+    SlowFirst,
+    made_by_compiles,
+    more_than_chance,
+    slow_first,
+    stalls_go_by_length,
+)
+from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall, Watch, look
+from analysis.records.requests import Requests
+from analysis.run.spikes import windows_of
+
+ALPHA = 0.01  # chance that stalls which no compile made are called compiles
+_SURE = 0.8  # a stall of an arm that compiles is called one from this probability on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What is found of one arm without its telemetry."""
+
+    arm: str
+    stalls: tuple[Stall, ...]
+    p_value: float  # that so many of the arm's own stalls, beyond their work, begin with first-seen shapes by chance
+    watches: tuple[Watch, ...]  # one a server
+    slow: SlowFirst  # whether requests with first-seen shapes take longer though nobody stands still
+    shapes_known: bool
+
+    @property
+    def recompiles(self) -> bool:
+        """Whether this arm compiles while serving, as far as stalls tell."""
+        return any(stall.cause == COMPILE for stall in self.stalls)
+
+    def of_cause(self, *causes: str) -> list[Stall]:
+        """The stalls with one of the causes."""
+        return [stall for stall in self.stalls if stall.cause in causes]
+
+    @property
+    def detectable_s(self) -> float:
+        """The shortest stall that would have been found on every server; NaN where one could not be watched."""
+        lengths = [watch.detectable_s for watch in self.watches]
+        return float(np.max(lengths)) if lengths else math.nan  # NaN where one of them is
+
+    @property
+    def witnesses(self) -> int:
+        """Other servers that tell the host's stalls from the arm's."""
+        return min((watch.witnesses for watch in self.watches), default=0)
+
+
+def outside_of(
+    requests: Requests, shapes: Mapping[str, Shapes], *, control: str = "", rng: np.random.Generator
+) -> dict[str, Outside]:
+    """What is found of each arm in `shapes`."""
+    stalls, watches = look(requests, shapes)
+    # A generator for each, so that one arm more does not change the others' numbers.
+    own = dict(zip(shapes, rng.spawn(len(shapes)), strict=True))
+    return {
+        arm: _outside(requests, arm, shapes[arm], stalls[arm], watches[arm], control=control, rng=own[arm])
+        for arm in shapes
+    }
+
+
+def _outside(
+    requests: Requests,
+    arm: str,
+    shapes: Shapes,
+    stalls: Sequence[Stall],
+    watches: Sequence[Watch],
+    *,
+    control: str,
+    rng: np.random.Generator,
+) -> Outside:
+    own = [index for index, stall in enumerate(stalls) if stall.cause == UNKNOWN and stall.beyond_work]
+    new: Bools = np.array([stalls[index].trigger >= 0 for index in own], dtype=np.bool_)
+    chances = np.array([stalls[index].chance_new for index in own])
+    # A stall without a first-seen shape is no compile, whatever its prompts took.
+    telling = [stall for stall in stalls if stall.cause == UNKNOWN and (stall.beyond_work or stall.trigger < 0)]
+    with_new = np.array([stall.trigger >= 0 for stall in telling], dtype=np.bool_)
+    if stalls_go_by_length(np.array([stall.longest for stall in telling]), with_new):
+        # Stalls come with long prompts, be they first-seen or not: only prompts as long tell what is chance.
+        chances = np.maximum(chances, [stalls[index].chance_as_long for index in own])
+    p_value = more_than_chance(new, chances)
+    decided = list(stalls)
+    if p_value <= ALPHA:
+        for index, belief in zip(own, made_by_compiles(new, chances).tolist(), strict=True):
+            if belief >= _SURE and stalls[index].trigger >= 0:
+                decided[index] = replace(stalls[index], cause=COMPILE)
+    return Outside(
+        arm=arm,
+        stalls=tuple(decided),
+        p_value=p_value,
+        watches=tuple(watches),
+        slow=slow_first(requests, shapes, windows_of((s.start_ns, s.end_ns) for s in stalls), control=control, rng=rng),
+        shapes_known=bool((shapes.shape >= 0).any()),
+    )

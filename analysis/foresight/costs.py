@@ -1,0 +1,346 @@
+"""When an arm pays: GPUs for a load, and its start-up against the GPU-seconds that it saves on every request.
+
+What an arm holds comes from a saturation search, as an interval (`analysis.judging.load_steps`); the interval is
+carried through to the end, so that an answer reads "from 2 to 9 hours", or "never" where the arm may be no faster.
+Replicas are taken to add up: two hold twice the load of one. The control is there already, so the arm pays for its
+whole start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from analysis.judging.gates import FAIL, PASS
+from analysis.judging.judgement import Judgement
+from analysis.judging.load_steps import brackets, is_search
+from analysis.run.run import Run, mapping, number
+from analysis.run.startup import startup_row
+from analysis.settings.rollout import Rollout
+
+NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A value as seen with the limits of its interval; None where it is not known, NEVER where it never comes."""
+
+    low: float | None = None
+    seen: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What one start of one replica costs; None where it is not recorded. `memory_bytes` is the peak on the device."""
+
+    serving_s: float | None = None
+    warmup_s: float | None = None
+    compile_s: float | None = None
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """One arm. Rates are requests/s that one replica holds within the SLO.
+
+    `gpus` carry the rollout's load. `start_gpu_s` is what starting as many replicas costs (one replica where no load is
+    given). `saved` is in GPUs where a load is given, else in GPU-seconds a request, and below 0 where the arm needs
+    more. It pays after `requests`, or `hours` at the load (without one: at what its replica holds).
+    """
+
+    arm: str
+    control: bool
+    source: Literal["search", "offered", "unknown"]
+    trials: int
+    rps: Span
+    start: Start
+    gpus: Span
+    start_gpu_s: Span
+    saved: Span
+    requests: Span
+    hours: Span
+    verdict: str | None
+    reason: str
+
+
+def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakEven]:
+    """Every arm of the run against the control, which comes first."""
+    found = _capacities(run, judgement)
+    starts = {arm: start_of(run, arm) for arm in run.arms}
+    control = found[run.control]
+    return [
+        weigh(
+            arm,
+            own=found[arm],
+            control=None if arm == run.control else control,
+            start=starts[arm],
+            rollout=rollout,
+            verdict=judgement.verdicts.get(arm),
+        )
+        for arm in run.arms
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one replica of an arm holds within its SLO, in requests/s, and from where that is known."""
+
+    source: Literal["search", "offered", "unknown"]
+    rps: Span
+    trials: int = 0
+
+
+def _capacities(run: Run, judgement: Judgement) -> dict[str, Capacity]:
+    if is_search(run):
+        return {
+            item.arm: Capacity(
+                source="search",
+                rps=_divided(Span(low=item.low_rps, seen=item.passed_rps, high=item.high_rps), run.replicas(item.arm)),
+                trials=item.trials,
+            )
+            for item in brackets(run)
+        }
+    # Targets of the cold start come last, and say nothing of a load that lasts.
+    steady = {arm: [gate.verdict for gate in judgement.slo[arm][: len(run.targets)]] for arm in run.arms}
+    return {arm: _offered(run, arm, steady[arm]) for arm in run.arms}
+
+
+def _divided(span: Span, by: int) -> Span:
+    low, seen, high = (None if value is None else value / by for value in (span.low, span.seen, span.high))
+    return Span(low=low, seen=seen, high=high)
+
+
+def _offered(run: Run, arm: str, verdicts: Sequence[str]) -> Capacity:
+    """A load that was held is a lower limit and no more; one under which the SLO surely broke is an upper one."""
+    each = run.rate(int((run.of_arm(arm) & run.usable).sum())) / run.replicas(arm)
+    trials = len(run.trials)
+    if each > 0 and verdicts and set(verdicts) == {PASS}:
+        return Capacity(source="offered", rps=Span(low=each), trials=trials)
+    if each > 0 and FAIL in verdicts:
+        return Capacity(source="offered", rps=Span(high=each), trials=trials)
+    return Capacity(source="unknown", rps=Span(), trials=trials)
+
+
+def start_of(run: Run, arm: str) -> Start:
+    """What a start of the arm cost in this run."""
+    row = startup_row(run, arm)
+    memory = mapping(row.get("memory_bytes"))
+    peak = number(memory.get("device_peak")) or number(memory.get("device_reserved"))
+    return Start(
+        serving_s=row["serving_s"],
+        warmup_s=row["warmup_s"],
+        compile_s=row["compile_s"],
+        # Of all replicas together.
+        memory_bytes=None if peak is None else peak / run.replicas(arm),
+    )
+
+
+# --- Weighing ---------------------------------------------------------------------------------------------------------
+
+
+def weigh(
+    arm: str, *, own: Capacity, control: Capacity | None, start: Start, rollout: Rollout, verdict: str | None
+) -> BreakEven:
+    """What the arm needs and when it pays; `control` is None for the control itself."""
+    gpus = _gpus(own.rps, rollout)
+    each, cost = rollout.gpus_per_replica, start.serving_s
+    if rollout.load_rps is None:
+        start_gpu_s = Span() if cost is None else Span(low=cost * each, seen=cost * each, high=cost * each)
+    else:
+        start_gpu_s = _each(gpus, lambda value: None if cost is None else value * cost)
+    saved = requests = hours = Span()
+    if control is not None:
+        if rollout.load_rps is None:
+            saved = _less(_per_request(control.rps, each), _per_request(own.rps, each))
+            requests = _pays(start_gpu_s, saved)
+            hours = _hours_of(requests, own.rps)
+        else:
+            saved = _less(_gpus(control.rps, rollout), gpus)
+            seconds, load = _pays(start_gpu_s, saved), rollout.load_rps
+            requests = _each(seconds, lambda value: value * load)
+            hours = _each(seconds, lambda value: value / 3600.0)
+    return BreakEven(
+        arm=arm,
+        control=control is None,
+        source=own.source,
+        trials=own.trials,
+        rps=own.rps,
+        start=start,
+        gpus=gpus,
+        start_gpu_s=start_gpu_s,
+        saved=saved,
+        requests=requests,
+        hours=hours,
+        verdict=verdict,
+        reason=_reason(arm, own, control, start, rollout, saved, hours, verdict),
+    )
+
+
+def _each(span: Span, change: Any) -> Span:
+    low, seen, high = (None if value is None else change(value) for value in (span.low, span.seen, span.high))
+    return Span(low=low, seen=seen, high=high)
+
+
+def _gpus(rps: Span, rollout: Rollout) -> Span:
+    """GPUs for the load: the fewest if a replica holds as much as it may, the most if as little."""
+    load = rollout.load_rps
+    if load is None:
+        return Span()
+
+    def needed(held: float | None) -> float | None:
+        replicas = None if not held else math.ceil(load / held - 1e-9)
+        return None if replicas is None else float(max(1, replicas) * rollout.gpus_per_replica)
+
+    return Span(low=needed(rps.high), seen=needed(rps.seen), high=needed(rps.low))
+
+
+def _per_request(rps: Span, gpus: int) -> Span:
+    """GPU-seconds that a request takes on a replica at its limit."""
+    return Span(
+        low=gpus / rps.high if rps.high else None,
+        seen=gpus / rps.seen if rps.seen else None,
+        high=gpus / rps.low if rps.low else None,
+    )
+
+
+def _less(one: Span, other: Span) -> Span:
+    """The difference; its limits are the far ends of both."""
+
+    def difference(left: float | None, right: float | None) -> float | None:
+        return None if left is None or right is None else left - right
+
+    return Span(
+        low=difference(one.low, other.high),
+        seen=difference(one.seen, other.seen),
+        high=difference(one.high, other.low),
+    )
+
+
+def _pays(cost: Span, saved: Span) -> Span:
+    """How much it takes until what is saved has paid the cost: soonest, as seen, latest. NEVER where nothing is."""
+
+    def until(spent: float | None, gain: float | None) -> float | None:
+        if gain is None or (gain > 0 and spent is None):
+            return None
+        return spent / gain if gain > 0 and spent is not None else NEVER
+
+    return Span(low=until(cost.low, saved.high), seen=until(cost.seen, saved.seen), high=until(cost.high, saved.low))
+
+
+def _hours_of(requests: Span, rps: Span) -> Span:
+    """How long one replica at its limit takes for as many requests."""
+
+    def hours(count: float | None, held: float | None) -> float | None:
+        return None if count is None or not held else count / held / 3600.0
+
+    return Span(
+        low=hours(requests.low, rps.high), seen=hours(requests.seen, rps.seen), high=hours(requests.high, rps.low)
+    )
+
+
+# --- In words ---------------------------------------------------------------------------------------------------------
+
+
+def _reason(
+    arm: str,
+    own: Capacity,
+    control: Capacity | None,
+    start: Start,
+    rollout: Rollout,
+    saved: Span,
+    hours: Span,
+    verdict: str | None,
+) -> str:
+    said = [_held_text(arm, own)]
+    if control is not None:
+        said.append(_pays_text(arm, own, control, start, rollout, saved, hours))
+        if verdict is not None and verdict != PASS:
+            said.append(f"It is {verdict} by its gates, and nothing here changes that.")
+    return " ".join(said)
+
+
+def _held_text(arm: str, own: Capacity) -> str:
+    rps = own.rps
+    if own.source == "offered" and rps.low is not None:
+        return (
+            f"A replica of {arm} was offered {rps.low:.3g} requests/s and kept every SLO: it holds at least that, and "
+            "how much more only a saturation search tells."
+        )
+    if own.source == "offered":
+        return f"A replica of {arm} was offered {rps.high:.3g} requests/s and broke its SLO: it holds less."
+    if rps.low is None and rps.high is None:
+        return f'What {arm} holds is not known: search with arrivals = "saturation" and an [slo].'
+    low = "0" if rps.low is None else f"{rps.low:.3g}"
+    span = f"{low} requests/s or more" if rps.high is None else f"{low} to {rps.high:.3g} requests/s"
+    once = " (one trial: a guess)" if own.trials < 2 else ""
+    return f"A replica of {arm} holds {span}{once}."
+
+
+def _pays_text(
+    arm: str, own: Capacity, control: Capacity, start: Start, rollout: Rollout, saved: Span, hours: Span
+) -> str:
+    if own.source != "search" or control.source != "search":
+        return "Whether it saves anything is not known from this run."
+    if saved.seen is None and saved.low is None and saved.high is None:
+        return "Whether it saves anything is not known: more steps of the search must be held, and more missed."
+    if hours.low == hours.seen == hours.high == NEVER:
+        return (
+            "It never pays: it needs as many GPUs as the control, or more."
+            if rollout.load_rps
+            else ("It never pays: a request takes as many GPU-seconds as on the control, or more.")
+        )
+    if start.serving_s is None:
+        return "What its start costs is not recorded, so that nothing says when it pays."
+    ends = [("as seen", hours.seen), ("soonest", hours.low), ("latest", hours.high)]
+    told = ", ".join(f"{name} {_hours_text(value)}" for name, value in ends)
+    if hours.seen == NEVER:
+        return f"As seen its start is never paid; at the ends of the intervals {told.partition(', ')[2]}."
+    return f"Its start is paid {told}: replicas that restart more often than that do not pay."
+
+
+def _hours_text(hours: float | None) -> str:
+    if hours is None:
+        return "unknown"
+    if hours == NEVER:
+        return "never"
+    if hours < 1.0 / 60.0:
+        return f"after {hours * 3600:.2g} s"
+    return f"after {hours * 60:.2g} minutes" if hours < 2.0 else f"after {hours:.3g} hours"
+
+
+def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
+    """What the summary says; None where the run made no search and its experiment names no load to carry."""
+    rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
+    if rollout.load_rps is None and not is_search(run):
+        return None
+    return break_even_rows(break_evens(run, judgement, rollout), rollout)
+
+
+def break_even_rows(found: Sequence[BreakEven], rollout: Rollout) -> dict[str, Any]:
+    """The arms as plain values; NEVER is the word "never"."""
+    return {
+        "load_rps": rollout.load_rps,
+        "gpus_per_replica": rollout.gpus_per_replica,
+        "arms": [
+            {
+                "arm": row.arm,
+                "control": row.control,
+                "source": row.source,
+                "trials": row.trials,
+                "start": {name: getattr(row.start, name) for name in row.start.__dataclass_fields__},
+                **{name: _span_row(getattr(row, name)) for name in ("rps", "gpus", "start_gpu_s", "saved")},
+                **{name: _span_row(getattr(row, name)) for name in ("requests", "hours")},
+                "verdict": row.verdict,
+                "reason": row.reason,
+            }
+            for row in found
+        ],
+    }
+
+
+def _span_row(span: Span) -> dict[str, float | str | None]:
+    ends = {"low": span.low, "seen": span.seen, "high": span.high}
+    return {name: "never" if value == NEVER else value for name, value in ends.items()}

@@ -1,0 +1,1 @@
+"""Comparisons, gates, checks, and the verdict that follows."""

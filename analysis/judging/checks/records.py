@@ -1,0 +1,120 @@
+"""Whether the records are whole: nothing cut off, nobody missing, every trial run to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
+
+_MISSING_SLACK = 2  # requests that may be under way when recorders stop
+_MISSING_SHARE = 0.001
+
+
+def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated: bool = True) -> Check:
+    """Nothing is cut off, damaged, out of order or there twice; `stated` is whether files say what they should hold."""
+    words = list(problems)
+    if broken:
+        words.append(f"{broken} request{'s have' if broken > 1 else ' has'} times that are missing or run backwards")
+    if repeated:
+        words.append(f"{repeated} rows repeat a request")
+    return Check(
+        check="records",
+        ok=not words,
+        value=float(len(problems) + broken + repeated),
+        limit=0.0,
+        reason="; ".join(words) + "."
+        if words
+        else "All records are whole."
+        if stated
+        else "The records read whole; none of their files states what it should hold.",
+        affects=ALL_KINDS,
+        remedy="" if not words else "Run again, and let the run end by itself.",
+    )
+
+
+def check_complete(trials: Sequence[Mapping[str, Any]]) -> Check:
+    """Every trial ended by itself."""
+    stopped = [str(trial.get("trial")) for trial in trials if not trial.get("complete")]
+    return Check(
+        check="complete",
+        ok=not stopped,
+        value=float(len(stopped)),
+        limit=0.0,
+        reason=f"Trial {', '.join(stopped)} was stopped before its end." if stopped else "Every trial ran to its end.",
+        affects=ALL_KINDS,
+        remedy="Run again, and let the run end by itself." if stopped else "",
+    )
+
+
+def check_counts(counts: Mapping[str, int], planned: Mapping[str, int], *, mirrored: bool) -> Check:
+    """Every arm got its requests: each of those planned, and under a mirrored design as many as the others."""
+    missing: list[str] = []
+    worst = 0
+    common = max(counts.values(), default=0) if mirrored else 0
+    for arm, count in counts.items():
+        expected = max(planned.get(arm, 0), common)
+        short = expected - count
+        worst = max(worst, short)
+        if count == 0:
+            missing.append(f"{arm} has no request")
+        elif short > _allowed_missing(expected):
+            missing.append(f"{arm} has {count} of {expected} requests")
+    total = planned.get("*", 0)
+    short = total - sum(counts.values())
+    if short > _allowed_missing(total):
+        missing.append(f"{sum(counts.values())} of {total} planned requests were recorded")
+        worst = max(worst, short)
+    if not counts:
+        missing.append("no arm has requests")
+    return Check(
+        check="arms",
+        ok=not missing,
+        value=float(worst),
+        limit=float(_allowed_missing(max([common, total, *planned.values()], default=0))),
+        reason="; ".join(missing) + "." if missing else "Every arm has its requests.",
+        affects=ALL_KINDS,
+        remedy="See the logs of the arm and of the load generator." if missing else "",
+    )
+
+
+def _allowed_missing(expected: int) -> int:
+    return max(_MISSING_SLACK, int(_MISSING_SHARE * expected))
+
+
+def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool, silent: Sequence[str] = ()) -> Check:
+    """The arm lived through the run. A control that died spoils every comparison.
+
+    `silent` are replicas that live, and neither served nor answered once the traffic was over.
+    """
+    codes = ", ".join(f"{death.get('replica', arm)} (exit code {death.get('exit_code')})" for death in deaths)
+    found = [f"{arm} died under load: {codes}"] if deaths else []
+    found += [f"{', '.join(silent)} did not serve any more when the traffic was over"] if silent else []
+    return Check(
+        check="alive",
+        ok=not found,
+        value=float(len(deaths) + len(silent)),
+        limit=0.0,
+        arm=None if control else arm,
+        reason=f"{'; '.join(found)}." if found else f"{arm} lived through the run.",
+        affects=ALL_KINDS if not control else ESTIMATES,
+        remedy=f"See the logs of {arm}." if found else "",
+    )
+
+
+def check_cut(arm: str, cut: int, requests: int, quantile: float) -> Check:
+    """Fewer requests were under way at the end than lie beyond the quantile, so the tail is not among them."""
+    share = cut / requests if requests else 0.0
+    limit = 1.0 - quantile
+    ok = share <= limit + 1e-12
+    return Check(
+        check="cut requests",
+        ok=ok,
+        value=100.0 * share,
+        limit=100.0 * limit,
+        arm=arm,
+        reason=f"{cut} of {requests} requests of {arm} were still under way at the end"
+        + ("." if ok else f": they could hold all of the slowest {100.0 * limit:.3g} %."),
+        affects=("noninferiority", "slo"),
+        remedy="" if ok else "Let the run drain before it ends, or run longer.",
+    )

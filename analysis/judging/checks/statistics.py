@@ -1,0 +1,127 @@
+"""Whether the data can carry the statistics: enough blocks, a tail to speak of, stretches that do not look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.judging.gates import FAIL, PASS
+from analysis.judging.validity import Check
+from analysis.settings.gate_limits import GateLimits
+from analysis.statistics.compare import METRIC_NAMES, Comparison
+
+TAIL_REQUESTS = 5
+FEWEST_STARTS = 3
+_CROSS_ALPHA = 0.25
+# Limits are widened for drift. What lasts so long that neighbours are nearly the same has shown too little of itself.
+_MOST_CORRELATION = 0.7
+
+
+def check_blocks(arm: str, blocks: int, limits: GateLimits, block_s: float) -> Check:
+    """The comparison rests on enough time blocks."""
+    ok = blocks >= limits.min_blocks
+    return Check(
+        check="blocks",
+        ok=ok,
+        value=float(blocks),
+        limit=float(limits.min_blocks),
+        arm=arm,
+        reason=f"{arm} can be compared over {blocks} steady block{'' if blocks == 1 else 's'} of {block_s:g} s"
+        + ("." if ok else f"; {limits.min_blocks} are needed."),
+        affects=("noninferiority",),
+    )
+
+
+def check_length(blocks: int, limits: GateLimits, block_s: float) -> Check:
+    """The whole run, cold start and compiles included, has enough time blocks to judge SLOs by."""
+    ok = blocks >= limits.min_blocks
+    return Check(
+        check="run length",
+        ok=ok,
+        value=float(blocks),
+        limit=float(limits.min_blocks),
+        reason=f"The run has {blocks} block{'' if blocks == 1 else 's'} of {block_s:g} s"
+        + ("." if ok else f"; {limits.min_blocks} are needed."),
+        affects=("slo",),
+    )
+
+
+def check_cold_starts(starts: int) -> Check:
+    """There were enough cold starts, each in a trial of its own, to say how they differ."""
+    ok = starts >= FEWEST_STARTS
+    return Check(
+        check="cold starts",
+        ok=ok,
+        value=float(starts),
+        limit=float(FEWEST_STARTS),
+        reason=f"The run has {starts} cold start{'' if starts == 1 else 's'}"
+        + ("." if ok else f"; {FEWEST_STARTS} are needed to say how they differ."),
+        affects=("cold",),
+        remedy="" if ok else f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
+    )
+
+
+def check_tail(arm: str, requests: int, quantile: float) -> Check:
+    """Enough requests lie beyond the quantile to speak of it."""
+    beyond = requests * (1.0 - quantile)
+    ok = beyond >= TAIL_REQUESTS - 1e-9
+    return Check(
+        check="tail",
+        ok=ok,
+        value=beyond,
+        limit=float(TAIL_REQUESTS),
+        arm=arm,
+        reason=f"{requests} compared requests put {beyond:.1f} beyond p{100.0 * quantile:.10g}"
+        + ("." if ok else f"; {TAIL_REQUESTS} are needed to speak of it."),
+        affects=("noninferiority",),
+    )
+
+
+def check_autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Check:
+    """Neighbouring groups of blocks do not resemble each other, as resampling them assumes."""
+    worst = max(
+        (item for item in comparisons if item.autocorrelation is not None),
+        key=lambda item: item.autocorrelation or 0.0,
+        default=None,
+    )
+    if worst is None or worst.autocorrelation is None:
+        return Check(
+            check="block autocorrelation",
+            ok=True,
+            arm=arm,
+            reason="Too few blocks to tell whether neighbouring ones resemble each other.",
+            affects=("noninferiority",),
+        )
+    ok = worst.autocorrelation <= _MOST_CORRELATION
+    return Check(
+        check="block autocorrelation",
+        ok=ok,
+        value=worst.autocorrelation,
+        limit=_MOST_CORRELATION,
+        arm=arm,
+        reason=f"The difference to the control in neighbouring stretches ({worst.groups} in all) correlates by "
+        f"{worst.autocorrelation:.2f}"
+        + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: something lasts for longer than a stretch."),
+        affects=("noninferiority",),
+        remedy="" if ok else "Run longer, so that stretches get longer, or run six trials or more.",
+    )
+
+
+def check_cross(arm: str, comparisons: Sequence[Comparison]) -> Check:
+    """The exceedance-score test does not contradict what the label swap decided."""
+    doubts: list[tuple[float, str]] = []
+    for item in comparisons:
+        p_value = {PASS: item.cross_p_noninferior, FAIL: item.cross_p_inferior}.get(item.verdict)
+        if p_value is not None and p_value > _CROSS_ALPHA:
+            doubts.append((p_value, METRIC_NAMES.get(item.metric, item.metric)))
+    names = ", ".join(name for _, name in doubts)
+    return Check(
+        check="cross-check",
+        ok=not doubts,
+        value=max(doubts)[0] if doubts else None,
+        limit=_CROSS_ALPHA,
+        arm=arm,
+        reason="The second test does not contradict the first."
+        if not doubts
+        else f"A second test that allows for slow drifts does not support the result on {names}.",
+        affects=("noninferiority",),
+    )

@@ -1,0 +1,212 @@
+"""Whether what the servers told of their compiles is all: every row placed, every count met, every stall explained.
+
+Telemetry that is lost makes an arm look better than it is. So what it leaves out opens the gates that rest on it: those
+on compiles, and the estimates, which leave out the requests that met a compile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
+from analysis.blackbox.view import Outside
+from analysis.judging.validity import ESTIMATES, Check
+from analysis.records.placing import Unplaced, words_of
+from analysis.run.run import Run, Trial, mapping, number
+from analysis.run.spikes import CompileEvent, Windows, windows_of
+
+_SHORTEST_NS = 250_000_000  # of a stall that must be told of; shorter ones are a collection or a hiccup as well
+_SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
+_SLACK_SHARE = 0.1
+_REMEDY = "Run again; see the logs of the arm and of the disk."
+
+
+def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]:
+    """The checks on the compile events of each arm that tailgate started; none where there is no such table."""
+    yield check_placed(run.unplaced_requests, "request", arm=None, affects=(*ESTIMATES, "recompile", "error"))
+    if run.records.events is None:
+        return
+    nobodys = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
+    yield check_placed(nobodys, "compile event", arm=None, affects=("recompile", *ESTIMATES))
+    for arm in (name for name in run.treatments if not run.external(name)):
+        own = [item for item in run.unplaced_events if item.arm == arm]
+        yield check_placed(own, "compile event", arm=arm, affects=("recompile", *ESTIMATES))
+    for arm in (name for name in run.arms if not run.external(name)):
+        lost, vouched = lost_events(run, arm)
+        control = arm == run.control
+        yield Check(
+            check="event counts",
+            ok=not lost,
+            value=float(len(lost)),
+            limit=0.0,
+            arm=None if control else arm,
+            reason=f"Compile events of {arm} are missing: {'; '.join(lost)}."
+            if lost
+            else f"{arm} counted as many compile events as are recorded."
+            if vouched
+            else f"{arm} did not tell how many compile events it counted.",
+            affects=ESTIMATES if control else ("recompile", *ESTIMATES),
+            remedy=_REMEDY if lost else "",
+        )
+        if not control:
+            yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
+    if run.records.steps is not None:
+        yield check_steps(run)
+
+
+def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
+    """Every row says whose it is, when it was and what it tells of."""
+    words = words_of(unplaced, what)
+    return Check(
+        check=f"placed {what}s",
+        ok=not words,
+        value=float(sum(item.rows for item in unplaced)),
+        limit=0.0,
+        arm=arm,
+        reason=f"{'; '.join(words)} cannot be placed." if words else f"Every {what} has its place in the run.",
+        affects=affects,
+        remedy=_REMEDY if words else "",
+    )
+
+
+def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
+    """Where recorded events are fewer than the arm's replicas counted, in words; and whether all of them counted.
+
+    A replica's own numbering tells too: its events are numbered from 0. A trial that was stopped has no count.
+    """
+    words: list[str] = []
+    vouched = bool(run.trials)
+    ids: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for event in run.events:
+        if event.arm == arm:
+            ids[event.trial, event.replica or ""].add(event.event_id)
+    for trial in run.trials:
+        final = mapping(trial.info.get("final"))
+        dead = [death.get("replica") for death in run.deaths(arm)]
+        for replica in run.replica_names(arm, trial):
+            own = ids[trial.number, replica]
+            counted = _count(trial, replica, "compile_events")
+            if counted is None:
+                vouched = False
+                if final and replica not in dead:
+                    words.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
+            expected = max(int(counted or 0), _numbered(own, f"{trial.number}-{replica}-"))
+            if len(own) < expected:
+                words.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
+        vouched &= bool(final)
+    return words, vouched
+
+
+def check_steps(run: Run) -> Check:
+    """As many engine steps are recorded as the replicas counted. Figures on padding rest on them, and no gate."""
+    steps = run.records.steps
+    rows: dict[tuple[int, str], int] = {}
+    if steps is not None:
+        counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
+        rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
+    words = [
+        f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
+        for trial in run.trials
+        for arm in run.arms
+        for replica in run.replica_names(arm, trial)
+        if (counted := _count(trial, replica, "steps")) is not None
+        and (recorded := rows.get((trial.number, replica), 0)) < counted
+    ]
+    return Check(
+        check="step counts",
+        ok=not words,
+        value=float(len(words)),
+        limit=0.0,
+        reason=f"Engine steps are missing: {'; '.join(words)}." if words else "No engine step is known to be missing.",
+        affects=(),
+        remedy=_REMEDY if words else "",
+    )
+
+
+def _count(trial: Trial, replica: str, what: str) -> float | None:
+    """What the replica counted up to the end of the trial; None where it is not told."""
+    return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
+
+
+def _numbered(ids: Iterable[str], prefix: str) -> int:
+    """How many events there must have been by the numbers that they bear; 0 where they bear none."""
+    pattern = re.compile(re.escape(prefix) + r"(\d{1,9})")
+    matches = [pattern.fullmatch(name) for name in ids]
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
+
+
+def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
+    """No request was held up by a compile, by its server's account or as it looks from outside, that no event tells of.
+
+    A stall whose cause is not known is asked about where it began with a first-seen shape and the events are not
+    counted (`vouched`): then nothing says that there was no compile.
+    """
+    requests = _unexplained_requests(run, arm)
+    stalls = [
+        stall
+        for stall in outside.of_cause(COMPILE, *(() if vouched else (UNKNOWN,)))
+        if (stall.cause == COMPILE or stall.trigger >= 0) and not _explained(stall, run.events)
+    ]
+    words = []
+    if requests.size:
+        longest = float(run.requests.stall_ns[requests].max()) / 1e9
+        words.append(
+            f"{requests.size} request{'s were' if requests.size > 1 else ' was'} held up by a compile by its server's "
+            f"account (for {longest:.3g} s at most) while no compile event tells of one"
+        )
+    if stalls:
+        longest = max(stall.seconds for stall in stalls)
+        words.append(
+            f"{len(stalls)} stall{'s' if len(stalls) > 1 else ''} that began with a first-seen shape "
+            f"({longest:.3g} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
+        )
+    return Check(
+        check="stalls explained",
+        ok=not words,
+        value=float(requests.size + len(stalls)),
+        limit=0.0,
+        arm=arm,
+        reason=f"{'; '.join(words)}."[:1].upper() + f"{'; '.join(words)}."[1:]
+        if words
+        else f"The compile events of {arm} explain every stall that looks like one.",
+        affects=("recompile",),
+        remedy=_REMEDY if words else "",
+    )
+
+
+def _unexplained_requests(run: Run, arm: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The rows of requests whose server reports a longer compile than its events lay over them."""
+    requests = run.requests
+    held = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.stall_ns > _SLACK_NS))
+    if not held.size:
+        return held
+    told = np.zeros(held.size)
+    for trial in np.unique(requests.trial[held]).tolist():
+        for replica in np.unique(requests.replica[held]).tolist():
+            own = (requests.trial[held] == trial) & (requests.replica[held] == replica)
+            name = requests.replicas[replica] if replica >= 0 else None
+            windows = _windows(run.events, arm, trial, name)
+            told[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
+    reported = requests.stall_ns[held]
+    return np.asarray(held[reported - told > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
+
+
+def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
+    windows = _windows(events, stall.arm, stall.trial, stall.replica)
+    start, end = np.array([stall.start_ns]), np.array([stall.end_ns])
+    left = (stall.end_ns - stall.start_ns) - float(windows.overlap_ns(start, end)[0])
+    return left <= max(_SHORTEST_NS, 0.5 * (stall.end_ns - stall.start_ns))
+
+
+def _windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
+    """When the arm's events say that it compiled; of whichever kind and phase, since each may hold a request up."""
+    return windows_of(
+        (event.start_ns, event.end_ns)
+        for event in events
+        if (event.arm, event.trial) == (arm, trial) and (replica is None or event.replica in (None, replica))
+    )

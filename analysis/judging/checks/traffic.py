@@ -1,0 +1,207 @@
+"""Whether the traffic was what it claims: on schedule, split as asked, on a control that works and is left alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from analysis.judging.checks.loop import Loop
+from analysis.judging.validity import ESTIMATES, Check
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
+_SLOWDOWN_LIMIT = 1.10
+_SLOWDOWN_DRAWS = 499
+_FEWEST_DURING = 5
+_FOLLOWING_NS = 2_000_000  # a client that waited for an answer asks again within this
+_MOST_FOLLOWING = 0.5
+_FOLLOWING_RATIO = 5.0
+
+
+def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) -> Check | None:
+    """The splitter sent each arm its share of the sessions (chi-square, p >= 0.001). None where weights do not say."""
+    names = [name for name in counts if weights.get(name, 0) > 0]
+    total = sum(counts[name] for name in names)
+    strays = [name for name in counts if name in weights and weights[name] == 0 and counts[name] > 0]
+    if strays and names:
+        return Check(
+            check="sample ratio",
+            ok=False,
+            value=0.0,
+            limit=_RATIO_ALPHA,
+            reason=f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions.",
+            affects=(*ESTIMATES, "error"),
+            remedy="Check the splitter's weights, and that no client pins an arm.",
+        )
+    if len(names) < 2 or total == 0:
+        return None
+    scale = total / sum(weights[name] for name in names)
+    expected = [weights[name] * scale for name in names]
+    p_value = float(stats.chisquare([counts[name] for name in names], expected).pvalue)
+    got = ", ".join(f"{name} {counts[name]} (expected {want:.0f})" for name, want in zip(names, expected, strict=True))
+    ok = p_value >= _RATIO_ALPHA
+    return Check(
+        check="sample ratio",
+        ok=ok,
+        value=p_value,
+        limit=_RATIO_ALPHA,
+        reason=f"Sessions per arm: {got}" + ("." if ok else ": more uneven than chance."),
+        affects=(*ESTIMATES, "error"),
+        remedy="" if ok else "Look for requests that one arm loses, and check the splitter's weights.",
+    )
+
+
+def check_generator_lag(lag_ms: float | None, limit_ms: float) -> Check:
+    """The load generator sent its requests when the schedule said."""
+    ok = lag_ms is not None and lag_ms <= limit_ms
+    if lag_ms is None:
+        reason = "How late requests were sent is not recorded."
+    else:
+        reason = f"1 % of the requests were sent {lag_ms:.1f} ms late or more, limit {limit_ms:g} ms."
+    return Check(
+        check="generator lag",
+        ok=ok,
+        value=lag_ms,
+        limit=limit_ms,
+        reason=reason,
+        affects=ESTIMATES,
+        remedy="" if ok else "Give the load generator its own cores or more workers, or lower the rate.",
+    )
+
+
+def check_open_loop(
+    open_loop: bool | None,
+    scheduled: bool,
+    concurrency: int | None = None,
+    follows: tuple[float, float] | None = None,
+    loops: Sequence[Loop] = (),
+) -> Check:
+    """Latency counts from a schedule that does not wait for the server.
+
+    `follows` is what `starts_after_ends` found and `loops` what `loop_of` did of each set of requests: records of other
+    tools need not say that their users waited.
+    """
+    share, chance = follows or (0.0, 0.0)
+    followed = share > _MOST_FOLLOWING and share > _FOLLOWING_RATIO * chance
+    waited = any(loop.closed for loop in loops)
+    told = all(loop.told for loop in loops)
+    ok = scheduled and open_loop is not False and not (open_loop is None and (followed or waited or not told))
+    reason = "Requests started on schedule, whatever the server did."
+    remedy = "Drive the arms by a schedule and record scheduled_ns."
+    if open_loop is False:
+        most = "" if concurrency is None else f", at most {concurrency} requests under way to each arm"
+        reason = f"The load waited for the server (closed loop{most}), which hides the tail."
+    elif not scheduled:
+        reason = "Requests carry no scheduled time, so waiting before they were sent may be missing."
+    elif not ok and followed:
+        reason = (
+            f"{100.0 * share:.0f} % of the requests start within 2 ms of the end of another ({100.0 * chance:.2g} % "
+            "would by chance): the load waited for the server (closed loop), which hides the tail."
+        )
+    elif not ok and waited:
+        kept = min(loop.kept for loop in loops)
+        reason = (
+            "Requests start the later the more are in flight, as users do who wait for an answer before they ask again "
+            f"(closed loop): a stall of 1 s may take {100.0 * (1.0 - kept):.0f} % of the load, which hides the tail."
+        )
+    elif not ok:
+        reason = (
+            "Nothing says whether the load waited for the server, and these requests are too few or too even to tell."
+        )
+        remedy = "Say open_loop in trial.json if a schedule drove the arms; else record more requests."
+    return Check(check="open loop", ok=ok, reason=reason, affects=ESTIMATES, remedy="" if ok else remedy)
+
+
+def starts_after_ends(start_ns: Ints, end_ns: Ints) -> tuple[float, float]:
+    """The share of requests that start within 2 ms of the end of another, and the share that would by chance.
+
+    Shape (n,) each, of one arm. Users who wait for an answer before they ask again start right after ends; a schedule
+    does not know of them. (0, 0) of fewer than two requests.
+    """
+    if len(start_ns) < 2:
+        return 0.0, 0.0
+    ends = np.sort(end_ns)
+    before = np.searchsorted(ends, start_ns, side="right") - 1
+    close = (before >= 0) & (start_ns - ends[np.maximum(before, 0)] <= _FOLLOWING_NS)
+    span = max(int(end_ns.max() - start_ns.min()), 1)
+    covered = float(np.minimum(np.diff(ends, append=ends[-1] + _FOLLOWING_NS), _FOLLOWING_NS).sum())
+    return float(close.mean()), min(1.0, covered / span)
+
+
+def check_control_errors(control: str, failed: int, requests: int, limit_pct: float) -> Check:
+    """The control itself works: where it fails, the test bed is broken and nothing can be blamed on an arm."""
+    share = 100.0 * failed / requests if requests else 0.0
+    ok = share <= limit_pct
+    return Check(
+        check="control errors",
+        ok=ok,
+        value=share,
+        limit=limit_pct,
+        reason=f"{failed} of {requests} requests of {control} failed ({share:.3g} %), limit {limit_pct:g} %.",
+        affects=(*ESTIMATES, "error"),
+        remedy="" if ok else f"Find out why {control} fails, then run again.",
+    )
+
+
+def check_interference(slowdown: float | None, p_value: float | None) -> Check:
+    """The control does not slow down while other arms compile."""
+    if slowdown is None or p_value is None:
+        return Check(
+            check="interference",
+            ok=True,
+            limit=_SLOWDOWN_LIMIT,
+            reason="Too few requests of the control fell into compiles of other arms to see interference.",
+            affects=ESTIMATES,
+        )
+    ok = slowdown <= _SLOWDOWN_LIMIT or p_value > 0.05
+    return Check(
+        check="interference",
+        ok=ok,
+        value=slowdown,
+        limit=_SLOWDOWN_LIMIT,
+        reason=f"While other arms compiled, requests of the control took {slowdown:.2f} times as long"
+        + (
+            ", which is within chance."
+            if ok and slowdown > _SLOWDOWN_LIMIT
+            else "."
+            if ok
+            else ": they share a machine."
+        ),
+        affects=ESTIMATES,
+        remedy="" if ok else "Give each arm its own cores or host, or use the switchback design.",
+    )
+
+
+def slowdown_during(
+    excess: Floats, start_s: Floats, inside: Floats, *, bin_s: float, rng: np.random.Generator
+) -> tuple[float | None, float | None]:
+    """How many times longer requests took inside some stretches than outside, and p of no difference.
+
+    `excess` is log(time taken / time expected by length) of requests that started at `start_s` (seconds on a circle
+    of len(inside) bins of `bin_s`); `inside` is the share of each bin that lies in the stretches. The null turns the
+    stretches around the circle, which keeps how neighbouring requests and stretches depend on each other.
+    (None, None) when fewer than five requests started inside or outside.
+    """
+    bins = len(inside)
+    index = np.minimum((start_s / bin_s).astype(np.int64), bins - 1)
+    counts = np.bincount(index, minlength=bins).astype(np.float64)
+    sums = np.bincount(index, weights=excess, minlength=bins)
+    if counts @ inside < _FEWEST_DURING or counts @ (1.0 - inside) < _FEWEST_DURING:
+        return None, None
+
+    def effect(weights: Floats) -> float:
+        within, without = counts @ weights, counts @ (1.0 - weights)
+        if within <= 0 or without <= 0:
+            return 0.0
+        return float(sums @ weights / within - sums @ (1.0 - weights) / without)
+
+    seen = effect(inside)
+    turned = [effect(np.roll(inside, int(turn))) for turn in rng.integers(1, max(bins, 2), size=_SLOWDOWN_DRAWS)]
+    as_high = sum(value >= seen - 1e-12 for value in turned)
+    return math.exp(seen), (as_high + 1) / (_SLOWDOWN_DRAWS + 1)

@@ -1,0 +1,184 @@
+"""Every comparison of a run: five latencies at five quantiles and more, of each arm with the control, in each phase.
+
+A few of them gate, as the experiment says; the others stand beside them and decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.run.gaps import gaps_of
+from analysis.run.run import SECOND, Run
+from analysis.settings.gate_limits import COMPARED_METRICS
+from analysis.statistics.compare import METRIC_NAMES, Comparison, Sample, compare_quantiles, compare_typical, decide
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+PHASES = ("steady", "cold", "all")
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+MOST_GAPS = 1_000_000  # of an arm; p99.9 of as many is known far better than blocks agree on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparisons:
+    """What was compared, arm by arm. `gated` are decided (see `compare.decide`); `beside` have no verdict to give."""
+
+    gated: tuple[Comparison, ...] = ()
+    beside: tuple[Comparison, ...] = ()
+
+
+def comparisons(run: Run) -> Comparisons:
+    """All comparisons of the run. Failures are adjusted over arms and gated metrics, and over nothing else."""
+    gated: list[Comparison] = []
+    beside: list[Comparison] = []
+    for arm in run.treatments:
+        for phase in PHASES:
+            rows = _rows(run, arm, phase)
+            for metric in COMPARED_METRICS:
+                gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
+                qs = sorted({*QUANTILES, *run.limits.quantiles})
+                samples = _samples(run, metric, rows)
+                found = _compared(run, arm, metric, phase, rows.paired, samples, qs)
+                gates_of = [item for item in found if item.quantile in gates]
+                beside += [item for item in found if item.quantile not in gates]
+                if run.limits.question == "block":
+                    gates_of = compare_typical(*samples, whole=gates_of, restart_spread=run.limits.restart_spread)
+                gated += gates_of
+    return Comparisons(
+        gated=tuple(decide(gated)), beside=tuple(replace(item, reason=description(item)) for item in beside)
+    )
+
+
+def judge_quantiles(run: Run, arm: str, metric: str, phase: str, *, qs: Sequence[float]) -> list[Comparison]:
+    """The undecided comparisons of `arm` with the control at the quantiles `qs` of one metric."""
+    rows = _rows(run, arm, phase)
+    return _compared(run, arm, metric, phase, rows.paired, _samples(run, metric, rows), qs)
+
+
+def compared(run: Run, arm: str, metric: str, phase: str) -> tuple[Sample, Sample]:
+    """What is compared: the values of the arm, and those of the control."""
+    return _samples(run, metric, _rows(run, arm, phase))
+
+
+def description(item: Comparison) -> str:
+    """What was seen, in a sentence that decides nothing."""
+    label = f"p{item.quantile * 100:.10g} {METRIC_NAMES[item.metric]}"
+    if item.ratio is None:
+        return f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}."
+    seen = f"{label} is {item.ratio:.2f} times that of {item.control}"
+    if item.obstacle is not None:
+        return f"{seen}; there are no limits: {item.obstacle}."
+    if item.low is None and item.high is None:
+        return f"{seen}; so few blocks set no limits."
+    low, high = ("any" if value is None else f"{value:.2f}" for value in (item.low, item.high))
+    return f"{seen} (between {low} and {high})."
+
+
+def _compared(
+    run: Run,
+    arm: str,
+    metric: str,
+    phase: str,
+    paired: bool,
+    samples: tuple[Sample, Sample],
+    qs: Sequence[float],
+) -> list[Comparison]:
+    place = (run.arms.index(arm), COMPARED_METRICS.index(metric), PHASES.index(phase))
+    found = compare_quantiles(
+        *samples,
+        qs=qs,
+        margin=run.limits.margin_of(metric),
+        alpha=run.limits.alpha,
+        draws=run.limits.draws,
+        rng=run.rng(0, *place),
+        paired=paired,
+        method=run.limits.method,
+        restart_spread=run.limits.restart_spread,
+    )
+    return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in found]
+
+
+# --- Which requests ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """The requests of an arm and of the control in one phase. `paired`: each has its copy on the other arm."""
+
+    treatment: Ints
+    control: Ints
+    paired: bool
+
+
+def _rows(run: Run, arm: str, phase: str) -> _Rows:
+    """The steady phase leaves out the cold start and every request in flight while one of the two compiled. Both arms
+    lose the same stretches, and under a mirrored design a request and its copy go together."""
+    found = []
+    for name in (arm, run.control):
+        mask = run.of_arm(name) & run.usable
+        if phase == "steady":
+            found.append(run.steady(mask, (arm, run.control)))
+        else:
+            found.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
+    pairs = [run.requests.pair[rows] for rows in found]
+    paired = run.design == "mirrored" and all(len(pair) > 0 and bool((pair >= 0).all()) for pair in pairs)
+    treatment, control = _in_pairs(run, found) if paired else found
+    return _Rows(treatment=treatment, control=control, paired=paired)
+
+
+def _in_pairs(run: Run, found: Sequence[Ints]) -> list[Ints]:
+    """The rows whose copy is among the other arm's."""
+    pair = run.requests.pair
+    present = np.ones(int(pair.max()) + 1 if len(pair) else 0, dtype=np.bool_)
+    for rows in found:
+        own = np.zeros_like(present)
+        own[pair[rows]] = True
+        present &= own
+    return [rows[present[pair[rows]]] for rows in found]
+
+
+def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
+    """The values of the metric where it is defined, of a request and its copy alike."""
+    known = list(_known(run, metric, (rows.treatment, rows.control)))
+    if rows.paired and all(len(own) for own in known):
+        known = _in_pairs(run, known)
+    treatment, control = (_gap_sample(run, own) if metric == "itl" else _sample(run, metric, own) for own in known)
+    return treatment, control
+
+
+def _known(run: Run, metric: str, found: Sequence[Ints]) -> Iterator[Ints]:
+    requests = run.requests
+    for rows in found:
+        if metric == "itl":
+            has = (np.diff(requests.gap_offsets)[rows] > 0) | requests.failed[rows]
+        else:
+            has = ~np.isnan(requests.metric_ms(metric)[rows])
+        yield rows[has]
+
+
+def _sample(run: Run, metric: str, rows: Ints) -> Sample:
+    requests = run.requests
+    return Sample(values=requests.metric_ms(metric)[rows], block=run.block[rows], trial=requests.trial[rows])
+
+
+def _gap_sample(run: Run, rows: Ints) -> Sample:
+    """All gaps, each in the block in which it ended, whenever its request was due."""
+    gaps = gaps_of(run.requests, rows, most=MOST_GAPS)
+    trial = run.requests.trial[gaps.row]
+    return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns), trial=trial)
+
+
+def blocks_at(run: Run, trial: Ints, at_ns: Ints) -> Ints:
+    """The block of each moment; what lies past the end of its trial is in the trial's last block."""
+    block = np.zeros(len(at_ns), dtype=np.int64)
+    for item in run.trials:
+        own = trial == item.number
+        since = at_ns[own] - item.start_ns
+        block[own] = item.first_block + np.clip(since // int(run.block_s * SECOND), 0, item.blocks - 1)
+    return block

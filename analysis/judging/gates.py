@@ -1,0 +1,301 @@
+"""The requirements on one arm, each judged by itself and in plain words: PASS, FAIL or INCONCLUSIVE with a reason.
+
+Gates on latency and errors are estimates, so a run may be too short for them. Gates on compiles are counts of what
+happened: they FAIL in a run of any length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.judging.rates import RateComparison
+from analysis.run.slo import ShareResult
+from analysis.settings.gate_limits import CompileBudget
+from analysis.settings.slo_targets import SloTarget
+from analysis.statistics.compare import METRIC_NAMES, Comparison
+
+PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One requirement on one arm."""
+
+    arm: str
+    gate: str
+    kind: str  # noninferiority | slo | cold | goodput | recompile | error | parity
+    value: float | None
+    limit: float | None
+    unit: str  # ratio | ms | count | s | pct
+    verdict: str
+    reason: str
+    needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
+    needed_starts: int | None = None  # trials that it takes for that, where it is more than the run had
+    blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
+    unseen: bool = False  # open because the arm is only seen from outside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFacts:
+    """What the telemetry says of one arm while it served, or in one part of that time."""
+
+    known: bool
+    recompiles: int  # over all trials
+    most_in_a_trial: int
+    longest_event_s: float
+    longest_stall_s: float  # the longest that one request was held up
+    stall_s_per_min: float
+    requests_hit: int
+    requests: int
+    trials: int
+
+
+def noninferiority_gate(comparison: Comparison, needed_s: float | None, needed_starts: int | None = None) -> Gate:
+    """The gate that a decided comparison makes."""
+    return Gate(
+        arm=comparison.arm,
+        gate=noninferiority_name(comparison),
+        kind="noninferiority",
+        value=comparison.ratio,
+        limit=1.0 + comparison.margin,
+        unit="ratio",
+        verdict=comparison.verdict,
+        reason=comparison.reason,
+        needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
+        needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
+    )
+
+
+def noninferiority_name(comparison: Comparison) -> str:
+    """The name of the comparison's gate: "noninferiority p99_ttft", "noninferiority p99_9_e2e"."""
+    quantile = f"p{100.0 * comparison.quantile:.10g}".replace(".", "_")
+    return f"noninferiority {quantile}_{comparison.metric}"
+
+
+def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, needed_s: float | None) -> Gate:
+    """Whether the arm keeps the target, with the count behind it."""
+    what = "token gaps" if target.metric == "itl" else "requests"
+    share = f"{result.missed} of {result.requests} {'cold ' if target.cold else ''}{what}"
+    sure = f"the true share may lie between {_pct(result.low)} and {_pct(result.high)}"
+    if target.quantile is None:
+        seen, name = f"{share} failed", f"at most {target.limit:g} % errors"
+    else:
+        label = f"p{100.0 * target.quantile:.10g} {METRIC_NAMES[target.metric]}"
+        bound = "below" if target.strict else "within"
+        seen = f"{share} took {'' if target.strict else 'longer than '}{target.limit:g} ms"
+        seen += " or longer" if target.strict else ""
+        name = f"{label} {bound} {target.limit:g} ms"
+    if not result.requests:
+        reason = f"No request to judge {name}."
+    else:
+        reason = f"{seen}; {name} allows {_pct(result.allowed)}, {sure}."
+    return Gate(
+        arm=arm,
+        gate=f"{'cold ' if target.cold else ''}slo {target.key}",
+        kind="cold" if target.cold else "slo",
+        value=None if math.isnan(value) else value,
+        limit=target.limit,
+        unit="pct" if target.quantile is None else "ms",
+        verdict=result.verdict,
+        reason=reason,
+        needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
+    )
+
+
+def goodput_ratio_gate(rate: RateComparison, least: float, needed_s: float | None) -> Gate:
+    """Whether the arm surely makes at least `least` times the control's goodput of the same load."""
+    verdict = INCONCLUSIVE
+    if rate.ratio is None:
+        reason = f"Goodput cannot be compared: {rate.obstacle}."
+    else:
+        seen = f"Goodput is {rate.ratio:.3f} times that of {rate.control}"
+        shares = f"{rate.share_pct:.4g} % of the requests are good, {rate.control_share_pct:.4g} % of {rate.control}'s"
+        if rate.low is None or rate.high is None:
+            reason = f"{seen}; {shares}; there are no limits: {rate.obstacle or 'so few blocks set none'}."
+        else:
+            verdict = PASS if rate.low >= least else FAIL if rate.high < least else INCONCLUSIVE
+            reason = f"{seen} (between {rate.low:.3f} and {rate.high:.3f}), at least {least:g} is asked for; {shares}."
+    return Gate(
+        arm=rate.arm,
+        gate="goodput ratio",
+        kind="goodput",
+        value=rate.ratio,
+        limit=least,
+        unit="ratio",
+        verdict=verdict,
+        reason=reason,
+        needed_s=needed_s if verdict == INCONCLUSIVE else None,
+    )
+
+
+def _pct(share: float) -> str:
+    return f"{100.0 * share:.3g} %"
+
+
+def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float | None) -> Gate:
+    """Whether the arm's share of failed requests is surely within the limit."""
+    value = 100.0 * result.missed / result.requests if result.requests else None
+    if value is None:
+        reason = "No request completed or failed, so the error rate is unknown."
+    elif result.verdict == INCONCLUSIVE:
+        reason = (
+            f"{result.missed} of {result.requests} requests failed; so few requests only show that fewer than "
+            f"{_pct(result.high)} fail, and the limit is {limit_pct:g} %."
+        )
+    else:
+        reason = f"{result.missed} of {result.requests} requests failed ({value:.3g} %), limit {limit_pct:g} %."
+    return Gate(
+        arm=arm,
+        gate="errors",
+        kind="error",
+        value=value,
+        limit=limit_pct,
+        unit="pct",
+        verdict=result.verdict,
+        reason=reason,
+        needed_s=needed_s if result.verdict == INCONCLUSIVE else None,
+    )
+
+
+def death_gate(arm: str, deaths: int) -> Gate:
+    """An arm that died under load may not replace one that did not."""
+    times = "once" if deaths == 1 else f"{deaths} times"
+    reason = f"{arm} died {times} under load." if deaths else f"{arm} stayed up."
+    return Gate(
+        arm=arm,
+        gate="deaths",
+        kind="error",
+        value=float(deaths),
+        limit=0.0,
+        unit="count",
+        verdict=FAIL if deaths else PASS,
+        reason=reason,
+    )
+
+
+def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, part: str = "") -> list[Gate]:
+    """The four gates on compiles while serving: facts, so they FAIL in a run of any length.
+
+    `part` is "cold" or "steady" where the two have budgets of their own.
+    """
+    during = {"": "while serving", "cold": "in the cold start", "steady": "past the cold start"}[part]
+    per_trial = "" if facts.trials == 1 else f" in one trial, {facts.recompiles} in all"
+    hit_pct = 100.0 * facts.requests_hit / facts.requests if facts.requests else 0.0
+    waited = f"{facts.requests_hit} of {facts.requests} requests waited"
+    count = f"{facts.most_in_a_trial} recompile{'' if facts.most_in_a_trial == 1 else 's'} {during}{per_trial}"
+    if facts.most_in_a_trial:
+        count += f", longest {facts.longest_event_s:.1f} s, limit {budget.max_recompiles}; {waited}"
+    else:
+        count += f", limit {budget.max_recompiles}"
+    longest = f"one request for {facts.longest_stall_s:.2g} s" if facts.longest_stall_s else "no request"
+    rows: list[tuple[str, float, float, str, str]] = [
+        ("recompiles", float(facts.most_in_a_trial), float(budget.max_recompiles), "count", f"{count}."),
+        (
+            "longest stall",
+            facts.longest_stall_s,
+            budget.max_stall_s,
+            "s",
+            f"Compiles held up {longest}, limit {budget.max_stall_s:g} s.",
+        ),
+        (
+            "stall per minute",
+            facts.stall_s_per_min,
+            budget.max_stall_s_per_min,
+            "s",
+            f"Compiles took {f'{facts.stall_s_per_min:.2g} s' if facts.stall_s_per_min else 'nothing'} of each minute, "
+            f"limit {budget.max_stall_s_per_min:g} s.",
+        ),
+        (
+            "requests hit",
+            hit_pct,
+            budget.max_requests_hit_pct,
+            "pct",
+            f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
+        ),
+    ]
+    gates = []
+    for name, value, limit, unit, reason in rows:
+        undecided = not facts.known or (facts.requests == 0 and value <= limit)
+        gates.append(
+            Gate(
+                arm=arm,
+                gate=f"cold {name}" if part == "cold" else name,
+                kind="recompile",
+                value=value if facts.known else None,
+                limit=limit,
+                unit=unit,
+                verdict=INCONCLUSIVE if undecided else FAIL if value > limit else PASS,
+                reason=reason if facts.known else "No compile events were recorded for this arm, so nothing is known.",
+            )
+        )
+    return gates
+
+
+def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, asked: bool) -> Gate:
+    """Whether the arm computes what the control does, by whatever was measured of it.
+
+    `measured` is what `tailgate parity` found before the traffic, `answers` what each replica answered after it to the
+    prompts that every arm got; `asked` says that the experiment wants the first. In float32 the answers must be equal;
+    in lower precision rounding may turn a token, and all that follow it, so that they only show that a replica
+    answers.
+    """
+    found: list[tuple[str, str]] = []
+    if measured:
+        verdict = str(measured.get("verdict"))
+        told = measured.get("reasons")
+        said = " ".join(str(reason) for reason in told) if isinstance(told, list) else ""
+        found.append(
+            (PASS, "It computes what the control does, as nearly as its dtype lets it.")
+            if verdict == PASS
+            else (FAIL if verdict == FAIL else INCONCLUSIVE, f"Parity before the traffic is {verdict}: {said}")
+        )
+    elif asked:
+        found.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
+    if answers:
+        found.append(judge_answers(arm, answers))
+    # A FAIL is said before what is open, and both before what passed.
+    order = (FAIL, INCONCLUSIVE, PASS)
+    found.sort(key=lambda item: order.index(item[0]))
+    same, of = (sum(int(row.get(key) or 0) for row in answers) for key in ("same", "of"))
+    return Gate(
+        arm=arm,
+        gate="parity",
+        kind="parity",
+        value=float(of - same) if of and _is_exact(answers) else None,
+        limit=0.0 if of and _is_exact(answers) else None,
+        unit="count",
+        verdict=found[0][0] if found else INCONCLUSIVE,
+        reason=" ".join(reason for _, reason in found) or "Nothing was measured of it.",
+    )
+
+
+def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """(verdict, reason) of the answers that the arm's replicas gave after the traffic."""
+    silent = [row for row in rows if row.get("error")]
+    differ = [row for row in rows if row.get("departs") is not None]
+    same, asked = (sum(int(row.get(key) or 0) for row in rows) for key in ("same", "of"))
+    told = f"{same} of {asked} greedy answers of {arm} after the traffic are the control's"
+    if _is_exact(rows) and differ:
+        return FAIL, f"{told}, first other at {_departure(differ[0])}: in float32 they must be equal."
+    if silent:
+        who = silent[0].get("replica", arm)
+        return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent[0].get('error')}."
+    if not asked:
+        return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
+    return PASS, f"{told}{', which lower precision allows' if differ else ''}."
+
+
+def _is_exact(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return all(row.get("dtype") == "float32" for row in rows)
+
+
+def _departure(row: Mapping[str, Any]) -> str:
+    departs, prompts = row.get("departs"), row.get("prompts")
+    try:
+        question, token = departs  # type: ignore[misc]
+        return f"token {token + 1} after a prompt of {prompts[question]} tokens"  # type: ignore[index]
+    except (TypeError, ValueError, IndexError):
+        return "an unknown place"

@@ -1,0 +1,485 @@
+"""From a run to what follows from it: every comparison, gate and check made, and the verdict on each arm.
+
+Here the numbers that the run holds meet the modules that judge them. Nothing is written and nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.blackbox.firstseen import shapes_of
+from analysis.blackbox.view import Outside, outside_of
+from analysis.judging.blackbox_gates import outside_gates
+from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.judging.checks.loop import Loop, loop_of
+from analysis.judging.checks.overload import check_overload
+from analysis.judging.checks.pairs import check_copies, check_lag_apart
+from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
+from analysis.judging.checks.statistics import (
+    TAIL_REQUESTS,
+    check_autocorrelation,
+    check_blocks,
+    check_cold_starts,
+    check_cross,
+    check_length,
+    check_tail,
+)
+from analysis.judging.checks.telemetry import check_telemetry
+from analysis.judging.checks.traffic import (
+    check_control_errors,
+    check_generator_lag,
+    check_interference,
+    check_open_loop,
+    check_sample_ratio,
+    slowdown_during,
+    starts_after_ends,
+)
+from analysis.judging.comparisons import Comparisons, blocks_at, comparisons
+from analysis.judging.gates import (
+    INCONCLUSIVE,
+    CompileFacts,
+    Gate,
+    death_gate,
+    error_gate,
+    goodput_ratio_gate,
+    noninferiority_gate,
+    parity_gate,
+    recompile_gates,
+    slo_gate,
+)
+from analysis.judging.generators import check_generators
+from analysis.judging.load_steps import brackets, goodput_gate, is_search
+from analysis.judging.overload import MOST_COUNTED, Load, load_of
+from analysis.judging.planner import POWER, comparison_needed_s, power_of_each, share_needed_s, starts_needed
+from analysis.judging.rates import RateComparison, compare_rates
+from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
+from analysis.judging.verdict import Advice, advise, combined, headline
+from analysis.run.pairs import copies_of, lag_apart, matters_ms
+from analysis.run.run import SECOND, Run, mapping
+from analysis.run.slo import ShareResult, judge_share, observed, units
+from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, normal_e2e_ms, windows_of
+from analysis.run.work import gates_on_gaps, token_times, work_of
+from analysis.settings.slo_targets import SloTarget
+from analysis.statistics.compare import Comparison
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What was found of a run. Mappings are by arm."""
+
+    steady: tuple[Comparison, ...]  # those that gate
+    beside: tuple[Comparison, ...]  # all others, of every phase
+    rates: tuple[RateComparison, ...]
+    facts: Mapping[str, CompileFacts]  # of all that an arm served
+    outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
+    parts: Mapping[str, Mapping[str, CompileFacts]]  # of its cold start and of what came after, by "cold" and "steady"
+    slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
+    gates: tuple[Gate, ...]  # of the treatments, after the checks
+    checks: tuple[Check, ...]
+    verdicts: Mapping[str, str]  # of the treatments
+    overall: str
+    headline: str
+    advice: Advice
+
+
+def judge(run: Run) -> Judgement:
+    """The judgement on the run. The same records and seed give an equal one."""
+    # A search drives the arms past what they hold, so their latency over all of it says nothing.
+    search = is_search(run)
+    compared = Comparisons() if search else comparisons(run)
+    rates = () if search else compare_rates(run)
+    outside = _outside(run)
+    checks = [*_checks(run, compared.gated), *check_telemetry(run, outside)]
+    facts = {arm: _compile_facts(run, arm) for arm in run.arms}
+    parts = {arm: {part: _compile_facts(run, arm, part) for part in ("cold", "steady")} for arm in run.arms}
+    slo = {arm: tuple(_slo_gate(run, arm, target) for target in _targets(run)) for arm in run.arms}
+    raw: list[Gate] = []
+    for arm in run.treatments:
+        if search:
+            found = {item.arm: item for item in brackets(run)}
+            raw.append(goodput_gate(found[arm], found[run.control], margin=run.limits.margin))
+        else:
+            raw += [_noninferiority_gate(run, item) for item in compared.gated if item.arm == arm]
+            raw += slo[arm]
+            raw += _goodput_gates(run, [item for item in rates if item.arm == arm])
+        raw += _recompile_gates(run, arm, facts[arm], parts[arm], outside[arm])
+        raw += _death_gates(run, arm) if search else _error_gates(run, arm)
+        raw += _parity_gates(run, arm)
+    gates = [_with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
+    verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
+    return Judgement(
+        steady=compared.gated,
+        beside=compared.beside,
+        rates=rates,
+        facts=facts,
+        outside=outside,
+        parts=parts,
+        slo=slo,
+        gates=tuple(gates),
+        checks=tuple(checks),
+        verdicts=verdicts,
+        overall=combined(list(verdicts.values())),
+        headline=headline(verdicts, gates, checks, run.control),
+        advice=advise(gates, checks),
+    )
+
+
+def _noninferiority_gate(run: Run, item: Comparison) -> Gate:
+    power = power_of_each(run.limits)
+    starts = starts_needed(item, power=power)
+    return noninferiority_gate(
+        item, _needed_s(run, item, power=power), needed_starts=starts if starts > item.trials else None
+    )
+
+
+def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:
+    return comparison_needed_s(
+        item,
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        overhead_s=_overhead_s(run),
+        power=power,
+    )
+
+
+def _overhead_s(run: Run) -> float:
+    return run.limits.cold_s * len(run.trials)
+
+
+# --- Gates ------------------------------------------------------------------------------------------------------------
+
+
+def _targets(run: Run) -> tuple[SloTarget, ...]:
+    return (*run.targets, *run.cold_targets)
+
+
+def _slo_gate(run: Run, arm: str, target: SloTarget) -> Gate:
+    """Whether the arm keeps the target: over all traffic, or over the cold starts, each of which is one observation."""
+    mask = run.of_arm(arm) & run.usable
+    if target.cold:
+        mask &= run.cold
+    found = units(run.requests, mask, target)
+    trial = run.requests.trial[found.row]
+    block = trial if target.cold else blocks_at(run, trial, found.at_ns)
+    result, needed = _share(run, found.missed, block, target.allowed_share)
+    value = observed(run.requests, mask, target)
+    return slo_gate(arm, target, result, value, None if target.cold else needed)
+
+
+def _goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
+    """One where the experiment asks for a share of the control's goodput."""
+    least = run.limits.min_goodput_ratio
+    if least is None:
+        return []
+    return [
+        goodput_ratio_gate(rate, least, _needed_s(run, _turned(rate, least)) if least > 0 else None)
+        for rate in rates
+        if rate.rate == "goodput"
+    ]
+
+
+def _turned(rate: RateComparison, least: float) -> Comparison:
+    """The rate as a comparison that must stay below a limit: the control's goodput over the arm's, below 1 / least."""
+    return Comparison(
+        quantile=0.5,
+        margin=1.0 / least - 1.0,
+        alpha=rate.alpha,
+        ratio=1.0 / rate.ratio if rate.ratio else None,
+        spread=rate.spread,
+        method=rate.method,
+        blocks=rate.blocks,
+        groups=rate.groups,
+        trials=rate.trials,
+        requests=rate.requests,
+        obstacle=rate.obstacle,
+    )
+
+
+def _outside(run: Run) -> dict[str, Outside]:
+    # Nothing restarts an external arm: what it compiled in one trial it has in the next.
+    shapes = {
+        arm: shapes_of(run.requests, arm, ladder=run.length_ladder(arm), restarts=not run.external(arm))
+        for arm in run.arms
+    }
+    return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
+
+
+def _recompile_gates(
+    run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside
+) -> list[Gate]:
+    cold = run.limits.cold
+    if run.external(arm):
+        return _external_gates(run, facts, parts, outside)
+    if cold is None:
+        return recompile_gates(arm, facts, run.limits.budget)
+    return [
+        *recompile_gates(arm, parts["steady"], run.limits.budget, part="steady"),
+        *recompile_gates(arm, parts["cold"], cold, part="cold"),
+    ]
+
+
+def _external_gates(run: Run, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
+    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
+    ends = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
+    minutes = run.replicas(outside.arm) / 60.0
+    budget, cold = run.limits.budget, run.limits.cold
+    if cold is None:
+        return outside_gates(outside, budget, requests=facts.requests, minutes=run.seconds * minutes)
+    return [
+        *outside_gates(
+            outside,
+            budget,
+            requests=parts["steady"].requests,
+            minutes=(run.seconds - cold_s) * minutes,
+            part="steady",
+            cold_ns=ends,
+        ),
+        *outside_gates(
+            outside, cold, requests=parts["cold"].requests, minutes=cold_s * minutes, part="cold", cold_ns=ends
+        ),
+    ]
+
+
+def _error_gates(run: Run, arm: str) -> list[Gate]:
+    requests = run.requests
+    counts = run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed)
+    result, needed = _share(run, requests.failed[counts], run.block[counts], run.limits.max_error_pct / 100.0)
+    gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]
+    return [*gates, *_death_gates(run, arm)] if run.records.trials else gates
+
+
+def _death_gates(run: Run, arm: str) -> list[Gate]:
+    # Nobody watches the process of an external arm: its death shows in errors.
+    return [] if run.external(arm) else [death_gate(arm, len(run.deaths(arm)))]
+
+
+def _parity_gates(run: Run, arm: str) -> list[Gate]:
+    """One gate where something can be said: parity was measured or asked for, or answers must be equal or are missing.
+
+    Answers in lower precision alone judge nothing.
+    """
+    answers = run.answers(arm)
+    asked = mapping(run.records.experiment.get("parity")).get("full") is True
+    told = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
+    if not (run.parity(arm) or asked or told):
+        return []
+    return [parity_gate(arm, run.parity(arm), answers, asked=asked)]
+
+
+def _share(run: Run, missed: Bools, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
+    """The share that `missed`, judged over blocks, and the run length that would decide it."""
+    result = judge_share(missed, block, allowed=allowed, alpha=run.limits.alpha)
+    needed = share_needed_s(
+        result,
+        requests_per_s=run.rate(len(missed)),
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        alpha=run.limits.alpha,
+    )
+    return result, needed
+
+
+def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
+    """What compiles did to the arm while it served: in its cold starts, past them ("steady"), or in all."""
+    cold_end = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
+
+    def within(event: CompileEvent) -> bool:
+        return not part or (event.start_ns < cold_end.get(event.trial, 0)) is (part == "cold")
+
+    serving = [event for event in run.serving_events(arm) if within(event)]
+    recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
+    own = run.of_arm(arm) & ~run.requests.broken
+    if part:
+        own &= run.cold if part == "cold" else ~run.cold
+    stalls = run.attribution.stall_ms[own]
+    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
+    seconds = {"": run.seconds, "cold": cold_s, "steady": run.seconds - cold_s}[part]
+    minutes = seconds / 60.0 * run.replicas(arm)
+    # An arm that compiles has at least its warm-up to tell of; silence means that its telemetry was lost.
+    silent = run.compiles(arm) and not any(event.arm == arm for event in run.events)
+    return CompileFacts(
+        known=run.records.events is not None and not silent,
+        recompiles=len(recompiles),
+        most_in_a_trial=max(
+            (sum(event.trial == trial.number for event in recompiles) for trial in run.trials), default=0
+        ),
+        longest_event_s=max((event.seconds for event in serving if event.stalls), default=0.0),
+        longest_stall_s=float(stalls.max()) / 1e3 if stalls.size else 0.0,
+        stall_s_per_min=_stall_s(serving) / minutes if minutes > 0 else 0.0,
+        requests_hit=int(run.attribution.hit[own].sum()),
+        requests=int(own.sum()),
+        trials=max(1, len(run.trials)),
+    )
+
+
+def _stall_s(events: Sequence[CompileEvent]) -> float:
+    """Seconds that the events held a replica, summed over replicas and trials."""
+    places = sorted({(event.trial, event.replica or "") for event in events})
+    return sum(
+        windows_of(
+            (event.start_ns, event.end_ns)
+            for event in events
+            if event.stalls and (event.trial, event.replica or "") == place
+        ).seconds
+        for place in places
+    )
+
+
+def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
+    """The gate with the run length that its checks ask for, where it was decided but for them and they want length."""
+    if before.verdict == INCONCLUSIVE or after.verdict != INCONCLUSIVE:
+        return after
+    if not set(after.blocked_by) <= LENGTH_CHECKS:
+        return after
+    rate = run.rate(int(run.of_arm(after.arm).sum()))
+    tail_s = TAIL_REQUESTS / (1.0 - run.limits.quantile) / rate if rate > 0 else 0.0
+    floor = max(run.limits.min_blocks * run.block_s, math.ceil(tail_s / run.block_s) * run.block_s)
+    return replace(after, needed_s=floor + _overhead_s(run))
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def _checks(run: Run, steady: Sequence[Comparison]) -> list[Check]:
+    return [*_checks_of_all(run), *(check for arm in run.treatments for check in _checks_of(run, arm, steady))]
+
+
+def _loops(run: Run) -> list[Loop]:
+    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. None if it is said."""
+    if run.told_open_loop is not None:
+        return []
+    requests = run.requests
+    sets = [run.of_arm(arm) for arm in run.arms]
+    if run.design == "split":
+        sets.append(np.ones(len(requests), dtype=np.bool_))
+    kept = [mask & ~requests.broken for mask in sets]
+    return [loop_of(requests.start_ns[mask], requests.end_ns[mask]) for mask in kept]
+
+
+def _checks_of_all(run: Run) -> Iterable[Check]:
+    requests, limits = run.requests, run.limits
+    infos = [info for info in run.infos if info]
+    counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
+    search = is_search(run)
+    # A search overloads the arms on purpose, and a closed loop cannot.
+    if not search and run.told_open_loop is not False:
+        yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
+    yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
+    yield check_complete(infos)
+    closed = run.told_open_loop is False and not run.planned
+    yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
+    if run.design == "split":
+        ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
+        if ratio is not None:
+            yield ratio
+    if not search:
+        answered = run.of_arm(run.control) & (requests.ok | requests.failed)
+        failed = int(requests.failed[answered].sum())
+        yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
+    yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
+    yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
+    scheduled = bool(requests.scheduled.all()) if len(requests) else False
+    own = run.of_arm(run.control) & ~requests.broken
+    follows = starts_after_ends(requests.start_ns[own], requests.end_ns[own])
+    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency, follows, _loops(run))
+    if run.cold_targets and not search:
+        yield check_cold_starts(len(run.trials))
+    if (run.targets or run.limits.min_goodput_ratio is not None) and not search:
+        yield check_length(run.blocks, limits, run.block_s)
+    yield check_interference(*_interference(run))
+    answers = run.answers(run.control)
+    # a single replica is its own measure
+    if len({row.get("replica") for row in answers}) > 1 or any(row.get("error") for row in answers):
+        yield check_answers(run.control, answers)
+    if infos:
+        for arm in (name for name in run.arms if not run.external(name)):
+            yield check_deaths(arm, run.deaths(arm), control=arm == run.control, silent=run.silent(arm))
+
+
+def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Check]:
+    limits = run.limits
+    own = [item for item in steady if item.arm == arm]
+    if not is_search(run):
+        yield check_blocks(arm, min((item.blocks for item in own), default=0), limits, run.block_s)
+        yield check_tail(arm, min((item.requests for item in own), default=0), limits.quantile)
+        yield check_autocorrelation(arm, own)
+        yield check_cross(arm, own)
+    intended = run.records.experiment.get("compare_models") is True
+    outside = {name: str(found["kind"]) for name in (arm, run.control) if (found := run.external(name))}
+    yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
+    yield check_equal_work(work_of(run, arm))
+    yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
+    yield check_lag_apart(arm, run.control, lag_apart(run, arm))
+    if run.design == "mirrored":
+        allowed_ms = matters_ms(run, 0.5)
+        if (copies := copies_of(run, arm, allowed_ms=allowed_ms)) is not None:
+            yield check_copies(copies, allowed_ms=allowed_ms)
+    if is_search(run):
+        return
+    # The arm of the two that lost more, though the check is on the treatment's gates.
+    worst = max((arm, run.control), key=lambda name: _cut_share(run, name))
+    mine = run.of_arm(worst) & run.usable
+    cut = check_cut(worst, int(run.requests.cut[mine].sum()), int(mine.sum()), limits.quantile)
+    yield replace(cut, arm=arm)
+
+
+def _loads(run: Run, arm: str) -> list[Load | None]:
+    """What the arm was offered and answered, trial by trial; None where a trial does not tell."""
+    requests = run.requests
+    own = run.of_arm(arm) & ~requests.broken
+    found = []
+    for trial in run.trials:
+        mine = np.flatnonzero(own & (requests.trial == trial.number))
+        every = max(1, len(mine) // MOST_COUNTED)
+        mine = mine[::every]
+        start_s, end_s = ((column[mine] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
+        seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
+        found.append(load_of(start_s, end_s, requests.ok[mine], requests.shed[mine], seconds=seconds, every=every))
+    return found
+
+
+def _cut_share(run: Run, arm: str) -> float:
+    own = run.of_arm(arm) & run.usable
+    return float(run.requests.cut[own].mean()) if own.any() else 0.0
+
+
+def _interference(run: Run) -> tuple[float | None, float | None]:
+    """How much longer the control's requests took while other arms compiled, and the p-value."""
+    requests = run.requests
+    own = run.of_arm(run.control) & requests.ok
+    expected = normal_e2e_ms(requests, own & (run.attribution.cause == 0))
+    if expected is None:
+        return None, None
+    own &= (expected > 0) & (requests.e2e_ms > 0)
+    bin_s = max(0.25, run.seconds / 8000.0)
+    inside: list[Floats] = []
+    starts, excess = [], []
+    offset = 0.0
+    for trial in run.trials:
+        bins = max(1, math.ceil(trial.seconds / bin_s))
+        edges = trial.start_ns + (np.arange(bins + 1) * bin_s * SECOND).astype(np.int64)
+        windows = windows_of(
+            (event.start_ns, event.end_ns)
+            for event in run.events
+            if event.serving and event.stalls and event.trial == trial.number and event.arm != run.control
+        )
+        inside.append(windows.overlap_ns(edges[:-1], edges[1:]) / (bin_s * SECOND))
+        mine = own & (requests.trial == trial.number)
+        since = np.clip((requests.start_ns[mine] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
+        starts.append(since + offset)
+        excess.append(np.log(requests.e2e_ms[mine] / expected[mine]))
+        offset += bins * bin_s
+    if not inside:
+        return None, None
+    return slowdown_during(
+        np.concatenate(excess), np.concatenate(starts), np.concatenate(inside), bin_s=bin_s, rng=run.rng(1)
+    )

@@ -1,0 +1,281 @@
+"""How long a run must be to decide what is open, and what a run of a given length can decide.
+
+Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
+of servers like these. The test at the end resamples a few groups of blocks (or trials) and knows its own error only
+that well, so Student's t with groups - 1 degrees of freedom stands where a normal would promise too much. Where a
+pilot with few groups tells the spread, the same holds for it (the two-stage argument of Stein 1945).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from scipy import stats
+
+from analysis.run.slo import ShareResult
+from analysis.settings.gate_limits import GateLimits
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from analysis.statistics.resampling import groups_of
+
+POWER = 0.80
+LONGEST_S = 7 * 24 * 3600.0  # nobody waits longer for one verdict
+# A few slow stretches make a tail's spread, so it is known less well than as many normal differences would tell it. In
+# simulation (`python -m tests.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
+_KNOWN_SHARE = 1.0 / 3.0
+_LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
+
+
+def power_of_each(limits: GateLimits, power: float = POWER) -> float:
+    """The power that each gated latency needs, so that all of them pass together with `power` (Bonferroni)."""
+    return 1.0 - (1.0 - power) / (len(limits.metrics) * len(limits.quantiles))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """How much a log ratio varies from run to run: its standard error is `per_unit` / sqrt(units).
+
+    A unit is a time block, or with `by_trial` a whole trial. `degrees` says how well `per_unit` is known: the degrees
+    of freedom of the pilot that told it, None where a model did. Units of one start share its luck, which has the
+    standard deviation `restart` and fades with the number of `starts` alone.
+    """
+
+    per_unit: float
+    by_trial: bool = False
+    degrees: float | None = None
+    restart: float = 0.0
+    starts: int = 1
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Noise | None:
+        """The noise that a comparison saw; None where it made no test."""
+        if comparison.obstacle is not None or comparison.spread is None:
+            return None
+        by_trial = comparison.trials >= TRIALS_FOR_T_TEST and comparison.groups == comparison.trials
+        units = comparison.trials if by_trial else comparison.blocks
+        per_unit, degrees = comparison.spread * math.sqrt(units), max(1, comparison.groups - 1)
+        if by_trial:
+            return cls(per_unit=per_unit, by_trial=True, degrees=degrees)
+        # Label swaps turn the signs of differences from their own mean, which are smaller than those from the true one.
+        short = math.sqrt((degrees + 1) / degrees)
+        return cls(
+            per_unit=per_unit * short,
+            degrees=max(1.0, _KNOWN_SHARE * degrees),
+            restart=comparison.restart_spread,
+            starts=comparison.trials,
+        )
+
+    def reach(self, units: int, *, alpha: float, power: float) -> float:
+        """The distance from the margin, in log ratio, that so many units tell apart with this power."""
+        final = units if self.by_trial else _groups(units)
+        degrees = max(1, final - 1 if self.degrees is None else min(final - 1, self.degrees))
+        factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
+        return factor * math.hypot(self.per_unit / math.sqrt(units), self.restart / math.sqrt(self.starts))
+
+    def starts_for(self, distance: float, *, alpha: float, power: float) -> int:
+        """The fewest starts, from `starts` on, whose luck leaves half of the variance at `distance` to time."""
+        if self.restart == 0.0 or distance == 0.0:
+            return self.starts
+        degrees = _groups(10**6) - 1
+        factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
+        return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
+
+    def units_for(self, distance: float, *, alpha: float, power: float, fewest: int, most: int) -> int | None:
+        """The fewest units, from `fewest` on, that tell `distance` apart; None where even `most` do not."""
+        if self.reach(fewest, alpha=alpha, power=power) <= distance:
+            return fewest
+        if most <= fewest or self.reach(most, alpha=alpha, power=power) > distance:
+            return None
+        short, enough = fewest, most
+        while enough - short > 1:
+            middle = (short + enough) // 2
+            if self.reach(middle, alpha=alpha, power=power) <= distance:
+                enough = middle
+            else:
+                short = middle
+        return enough
+
+
+def _groups(blocks: int) -> int:
+    """Into how many groups the comparison puts so many blocks."""
+    return int(groups_of(np.zeros(blocks, dtype=np.int64))[-1]) + 1
+
+
+def comparison_needed_s(
+    comparison: Comparison,
+    *,
+    block_s: float,
+    min_blocks: int,
+    overhead_s: float = 0.0,
+    power: float = POWER,
+    ratio: float | None = None,
+) -> float | None:
+    """The run length, over all trials, at which the comparison is decided with this power.
+
+    `ratio` is the true ratio to plan for; without one, what this run saw. At least `min_blocks` blocks. `overhead_s` is
+    time of the run that the comparison leaves out (cold start, compile windows). Where trials are the unit, more trials
+    of the same length. In as many starts as `starts_needed` says. A run that left the comparison open is planned half
+    as long again at least: its noise is known to have been too much. None when no length helps: nothing to compare, a
+    ratio on the margin, or more than a week.
+    """
+    if comparison.obstacle is not None and comparison.blocks != 1:
+        return None
+    floor_s = min_blocks * block_s + overhead_s
+    noise = Noise.of(comparison)
+    true = comparison.ratio if ratio is None else ratio
+    if noise is None or true is None:
+        return floor_s
+    distance = abs(math.log1p(comparison.margin) - math.log(true))
+    if distance == 0:
+        return None
+    if noise.per_unit == 0 and noise.restart == 0:
+        return floor_s
+    noise = replace(noise, starts=noise.starts_for(distance, alpha=comparison.alpha, power=power))
+    unit_s, lost_s = _unit_s(comparison, noise, block_s, overhead_s)
+    fewest = math.ceil((floor_s - lost_s) / unit_s - 1e-9)
+    if ratio is None and _left_open(comparison):
+        fewest = max(fewest, math.ceil(_LONGER * (comparison.trials if noise.by_trial else comparison.blocks)))
+    units = noise.units_for(
+        distance,
+        alpha=comparison.alpha,
+        power=power,
+        fewest=max(TRIALS_FOR_T_TEST if noise.by_trial else 2, fewest),
+        most=int((LONGEST_S - lost_s) / unit_s),
+    )
+    return None if units is None else _rounded(units * unit_s + lost_s, block_s)
+
+
+def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float | None = None) -> int:
+    """How many fresh starts the comparison needs to be decided at all, however long: at least those it had."""
+    noise = Noise.of(comparison)
+    true = comparison.ratio if ratio is None else ratio
+    if noise is None or true is None:
+        return comparison.trials
+    distance = abs(math.log1p(comparison.margin) - math.log(true))
+    return noise.starts_for(distance, alpha=comparison.alpha, power=power)
+
+
+def _left_open(comparison: Comparison) -> bool:
+    """Whether neither side of the margin was shown, or one was that the whole run contradicts."""
+    if comparison.whole is not None and comparison.whole > 1.0 + comparison.margin:
+        return (comparison.p_inferior or 0.0) > comparison.alpha
+    return min(comparison.p_noninferior or 0.0, comparison.p_inferior or 0.0) > comparison.alpha
+
+
+def decidable_margin(
+    comparison: Comparison,
+    *,
+    seconds: float,
+    block_s: float,
+    overhead_s: float = 0.0,
+    power: float = POWER,
+    ratio: float = 1.0,
+) -> float | None:
+    """The smallest margin that a run of `seconds` over all trials passes with this power, if `ratio` is the true one.
+
+    None where nothing was compared or the run is too short to compare at all.
+    """
+    noise = Noise.of(comparison)
+    if noise is None:
+        return None
+    unit_s, lost_s = _unit_s(comparison, noise, block_s, overhead_s)
+    units = int((seconds - lost_s) / unit_s + 1e-9)
+    if units < 2:
+        return None
+    return ratio * math.exp(noise.reach(units, alpha=comparison.alpha, power=power)) - 1.0
+
+
+def _unit_s(comparison: Comparison, noise: Noise, block_s: float, overhead_s: float) -> tuple[float, float]:
+    """Seconds of the run that one unit takes, and seconds that are lost once."""
+    if noise.by_trial:
+        return (comparison.blocks * block_s + overhead_s) / comparison.trials, 0.0
+    return block_s, overhead_s
+
+
+def share_needed_s(
+    result: ShareResult,
+    *,
+    requests_per_s: float,
+    block_s: float,
+    min_blocks: int,
+    alpha: float,
+    power: float = POWER,
+) -> float | None:
+    """The run length at which the share is decided with this power if it is what this run saw, else as above."""
+    if result.requests == 0 or requests_per_s <= 0 or not 0.0 < result.allowed < 1.0:
+        return None
+    floor = min_blocks * block_s
+    seen = result.missed / result.requests
+    if seen == 0:
+        needed: float | None = clean_requests(result.allowed, alpha=alpha)
+    else:
+        needed = requests_for_share(seen, result.allowed, alpha=alpha, power=power)
+    if needed is None:
+        return None
+    return _rounded(max(needed * result.design_effect / requests_per_s, floor), block_s)
+
+
+def clean_requests(allowed: float, *, alpha: float) -> int:
+    """The fewest requests without a miss that show a share of at most `allowed`: 299 for 1 % at alpha 0.05.
+
+    The exact binomial limit of none in n is 1 - alpha^(1/n). `allowed` lies between 0 and 1, both left out.
+    """
+    return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
+
+
+def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
+    """Independent requests that tell a true share from the allowed one; None where the two are equal."""
+    if true == allowed:
+        return None
+    reject = float(stats.norm.ppf(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
+    detect = float(stats.norm.ppf(power)) * math.sqrt(true * (1.0 - true))
+    return math.ceil(((reject + detect) / (true - allowed)) ** 2)
+
+
+def _rounded(seconds: float, block_s: float) -> float | None:
+    if not math.isfinite(seconds) or seconds > LONGEST_S:
+        return None
+    return math.ceil(seconds / block_s - 1e-9) * block_s
+
+
+def duration_text(seconds: float) -> str:
+    """The length in the unit a reader thinks in: "90 seconds", "20 minutes", "3.5 hours"."""
+    if seconds < 180:
+        return f"{seconds:.0f} seconds"
+    if seconds < 2 * 3600:
+        return f"{math.ceil(seconds / 60)} minutes"
+    return f"{seconds / 3600:.1f} hours"
+
+
+# --- Without a pilot --------------------------------------------------------------------------------------------------
+
+MODEL_RATE: Final = 4.0  # requests/s to each arm
+MODEL_S: Final = 1200.0
+MODEL_QUANTILE: Final = 0.99
+# The spread of the log p99 ratio at MODEL_RATE over MODEL_S on made-up servers at 40 % load, between that of E2E and
+# that of TTFT (`python -m tests.simulation.spreads` measures them). Real ones may have half as much or twice.
+MODEL_SPREADS: Final[Mapping[str, float]] = {
+    "mirrored, steady": 0.032,  # Poisson arrivals with one rate
+    "mirrored": 0.051,
+    "split": 0.15,
+    "separate": 0.19,
+}
+# The share of the variance at MODEL_RATE that comes from how few requests lie beyond the quantile, and shrinks with
+# more of them a second; the rest is the servers' own noise, which only time averages out.
+_COUNT_SHARE = 0.8
+# Spreads of other quantiles over that of p99.
+_OF_P99: Final[Mapping[float, float]] = {0.5: 0.25, 0.9: 0.45, 0.95: 0.65, 0.99: 1.0, 0.999: 1.5}
+MODEL_QUANTILES: Final = tuple(_OF_P99)
+
+
+def model_noise(design: str, *, rate: float, quantile: float, block_s: float) -> Noise:
+    """The noise that made-up servers show under `design` at `rate` requests/s to each arm.
+
+    `quantile` is one of MODEL_QUANTILES. A guess to a factor of two, for want of a pilot.
+    """
+    by_rate = _COUNT_SHARE * MODEL_RATE / rate + 1.0 - _COUNT_SHARE
+    spread = MODEL_SPREADS[design] * _OF_P99[quantile] * math.sqrt(by_rate)
+    return Noise(per_unit=spread * math.sqrt(MODEL_S / block_s))

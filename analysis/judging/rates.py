@@ -1,0 +1,182 @@
+"""Goodput and throughput of each arm beside the control's at the same offered load.
+
+Every rate is what an arm made of the requests that it was sent, so that a split of 9 to 1 is no difference. The
+interval is that of a ratio of totals over groups of neighbouring time blocks (its log, linearised; Student's t over the
+groups as in Ibragimov and Müller 2010), or over trials from six trials on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from analysis.judging.comparisons import blocks_at
+from analysis.run.run import Run
+from analysis.run.slo import meets_all
+from analysis.statistics.compare import TRIALS_FOR_T_TEST
+from analysis.statistics.resampling import groups_of
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+RATES = ("goodput", "requests", "output tokens")
+_FARTHEST = math.log(1000.0)  # a limit farther off is no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateComparison:
+    """One rate of one arm against the control's. Values are per second of the run.
+
+    `ratio` is the arm's rate for each request that it was sent, over the control's; `low` and `high` are one-sided
+    limits at level alpha each, None where the data set none. Shares are percent of the requests sent that were good;
+    None for rates that are no share.
+    """
+
+    arm: str
+    control: str
+    rate: str
+    value: float
+    control_value: float
+    share_pct: float | None = None
+    control_share_pct: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None  # standard error of the log ratio
+    alpha: float
+    blocks: int
+    groups: int
+    trials: int
+    requests: int  # of the arm that was sent fewer
+    method: str
+    obstacle: str | None = None
+
+
+def compare_rates(run: Run) -> tuple[RateComparison, ...]:
+    """Every rate of every treatment; goodput only where the experiment says what a good request is, or gates on it."""
+    good = meets_all(run.requests, run.goodput_targets)
+    asked = any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets)
+    rates = RATES if asked or run.limits.min_goodput_ratio is not None else RATES[1:]
+    found = [_compared(run, arm, rate, good) for arm in run.treatments for rate in rates]
+    unknown = "nothing in the experiment says what a good request is"
+    return tuple(
+        replace(item, ratio=None, low=None, high=None, spread=None, obstacle=unknown)
+        if item.rate == "goodput" and not asked
+        else item
+        for item in found
+    )
+
+
+def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
+    mine, theirs = (_counted(run, name, rate, good) for name in (arm, run.control))
+    trial = np.repeat([item.number for item in run.trials], [item.blocks for item in run.trials])
+    # Only blocks in which both were sent something compare them.
+    shared = (mine.sent > 0) & (theirs.sent > 0)
+    group, method = _groups(trial[shared])
+    sums = [_grouped(column[shared], group) for column in (mine.made, mine.sent, theirs.made, theirs.sent)]
+    ratio, spread, obstacle = log_ratio(*sums, share=rate != "output tokens")
+    count = len(sums[0])
+    low = high = None
+    if ratio is not None and spread is not None:
+        reach = float(stats.t.ppf(1.0 - run.limits.alpha, count - 1)) * spread
+        if reach < _FARTHEST:
+            low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
+    shares = [_share_pct(column) if rate == "goodput" else None for column in (mine, theirs)]
+    return RateComparison(
+        arm=arm,
+        control=run.control,
+        rate=rate,
+        value=float(mine.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
+        control_value=float(theirs.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
+        share_pct=shares[0],
+        control_share_pct=shares[1],
+        ratio=ratio,
+        low=low,
+        high=high,
+        spread=spread,
+        alpha=run.limits.alpha,
+        blocks=int(shared.sum()),
+        groups=count,
+        trials=len(np.unique(trial[shared])),
+        requests=int(min(mine.sent.sum(), theirs.sent.sum())),
+        method=method,
+        obstacle=obstacle,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """What one arm was sent and what it made of it, by time block."""
+
+    made: Floats
+    sent: Floats
+
+
+def _counted(run: Run, arm: str, rate: str, good: Bools) -> _Counted:
+    requests = run.requests
+    rows = np.flatnonzero(run.of_arm(arm) & run.usable)
+    sent = np.bincount(run.block[rows], minlength=run.blocks).astype(np.float64)
+    if rate == "goodput":
+        made = np.bincount(run.block[rows[good[rows]]], minlength=run.blocks)
+        return _Counted(made=made.astype(np.float64), sent=sent)
+    done = rows if rate == "output tokens" else rows[requests.ok[rows]]
+    ended = blocks_at(run, requests.trial[done], requests.end_ns[done])
+    weights = requests.output_tokens[done] if rate == "output tokens" else None
+    return _Counted(made=np.bincount(ended, weights, minlength=run.blocks).astype(np.float64), sent=sent)
+
+
+def _share_pct(counted: _Counted) -> float | None:
+    sent = float(counted.sent.sum())
+    return 100.0 * float(counted.made.sum()) / sent if sent else None
+
+
+def _groups(trial: Ints) -> tuple[Ints, str]:
+    """The group of each block, and how the limits are found."""
+    if len(np.unique(trial)) >= TRIALS_FOR_T_TEST:
+        return np.unique(trial, return_inverse=True)[1], "t over trials"
+    return groups_of(trial), "t over groups of blocks"
+
+
+def _grouped(column: Floats, group: Ints) -> Floats:
+    return np.bincount(group, column, minlength=int(group.max()) + 1 if len(group) else 0).astype(np.float64)
+
+
+def log_ratio(
+    made: Floats, sent: Floats, control_made: Floats, control_sent: Floats, *, share: bool
+) -> tuple[float | None, float | None, str | None]:
+    """(ratio, standard error of its log, why there is none), from totals by group.
+
+    The ratio is (made / sent) over the control's. A group's weight in its log is its share of each total, so that the
+    spread of those shares is the error. Where `share`, what is made is a count of what was sent, and the error is at
+    least that of independent requests with one miss more than was seen: no miss in any group is no certainty.
+    One group, groups that are all alike, or nothing made by the arm, have no error; nothing sent has no ratio.
+    """
+    totals = [float(column.sum()) for column in (made, sent, control_made, control_sent)]
+    if not totals[1] or not totals[3]:
+        return None, None, "one of the arms was sent nothing"
+    if not totals[2]:
+        return None, None, "the control made nothing"
+    ratio = totals[0] / totals[1] / (totals[2] / totals[3])
+    if not totals[0]:
+        return ratio, None, "the arm made nothing"
+    groups = len(made)
+    if groups < 2:
+        return ratio, None, "one stretch of time cannot show how much stretches differ"
+    weight = made / totals[0] - sent / totals[1] - control_made / totals[2] + control_sent / totals[3]
+    variance = float((weight**2).sum()) * groups / (groups - 1)
+    if share:
+        variance = max(variance, _least(totals[0], totals[1]) + _least(totals[2], totals[3]))
+    if variance <= 0:
+        return ratio, None, "no stretch of time differs from the others"
+    return ratio, math.sqrt(variance), None
+
+
+def _least(made: float, sent: float) -> float:
+    """The relative variance of a share of independent requests."""
+    missed = min(1.0, (max(sent - made, 0.0) + 1.0) / (sent + 2.0))
+    return missed / (1.0 - missed) / sent if missed < 1.0 else math.inf

@@ -1,0 +1,71 @@
+"""Whether to believe the gates: conditions without which some of them mean nothing.
+
+A check that fails turns the gates it affects INCONCLUSIVE. Two kinds of FAIL stand all the same, because they are
+counts of what happened and no estimate: recompiles while serving, and errors (unless the control failed too, which
+points at the test bed). The checks themselves are in `analysis.judging.checks`: `records` (is everything there),
+`traffic` (was the load what it claims), `arms` (may the two be compared), `statistics` (can the data carry it); and in
+`analysis.judging.generators` (did the load processes keep up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from analysis.judging.gates import FAIL, INCONCLUSIVE, Gate
+
+# Kinds of gates that a check affects.
+ESTIMATES = ("noninferiority", "slo", "cold")
+ALL_KINDS = ("noninferiority", "slo", "cold", "recompile", "error")
+PARITY = "parity"  # not among them: answers were asked apart from the traffic
+
+# Arms were offered more than they can serve. It is said before all else; an objective that is missed then is missed.
+OVERLOAD = "overload"
+
+# Checks that a longer run of the same kind would pass.
+LENGTH_CHECKS = frozenset({"blocks", "run length", "tail", "cut requests"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One condition without which some gates mean nothing. `arm` None concerns all arms."""
+
+    check: str
+    ok: bool
+    reason: str
+    affects: tuple[str, ...]
+    value: float | None = None
+    limit: float | None = None
+    arm: str | None = None
+    remedy: str = ""  # what to change; empty when a longer run is the answer
+
+
+def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
+    """The gates, with every PASS and every estimated FAIL that a failed check forbids turned INCONCLUSIVE."""
+    return [_checked(gate, [check for check in checks if not check.ok and _concerns(check, gate)]) for gate in gates]
+
+
+def _concerns(check: Check, gate: Gate) -> bool:
+    # What goodput rests on is what objectives rest on.
+    kinds = {gate.kind, "slo"} if gate.kind == "goodput" else {gate.kind}
+    return bool(kinds & set(check.affects)) and check.arm in (None, gate.arm)
+
+
+def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
+    if not failed:
+        return gate
+    blocked = tuple(dict.fromkeys(check.check for check in failed))
+    stands = gate.kind == "recompile" or (gate.kind == "error" and "control errors" not in blocked)
+    stands = stands or (gate.kind == "slo" and blocked == (OVERLOAD,))
+    if gate.verdict == FAIL and stands:
+        return gate
+    if gate.verdict == INCONCLUSIVE:
+        return replace(gate, blocked_by=blocked)
+    # By name: what a check says concerns all gates that it opens, and stands once, with the checks.
+    because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
+    return replace(
+        gate,
+        verdict=INCONCLUSIVE,
+        blocked_by=blocked,
+        reason=f"{gate.reason} That would be a {gate.verdict}, but for {because}.",
+    )

@@ -1,0 +1,144 @@
+"""What follows from the gates: the verdict on an arm, the outcome in plain words, and what would decide what is open.
+
+An arm passes when every gate passes (intersection-union, Berger 1982).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.planner import duration_text
+from analysis.judging.validity import OVERLOAD, Check
+
+
+def combined(verdicts: Sequence[str]) -> str:
+    """FAIL if any is, else INCONCLUSIVE if any is or there is none, else PASS."""
+    if FAIL in verdicts:
+        return FAIL
+    return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
+
+
+_KIND_ORDER = {"parity": -1, "recompile": 0, "error": 1, "noninferiority": 2, "goodput": 2, "slo": 3, "cold": 4}
+
+
+def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
+    """The outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
+    if not arms:
+        return f"There is no arm to judge against {control}."
+    open_arms = [arm for arm, verdict in arms.items() if verdict != PASS]
+    # Whatever else is true of a run that overloaded its arms, it is true of an overload.
+    parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, open_arms)]
+    for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
+        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: _KIND_ORDER[gate.kind])
+        if arms[arm] == FAIL:
+            first = next(gate for gate in own if gate.verdict == FAIL)
+            parts.append(f"{arm} must not replace {control}: {_clause(first.reason)}.")
+        elif arms[arm] == PASS:
+            worst = max((gate.value or 0.0 for gate in own if gate.kind == "noninferiority"), default=None)
+            slower = "" if worst is None else f" (at most {worst:.2f} times its latency at the tail)"
+            parts.append(f"{arm} may replace {control}: every gate passed{slower}.")
+        else:
+            undecided = f"This run cannot decide whether {arm} may replace {control}."
+            parts.append(f"{undecided} {_open_reason(own, checks)}".rstrip())
+    return " ".join(parts)
+
+
+def _is_overload(check: Check, arms: Sequence[str]) -> bool:
+    return check.check == OVERLOAD and not check.ok and bool(arms) and (check.arm is None or check.arm in arms)
+
+
+def _clause(reason: str) -> str:
+    """The sentence as the second half of another."""
+    inner = reason.rstrip(".")
+    return inner[0].lower() + inner[1:] if inner.startswith(("Compiles", "No ")) else inner
+
+
+def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
+    open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
+    # An overload is said before all arms.
+    blocking = {name for gate in open_gates for name in gate.blocked_by} - {OVERLOAD}
+    arms = {gate.arm for gate in gates}
+    # A fault that must be mended says more than that the run was short.
+    ranks = {"blocks": 1, "run length": 1, "tail": 2, "cut requests": 2}
+    for check in sorted(checks, key=lambda item: ranks.get(item.check, 0)):
+        if not check.ok and check.check in blocking and (check.arm is None or check.arm in arms):
+            return check.reason
+    if not open_gates:
+        return "No gate was judged."
+    return next((gate.reason for gate in open_gates if gate.blocked_by != (OVERLOAD,)), "")
+
+
+# Below this many blocks the spread, and every length that follows from it, is known to a factor of several.
+FEW_BLOCKS = 6
+
+
+def _blocks(check: Check) -> float:
+    return check.value if check.value is not None else 0.0
+
+
+def _is_guess(check: Check) -> bool:
+    return check.check == "blocks" and not check.ok and _blocks(check) < FEW_BLOCKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What would decide what is open."""
+
+    needed_s: float | None
+    text: str
+
+
+def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
+    """How long a run would decide the open gates, and what must change first where length is not the trouble.
+
+    Only of arms that have not failed: what else is open on an arm that failed decides nothing more.
+    """
+    failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
+    open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
+    arms = {gate.arm for gate in open_gates}
+    blocking = {name for gate in open_gates for name in gate.blocked_by}
+    sentences = list(
+        dict.fromkeys(
+            check.remedy
+            for check in checks
+            if not check.ok and check.remedy and check.check in blocking and (check.arm is None or check.arm in arms)
+        )
+    )
+    # A longer run of the same load only makes the queues longer.
+    needed = max(
+        (gate.needed_s for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by),
+        default=None,
+    )
+    if needed is not None:
+        starts = max((gate.needed_starts or 0 for gate in open_gates), default=0)
+        over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
+        sentences.append(
+            f"A run of about {duration_text(needed)}{over} would decide the open gates, if the arms behave as they did "
+            "here."
+        )
+        fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
+        if fewest is not None and fewest.limit is not None:
+            sentences.append(
+                f"From {_blocks(fewest):.0f} block{'' if _blocks(fewest) == 1 else 's'} that is a guess: "
+                f"{fewest.limit:.0f} of them will tell it better."
+            )
+    stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
+    if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
+        sentences.append("Record the compile events of every arm.")
+    if unseen := sorted({gate.arm for gate in stuck if gate.unseen}):
+        sentences.append(
+            f"From outside it stays open whether {', '.join(unseen)} compiles while serving: its own logs know."
+        )
+    if cold := sorted({f"{gate.gate} of {gate.arm}" for gate in stuck if gate.kind == "cold"}):
+        sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
+    if any(gate.kind == "parity" for gate in stuck):
+        sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
+    lengthy = [gate for gate in stuck if gate.kind not in ("recompile", "cold", "parity")]
+    names = sorted({f"{gate.gate} of {gate.arm}" for gate in lengthy})
+    if names:
+        sentences.append(f"No run of up to a week would decide {', '.join(names)}.")
+    if failed:
+        sentences.append(f"A longer run will not clear {', '.join(failed)}.")
+    return Advice(needed_s=needed, text=" ".join(sentences) or "Nothing is open.")

@@ -1,0 +1,1 @@
+"""The records of a run in files: schema, sums, reading, export."""

@@ -1,0 +1,125 @@
+"""Which rows of the records belong to the run, and why the others do not: nothing falls out in silence.
+
+A compile event that names an unknown arm, trial, replica, kind or phase, or whose times cannot be those of the run, is
+counted by nothing: its values may be anybody's guess. It is told of instead, so that what it may have held stays open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.records.requests import Requests
+
+# Every kind and phase that a compile event can have.
+EVENT_KINDS = frozenset({"compile", "recompile", "graph_capture", "autotune", "limit_hit", "eager_fallback"})
+EVENT_PHASES = frozenset({"warmup", "serving"})
+REQUEST_PHASES = frozenset({"rampup", "measure"})
+
+_SLACK_NS = 3600 * 10**9  # an arm may serve this long before the first request and after the last
+_LONGEST_START_NS = 24 * 3600 * 10**9
+_SHOWN = 40  # characters of a value that is repeated to the user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplaced:
+    """Rows that belong nowhere for one reason. `arm` is None where they do not say whose they are."""
+
+    arm: str | None
+    reason: str  # what follows "5 compile events"
+    rows: int
+
+
+def place_events(
+    table: pa.Table | None,
+    requests: Requests,
+    *,
+    arms: Collection[str],
+    trials: Collection[int],
+    replicas: Mapping[str, Collection[str]],
+) -> tuple[pa.Table | None, tuple[Unplaced, ...]]:
+    """The compile events that belong to the run, and the others. `replicas` are those of each arm where they are known.
+
+    A serving event lies within an hour of its trial's requests, one of the warm-up within a day before them.
+    """
+    if table is None or not table.num_rows:
+        return table, ()
+    spans = _spans(requests)
+    columns = table.select(["arm", "trial", "replica", "kind", "phase", "start_ns", "end_ns"]).to_pylist()
+    why = [_misplaced(row, arms, trials, replicas, spans) for row in columns]
+    owners = [row["arm"] if row["arm"] in arms else None for row in columns]
+    lost = Counter((arm, reason) for arm, reason in zip(owners, why, strict=True) if reason is not None)
+    if not lost:
+        return table, ()
+    told = tuple(Unplaced(arm=arm, reason=reason, rows=rows) for (arm, reason), rows in lost.items())
+    return table.filter(pa.array([reason is None for reason in why])), told
+
+
+def _misplaced(
+    row: Mapping[str, Any],
+    arms: Collection[str],
+    trials: Collection[int],
+    replicas: Mapping[str, Collection[str]],
+    spans: Mapping[int, tuple[int, int]],
+) -> str | None:
+    arm, replica, trial = row["arm"], row["replica"] or None, row["trial"]
+    if arm not in arms:
+        return f"of an unknown arm ({_shown(arm)})"
+    if trial not in trials:
+        return f"of an unknown trial ({trial})"
+    if replica is not None and arm in replicas and replica not in replicas[arm]:
+        return f"of an unknown replica ({_shown(replica)})"
+    if row["kind"] not in EVENT_KINDS:
+        return f"of an unknown kind ({_shown(row['kind'])})"
+    if row["phase"] and row["phase"] not in EVENT_PHASES:
+        return f"of an unknown phase ({_shown(row['phase'])})"
+    start, end = row["start_ns"], row["end_ns"]
+    if start is None or end is None or end < start:
+        return "with times that are missing or run backwards"
+    if trial in spans:
+        first, last = spans[trial]
+        early = _SLACK_NS if row["phase"] == "serving" else _LONGEST_START_NS
+        if start < first - early or end > last + _SLACK_NS:
+            return "with times outside of the run"
+    return None
+
+
+def _spans(requests: Requests) -> dict[int, tuple[int, int]]:
+    """The first start and the last end of each trial's requests."""
+    known = ~requests.broken
+    spans = {}
+    for number in np.unique(requests.trial[known]).tolist():
+        own = known & (requests.trial == number)
+        spans[number] = (int(requests.start_ns[own].min()), int(requests.end_ns[own].max()))
+    return spans
+
+
+def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[Unplaced, ...]:
+    """The requests that name an arm, a trial or a phase that the run does not have; empty where nothing tells which it
+    has."""
+    found = []
+    for column, known, what in (("arm", arms, "arm"), ("trial", trials, "trial"), ("phase", REQUEST_PHASES, "phase")):
+        if not known:
+            continue
+        counts = pc.value_counts(table.column(column).combine_chunks())
+        for item in counts.to_pylist() if len(counts) else []:
+            value = item["values"]
+            if value is not None and value not in known:
+                found.append(Unplaced(arm=None, reason=f"of an unknown {what} ({_shown(value)})", rows=item["counts"]))
+    return tuple(found)
+
+
+def words_of(unplaced: Sequence[Unplaced], what: str) -> list[str]:
+    """One phrase for each reason: "5 compile events of an unknown kind (recompila)"."""
+    return [f"{item.rows} {what}{'' if item.rows == 1 else 's'} {item.reason}" for item in unplaced]
+
+
+def _shown(value: object) -> str:
+    text = "none" if value is None else repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

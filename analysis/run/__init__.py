@@ -1,0 +1,1 @@
+"""A run cut into arms, trials and blocks, and what its requests and compiles did to each other."""

@@ -1,0 +1,545 @@
+"""The backlog of a compile: who waited in the queue that it made, and how much earlier each would have been served.
+
+A compile stops the server, and what comes meanwhile queues. After it the server works on at its usual rate, so that
+queue is there until the server has had as much time to spare. The replay takes every request with the service that it
+had, less the compile's own time in it, and lets it begin as soon as what it waited for allows: a slot, the request
+before it, and whatever else held it. It is the recursion of Lindley (1952), over several slots that of Kiefer and
+Wolfowitz (1955), from the begin of a compile to the moment from which both courses are the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import median_filter
+
+from analysis.records.requests import Requests
+from analysis.run.spikes import BACKLOG, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+# What is shorter is not told from the network's own scatter.
+_LEAST_US = 1_000
+# A slot is free a moment before the front has said that its answer ended.
+_SLACK_US = 5_000
+# The share of batches that begin after all before them are over, in a server that is said to take whole batches.
+_ALWAYS = 0.98
+# How far behind a compile its backlog is first looked for: so many times as long as it took, and so many seconds.
+_REACH = 3
+_REACH_US = 1_000_000
+
+
+def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution: Attribution) -> Attribution:
+    """The attribution with what each request waited in the backlog of compiles, beside what they held it up directly.
+
+    The replicas of an arm are replayed together: while one compiles, the splitter sends more to the others. Without
+    the server's times, the first token less the usual time to it stands for the begin of service.
+
+    Two things are not known, so there are two bounds. At least: every request would have gone to the replica that it
+    went to. At most: requests in the backlog would have been served at the pace at which others are, since a server
+    that is full, or busy with prompts, is slower for each of them.
+    """
+    relevant = [event for event in events if event.serving and event.stalls and event.end_ns - event.start_ns > 0]
+    if not relevant:
+        return attribution
+    delays = {bound: _direct(attribution) for bound in _BOUNDS}
+    backlog = np.zeros(len(requests))
+    behind: dict[int, Ints] = {}
+    unserved = np.zeros(len(requests), dtype=np.bool_)
+    misfit: dict[str, float] = {}
+    for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
+        own = np.flatnonzero((requests.arm == requests.arms.index(arm)) & (requests.trial == trial) & ~requests.broken)
+        visits = _visits(requests, attribution, own)
+        if not visits.rows.size:
+            continue
+        windows = {
+            replica: stall_windows(
+                relevant, arm=arm, trial=trial, replica=requests.replicas[replica] if replica >= 0 else None
+            )
+            for replica in np.unique(visits.replica).tolist()
+        }
+        visits = _in_own_time(visits, windows, attribution)
+        mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
+        stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
+        found = replay(visits, windows, stalls)
+        misfit[arm] = max(misfit.get(arm, 0.0), found.misfit)
+        _put(delays["likely"], visits, found)
+        fixed = found if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
+        _put(delays["least"], visits, fixed, upto=(np.minimum, delays["likely"]))
+        paced = replay(_paced(visits, requests, found.touched), windows, stalls)
+        _put(delays["most"], visits, paced, upto=(np.maximum, delays["likely"]))
+        rest = delays["likely"].ms[visits.rows] - attribution.stall_ms[visits.rows]
+        late = found.touched & (rest >= _LEAST_US / 1e3)
+        backlog[visits.rows[late]] = rest[late]
+        for event in mine:
+            end_us = next((end for start, end in found.stretches if start <= event.start_ns // 1000 <= end), 0)
+            inside = late & (visits.begin_us * 1000 >= event.start_ns) & (visits.begin_us <= end_us)
+            behind[id(event)] = visits.rows[inside]
+        failed = own[requests.failed[own] | requests.cut[own]]
+        for start, end in found.stretches:
+            unserved[failed] |= (requests.end_ns[failed] // 1000 > start) & (requests.start_ns[failed] // 1000 < end)
+    cause = attribution.cause.copy()
+    cause[(backlog > 0) & (cause == OTHER)] = BACKLOG
+    nobody = np.zeros(0, dtype=np.int64)
+    return replace(
+        attribution,
+        backlog_ms=backlog,
+        delay=delays["likely"],
+        delay_least=delays["least"],
+        delay_most=delays["most"],
+        unserved=unserved,
+        misfit=misfit,
+        cause=cause,
+        event_backlog=tuple(behind.get(id(event), nobody) for event in events),
+    )
+
+
+_BOUNDS = ("least", "likely", "most")
+_NEIGHBOURS = 25
+
+
+def _direct(attribution: Attribution) -> Delay:
+    """What compiles delayed requests by while they ran, to be written to."""
+    delay = Delay(ms=np.zeros(len(attribution.stall_ms)), before_first_ms=np.zeros(len(attribution.stall_ms)))
+    held = np.flatnonzero(attribution.stall_ms)
+    delay.ms[held] = attribution.stall_ms[held]
+    delay.before_first_ms[held] = attribution.stall_before_first_ms[held]
+    return delay
+
+
+def _put(delay: Delay, visits: Visits, found: Replay, *, upto: tuple[np.ufunc, Delay] | None = None) -> None:
+    """What the replay found of the visits in its stretches, or the lesser or greater of it and another delay."""
+    rows = visits.rows[found.touched]
+    delay.ms[rows] = found.delay_us[found.touched] / 1e3
+    delay.before_first_ms[rows] = found.delay_first_us[found.touched] / 1e3
+    if upto is not None:
+        choose, other = upto
+        rows = visits.rows
+        delay.ms[rows] = choose(delay.ms[rows], other.ms[rows])
+        delay.before_first_ms[rows] = choose(delay.before_first_ms[rows], other.before_first_ms[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """Requests to one arm in one trial, in µs since the epoch; (n,) each, in the order in which they came.
+
+    A replica's own time stands still while a compile stops it.
+    """
+
+    rows: Ints
+    replica: Ints
+    recv_us: Ints
+    begin_us: Ints  # when the server turned to the request
+    first_us: Ints
+    left_us: Ints
+    own_recv_us: Ints  # in own time
+    own_begin_us: Ints
+    served_us: Ints  # of own time, from the begin on
+    first_served_us: Ints  # of it, before the first token
+    saved_us: Ints  # how much shorter it would be at another pace
+    first_saved_us: Ints
+
+
+def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
+    """The requests that were served, with the times of their server where it told them.
+
+    One that ended without its replica's name went to the only one that there is; it is left out where there are more.
+    """
+    own = own[requests.first_ns[own] > 0]
+    known = np.unique(requests.replica[own])
+    only = known[-1] if len(known) else -1
+    if len(known) > 2 and known[0] < 0:
+        own = own[requests.replica[own] >= 0]
+    own = own[np.argsort(requests.start_ns[own], kind="stable")]
+    start = requests.start_ns[own] // 1000
+    first = requests.first_ns[own] // 1000
+    left = requests.end_ns[own] // 1000
+    recv, begin = start, first
+    told = requests.server_told[own]
+    if told.any():
+        recv = np.where(told, start + requests.recv_us[own], recv)
+        begin = np.where(told, recv + requests.queue_us[own], begin)
+        left = np.where(told, recv + requests.stay_us[own], left)
+    if not told.all():
+        quiet = ~told & (attribution.cause[own] == OTHER)
+        usual = int(np.quantile((first - start)[quiet], 0.25)) if quiet.any() else 0
+        begin = np.where(told, begin, np.maximum(first - usual, start))
+    begin = np.maximum(begin, recv)
+    order = np.argsort(recv, kind="stable")
+    nothing = np.zeros(len(own), dtype=np.int64)
+    return Visits(
+        rows=own[order],
+        replica=np.where(requests.replica[own] < 0, only, requests.replica[own])[order].astype(np.int64),
+        recv_us=recv[order],
+        begin_us=begin[order],
+        first_us=np.clip(first, begin, None)[order],
+        left_us=np.maximum(left, begin)[order],
+        own_recv_us=nothing,
+        own_begin_us=nothing,
+        served_us=nothing,
+        first_served_us=nothing,
+        saved_us=nothing,
+        first_saved_us=nothing,
+    )
+
+
+def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attribution) -> Visits:
+    """The visits with their own times; of the windows, those stay that stopped their replica.
+
+    A server that says how long compiles held a request up is believed: a window during which requests were held up for
+    less than half of it did not stop their server.
+    """
+    recv, begin, first, left = (
+        column.copy() for column in (visits.recv_us, visits.begin_us, visits.first_us, visits.left_us)
+    )
+    for replica, spans in windows.items():
+        own = np.flatnonzero(visits.replica == replica)
+        start, end = visits.recv_us[own] * 1000, visits.left_us[own] * 1000
+        whole = spans.overlap_ns(start, end)
+        share = attribution.stall_ms[visits.rows[own]] * 1e6 / np.maximum(whole, 1.0)
+        stopped = []
+        # Of visits in the order in which they came, none before `low` is still there and none from `high` on has come.
+        low = np.searchsorted(np.maximum.accumulate(end), spans.start_ns, side="right")
+        high = np.searchsorted(start, spans.end_ns, side="left")
+        for at in range(len(spans.start_ns)):
+            near = slice(low[at], high[at])
+            there = share[near][end[near] > spans.start_ns[at]]
+            stopped.append(not len(there) or float(there.mean()) >= 0.5)
+        spans = Windows(start_ns=spans.start_ns[stopped], end_ns=spans.end_ns[stopped])
+        windows[replica] = spans
+        zero = np.zeros(len(own), dtype=np.int64)
+        for column in (recv, begin, first, left):
+            column[own] -= (spans.overlap_ns(zero, column[own] * 1000) / 1e3).astype(np.int64)
+    return replace(
+        visits,
+        own_recv_us=recv,
+        own_begin_us=begin,
+        served_us=left - begin,
+        first_served_us=np.minimum(first, left) - begin,
+    )
+
+
+def _paced(visits: Visits, requests: Requests, touched: Bools) -> Visits:
+    """The visits in a stretch served at the pace of those outside of all, by the median of their neighbours."""
+    pace = visits.served_us / np.maximum(requests.output_tokens[visits.rows], 1)
+    others = pace[~touched]
+    inside = np.flatnonzero(touched)
+    if not len(inside):
+        return visits
+    usual = float(np.median(others)) if len(others) >= _NEIGHBOURS else float(np.quantile(pace, 0.25))
+    around = median_filter(pace[inside], size=_NEIGHBOURS, mode="nearest")
+    share = np.maximum(1.0 - usual / np.maximum(around, 1e-9), 0.0)
+    saved, first = np.zeros(len(pace), dtype=np.int64), np.zeros(len(pace), dtype=np.int64)
+    saved[inside] = (share * visits.served_us[inside]).astype(np.int64)
+    first[inside] = (share * visits.first_served_us[inside]).astype(np.int64)
+    return replace(visits, saved_us=saved, first_saved_us=first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """`delay_us`: how much earlier each visit would have ended, `delay_first_us` how much earlier its first token would
+    have come; `touched`: whether it lies in a stretch. (n,) each.
+
+    `stretches`: (begin of a compile, end of its backlog) in µs; one that runs into another compile is one with it.
+    `misfit`: how far the replay with the compiles is from what was seen, as a share of the time that was waited.
+    """
+
+    delay_us: Ints
+    delay_first_us: Ints
+    touched: Bools
+    stretches: tuple[tuple[int, int], ...]
+    misfit: float
+
+
+def replay(
+    visits: Visits, windows: Mapping[int, Windows], stalls: Sequence[tuple[int, int]], *, routed: bool = True
+) -> Replay:
+    """The visits with and without `stalls`, (begin, end) in µs in order of time.
+
+    With `routed`, requests go where the splitter would have sent them, else where they went.
+    """
+    slots = _slots(visits)
+    batches = _takes_batches(visits)
+    earlier = np.zeros(len(visits.rows), dtype=np.int64)
+    off = np.zeros(len(visits.rows), dtype=np.int64)
+    touched = np.zeros(len(visits.rows), dtype=np.bool_)
+    stretches: list[tuple[int, int]] = []
+    last_left = np.maximum.accumulate(visits.left_us) if len(visits.rows) else visits.left_us
+    position = 0
+    while position < len(stalls) and len(visits.rows):
+        start, end = stalls[position]
+        reach = max(_REACH * (end - start), _REACH_US)
+        while True:
+            low = int(np.searchsorted(last_left, start, side="right"))
+            high = int(np.searchsorted(visits.recv_us, end + reach, side="right"))
+            rows = np.arange(low, high)
+            rows = rows[visits.left_us[rows] > start]
+            stretch = _Stretch.of(visits, rows, windows, slots, stalls[position:], batches=batches)
+            drained = stretch.batched() if batches else stretch.queued(routed=routed)
+            if drained or high == len(visits.rows):
+                break
+            reach *= 3
+        within = visits.recv_us[rows] <= stretch.end_us
+        earlier[rows[within]] = np.array(stretch.earlier, dtype=np.int64)[within]
+        off[rows[within]] = np.array(stretch.off, dtype=np.int64)[within]
+        touched[rows[within]] = True
+        stretches.append((start, stretch.end_us))
+        while position < len(stalls) and stalls[position][0] <= stretch.end_us:
+            position += 1
+    stood = visits.left_us - visits.begin_us - visits.served_us
+    stood_first = np.minimum(visits.first_us, visits.left_us) - visits.begin_us - visits.first_served_us
+    waited = float((visits.begin_us - visits.recv_us)[touched].sum())
+    return Replay(
+        delay_us=earlier + stood + visits.saved_us,
+        delay_first_us=earlier + stood_first + visits.first_saved_us,
+        touched=touched,
+        stretches=tuple(stretches),
+        misfit=float(np.abs(off).sum()) / waited if waited > 0 else 0.0,
+    )
+
+
+def _slots(visits: Visits) -> dict[int, int]:
+    """How many requests each replica served at once, at most."""
+    found: dict[int, int] = {}
+    for replica in np.unique(visits.replica).tolist():
+        own = visits.replica == replica
+        begin, left = np.sort(visits.begin_us[own]), np.sort(visits.left_us[own] - _SLACK_US)
+        serving = np.arange(1, len(begin) + 1) - np.searchsorted(left, begin, side="right")
+        found[replica] = max(1, int(serving.max()))
+    return found
+
+
+def _takes_batches(visits: Visits) -> bool:
+    """Whether every replica answers a batch whole before it begins the next, some of them of several requests."""
+    largest = 0
+    for replica in np.unique(visits.replica).tolist():
+        own = np.flatnonzero(visits.replica == replica)
+        own = own[np.argsort(visits.begin_us[own], kind="stable")]
+        begin, left = visits.begin_us[own], visits.left_us[own]
+        first = _batch_starts(begin)
+        over = np.maximum.accumulate(left)[first[1:] - 1] <= begin[first[1:]] + _SLACK_US
+        if len(over) < _NEIGHBOURS or over.mean() < _ALWAYS:
+            return False
+        largest = max(largest, int(np.diff(first).max()))
+    return largest > 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """The course of some visits from the first of the stalls on, with the stalls and without, until both are one.
+
+    With the stalls it runs in the server's own time, which is that of the clock up to the first of them.
+    """
+
+    replica: list[int]
+    recv: list[int]
+    own_recv: list[int]
+    begin: list[int]
+    own_begin: list[int]
+    left: list[int]
+    served: list[int]
+    saved: list[int]
+    held: list[int]
+    slots: Mapping[int, int]
+    stalls: Sequence[tuple[int, int]]
+    earlier: list[int]  # how much earlier each would have begun
+    off: list[int]  # how far the begin with the stalls is from what was seen
+    end_us: int
+    passed: int = 1  # how many of the stalls began in the stretch
+
+    @classmethod
+    def of(
+        cls,
+        visits: Visits,
+        rows: Ints,
+        windows: Mapping[int, Windows],
+        slots: Mapping[int, int],
+        stalls: Sequence[tuple[int, int]],
+        *,
+        batches: bool,
+    ) -> _Stretch:
+        """The stretch that begins with the first of `stalls`."""
+        start = np.array([stalls[0][0] * 1000])
+        stood = {
+            number: int(spans.overlap_ns(np.zeros(1, dtype=np.int64), start)[0] / 1e3)
+            for number, spans in windows.items()
+        }
+        replica = visits.replica[rows]
+        shift = np.zeros(len(rows), dtype=np.int64)
+        for number, passed_us in stood.items():
+            shift[replica == number] = passed_us
+        own_recv, own_begin = visits.own_recv_us[rows] + shift, visits.own_begin_us[rows] + shift
+        served = visits.served_us[rows]
+        held = (_held_batches if batches else _held)(replica, own_recv, own_begin, served, slots)
+        return cls(
+            replica=replica.tolist(),
+            recv=visits.recv_us[rows].tolist(),
+            own_recv=own_recv.tolist(),
+            begin=visits.begin_us[rows].tolist(),
+            own_begin=own_begin.tolist(),
+            left=visits.left_us[rows].tolist(),
+            served=served.tolist(),
+            saved=visits.saved_us[rows].tolist(),
+            held=held.tolist(),
+            slots=slots,
+            stalls=stalls,
+            earlier=[0] * len(rows),
+            off=[0] * len(rows),
+            end_us=stalls[0][0],
+        )
+
+    def _over(self, now: int, late: int, until: int) -> tuple[bool, int]:
+        """Whether a request that comes `now` finds both courses the same, and the end of the stalls so far."""
+        while self.passed < len(self.stalls) and self.stalls[self.passed][0] <= now:
+            until = max(until, self.stalls[self.passed][1])
+            self.passed += 1
+        return now > late and now > until, until
+
+    def queued(self, *, routed: bool) -> bool:
+        """A server with slots, which takes requests as they come; whether both courses are one at the end."""
+        late, until = self.stalls[0]
+        start = late
+        several = routed and len(self.slots) > 1
+        free, free_without = _nothing(self.slots), _nothing(self.slots)
+        gate, gate_without = (dict.fromkeys(self.slots, 0) for _ in range(2))
+        # What is in flight on each replica, as it was and as it would have been.
+        seen, without = _nothing(self.slots), _nothing(self.slots)
+        for place, number in enumerate(self.replica):
+            if self.begin[place] > start:
+                continue
+            over = self.own_begin[place] + self.served[place]
+            gate[number] = gate_without[number] = max(gate[number], self.own_begin[place])
+            heapq.heappush(free[number], over - _SLACK_US)
+            heapq.heappush(free_without[number], over - _SLACK_US - self.saved[place])
+            if several:
+                heapq.heappush(seen[number], self.left[place])
+                heapq.heappush(without[number], over - self.saved[place])
+            if self.left[place] - over >= _LEAST_US:
+                late = max(late, self.left[place])
+        for place, number in enumerate(self.replica):
+            if self.begin[place] <= start:
+                continue
+            same, until = self._over(self.recv[place], late, until)
+            if same:
+                self.end_us = max(late, until)
+                return True
+            held, served = self.held[place], self.served[place]
+            ready = max(self.own_recv[place], gate[number])
+            if len(free[number]) >= self.slots[number]:
+                ready = max(ready, heapq.heappop(free[number]))
+            gate[number] = ready + held
+            heapq.heappush(free[number], ready + held + served - _SLACK_US)
+            other = _routed(number, self.recv[place], seen, without) if several else number
+            moment = max(self.recv[place], gate_without[other])
+            if len(free_without[other]) >= self.slots[other]:
+                moment = max(moment, heapq.heappop(free_without[other]))
+            began = moment + held
+            gate_without[other] = began
+            over = began + served - self.saved[place]
+            heapq.heappush(free_without[other], over - _SLACK_US)
+            if several:
+                heapq.heappush(seen[number], self.left[place])
+                heapq.heappush(without[other], over)
+            self.off[place] = ready + held - self.own_begin[place]
+            waited = self.begin[place] - self.recv[place]
+            self.earlier[place] = min(max(0, self.begin[place] + self.off[place] - began), waited)
+            if self.left[place] + self.off[place] - over >= _LEAST_US:
+                late = max(late, self.left[place])
+        self.end_us = max(late, until)
+        return False
+
+    def batched(self) -> bool:
+        """A server that takes what has come, up to its slots, and answers it whole before it takes more."""
+        start, until = self.stalls[0]
+        latest, drained = start, True
+        for number, slots in self.slots.items():
+            own = [place for place, replica in enumerate(self.replica) if replica == number]
+            begun = [place for place in own if self.begin[place] <= start]
+            waiting = [place for place in own if self.begin[place] > start]
+            late, over, same, at = start, 0, False, 0
+            for place in begun:
+                over = max(over, self.own_begin[place] + self.served[place])
+                if self.left[place] - self.own_begin[place] - self.served[place] >= _LEAST_US:
+                    late = max(late, self.left[place])
+            while at < len(waiting) and not same:
+                first = waiting[at]
+                same, until = self._over(self.recv[first], late, until)
+                if same:
+                    break
+                began = max(self.recv[first], over) + self.held[first]
+                last = at + slots
+                while at < min(last, len(waiting)) and self.recv[waiting[at]] <= began:
+                    place = waiting[at]
+                    ended = began + self.served[place] - self.saved[place]
+                    over = max(over, ended)
+                    self.earlier[place] = self.begin[place] - began
+                    if abs(self.left[place] - ended) >= _LEAST_US:
+                        late = max(late, self.left[place], ended)
+                    at += 1
+            latest = max(latest, late)
+            drained = drained and same
+        self.end_us = max(latest, until)
+        return drained
+
+
+def _nothing(slots: Mapping[int, int]) -> dict[int, list[int]]:
+    return {number: [] for number in slots}
+
+
+def _held(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[int, int]) -> Ints:
+    """How long each visit was held for another reason than a full server, or the one that began before it; own time."""
+    held = np.zeros(len(recv), dtype=np.int64)
+    for number, limit in slots.items():
+        own = np.flatnonzero(replica == number)
+        own = own[np.argsort(begin[own], kind="stable")]
+        taken: list[int] = []
+        before = 0
+        found = []
+        for came, began, took in zip(recv[own].tolist(), begin[own].tolist(), served[own].tolist(), strict=True):
+            ready = max(came, before)
+            if len(taken) >= limit:
+                ready = max(ready, heapq.heappop(taken))
+            found.append(max(0, began - ready))
+            before = began
+            heapq.heappush(taken, began + took - _SLACK_US)
+        held[own] = found
+    return held
+
+
+def _held_batches(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[int, int]) -> Ints:
+    """How long each visit's batch was held after its first request had come and the batch before was over; own time."""
+    held = np.zeros(len(recv), dtype=np.int64)
+    for number in slots:
+        own = np.flatnonzero(replica == number)
+        if not len(own):
+            continue
+        own = own[np.argsort(begin[own], kind="stable")]
+        began, left = begin[own], np.maximum.accumulate(begin[own] + served[own])
+        first = _batch_starts(began)
+        over = np.append(began[0], left[first[1:] - 1])
+        ready = np.maximum(np.minimum.reduceat(recv[own], first), over)
+        wait = np.maximum(began[first] - ready, 0)
+        held[own] = np.repeat(wait, np.diff(np.append(first, len(own))))
+    return held
+
+
+def _batch_starts(begin: Ints) -> Ints:
+    """Where batches begin in rising begins of requests."""
+    return np.flatnonzero(np.diff(begin, prepend=begin[0] - _SLACK_US) >= _LEAST_US)
+
+
+def _routed(number: int, now: int, seen: dict[int, list[int]], without: dict[int, list[int]]) -> int:
+    """Where the splitter would have sent a request that it sent to `number`: there, unless another replica would have
+    had fewer in flight and did not."""
+    for flights in (*seen.values(), *without.values()):
+        while flights and flights[0] <= now:
+            heapq.heappop(flights)
+    least = min(without, key=lambda other: (len(without[other]), other != number))
+    gap = len(without[number]) - len(without[least])
+    return least if gap > max(1, len(seen[number]) - len(seen[least])) else number

@@ -1,0 +1,119 @@
+"""Requests of an arm beside their copies on the control: two rows a pair, and what does not pair up.
+
+Under a mirrored design both copies are one planned request: due at one instant, with one prompt and one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.run.run import Run
+from analysis.statistics.quantiles import quantile
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# What a difference in how the load was sent may take: a share of the margin, and what no load process keeps to.
+_OF_MARGIN = 0.2
+_LEAST_MS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How the copies of an arm's requests agree with the control's. Counts of pairs, or of rows where they say so."""
+
+    arm: str
+    control: str
+    pairs: int
+    lonely: int  # pairs that one of the two arms has no copy of
+    repeated: int  # rows of a pair that its arm already has
+    unpaired: int  # rows of either arm that name no pair
+    other_instant: int  # scheduled farther apart than matters
+    farthest_ms: float
+    other_trial: int
+    unequal: Mapping[str, int]  # by what was asked for: "prompt tokens", "answer tokens asked for"
+
+
+def in_pairs(run: Run, arm: str, mask: Bools) -> tuple[Ints, Ints]:
+    """(rows of the arm, rows of their copies on the control), both within `mask`; the last copy where there are two."""
+    pair = run.requests.pair
+    mine, theirs = (np.flatnonzero(run.of_arm(name) & mask & (pair >= 0)) for name in (arm, run.control))
+    partner = np.full(int(pair.max(initial=-1)) + 1, -1, dtype=np.int64)
+    partner[pair[theirs]] = theirs
+    copies = partner[pair[mine]]
+    both = copies >= 0
+    return mine[both], copies[both]
+
+
+def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies | None:
+    """How the copies agree; None where no request of the two arms names a pair, as in records of other tools."""
+    requests = run.requests
+    pair = requests.pair
+    rows = [np.flatnonzero(run.of_arm(name)) for name in (arm, run.control)]
+    if not any((pair[own] >= 0).any() for own in rows):
+        return None
+    size = int(pair.max(initial=-1)) + 1
+    counts = [np.bincount(pair[own][pair[own] >= 0], minlength=size) for own in rows]
+    mine, theirs = in_pairs(run, arm, np.ones(len(requests), dtype=np.bool_))
+    timed = ~(requests.broken[mine] | requests.broken[theirs]) & requests.scheduled[mine] & requests.scheduled[theirs]
+    apart_ms = np.abs(requests.start_ns[mine][timed] - requests.start_ns[theirs][timed]) / 1e6
+    if run.told_open_loop is False:
+        apart_ms = apart_ms[:0]  # the copies of a closed loop start when each arm's own user is free
+    alike = not run.external(arm) and not run.external(run.control)
+    unequal = {}
+    for what, column in (
+        # External servers count with tokenizers of their own.
+        *((("prompt tokens", requests.prompt_tokens),) if alike else ()),
+        ("answer tokens asked for", requests.max_tokens),
+    ):
+        known = (column[mine] >= 0) & (column[theirs] >= 0)
+        unequal[what] = int((known & (column[mine] != column[theirs])).sum())
+    return Copies(
+        arm=arm,
+        control=run.control,
+        pairs=len(mine),
+        lonely=int(((counts[0] > 0) != (counts[1] > 0)).sum()),
+        repeated=int(sum(np.maximum(own - 1, 0).sum() for own in counts)),
+        unpaired=int(sum((pair[own] < 0).sum() for own in rows)),
+        other_instant=int((apart_ms > allowed_ms).sum()),
+        farthest_ms=float(apart_ms.max(initial=0.0)),
+        other_trial=int((requests.trial[mine] != requests.trial[theirs]).sum()),
+        unequal=unequal,
+    )
+
+
+def matters_ms(run: Run, at: float) -> float:
+    """The time by which one arm's requests may be sent later than the other's: a fifth of the margin on the control's
+    TTFT at the quantile `at`, and 1 ms at least."""
+    known = run.requests.ttft_ms[run.of_arm(run.control) & run.usable & run.requests.ok]
+    known = known[~np.isnan(known)]
+    if not known.size:
+        return _LEAST_MS
+    return max(_LEAST_MS, _OF_MARGIN * run.limits.margin_of("ttft") * quantile(known, at))
+
+
+def lag_apart(run: Run, arm: str) -> list[tuple[str, float, float]]:
+    """(what, ms that the arm's requests were sent later after their scheduled time than the control's, ms that matter).
+
+    In the mean and at the quantile that gates. Empty where lags are not recorded, or where requests wait for the
+    servers before they are sent.
+    """
+    if run.told_open_loop is False or run.concurrency:
+        return []
+    lags = []
+    for name in (arm, run.control):
+        own = run.requests.lag_ms[run.of_arm(name) & run.usable]
+        lags.append(own[~np.isnan(own)])
+    if not all(own.size for own in lags):
+        return []
+    mine, theirs = lags
+    at = run.limits.quantile
+    return [
+        ("on average", float(mine.mean() - theirs.mean()), matters_ms(run, 0.5)),
+        (f"at p{100.0 * at:.10g}", quantile(mine, at) - quantile(theirs, at), matters_ms(run, at)),
+    ]

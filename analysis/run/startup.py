@@ -1,0 +1,130 @@
+"""What one start of an arm cost, part by part, and what its compiler could not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.records.documents import read_document
+from analysis.run.run import Run, mapping, number
+from analysis.run.spikes import CompileEvent, windows_of
+
+# The first word of an item names its part. What is in neither group is a shape that was warmed.
+BEFORE = ("process", "import")
+AROUND = (*BEFORE, "load", "other")
+MOST_SHAPES = 5
+
+_COMPILING = ("compile", "recompile", "limit_hit")
+
+
+def startup_row(run: Run, arm: str) -> dict[str, Any]:
+    """One start of the arm: the mean over trials, the slowest replica of each. None where nothing was recorded.
+
+    The parts add up to `serving_s`. Compiles lie inside the parts that warm shapes; capture does where the compiler
+    did it by itself.
+    """
+    starts = [_items(startup) for startup in run.startups(arm)]
+    starts = [items for items in starts if items]
+    shapes = [{item: ns for item, ns in items.items() if _part(item) not in AROUND} for items in starts]
+    whole = bool(starts) and all(set(BEFORE) <= {_part(item) for item in items} for items in starts)
+    memory = next((dict(found) for row in run.startups(arm) if (found := mapping(row.get("memory_bytes")))), {})
+    return {
+        "serving_s": _mean_s(sum(items.values()) for items in starts) if whole else None,
+        "process_s": _part_s(starts, *BEFORE) if whole else None,
+        "load_s": _part_s(starts, "load") if starts else None,
+        "warmup_s": _mean_s(sum(items.values()) for items in shapes),
+        **{f"{part}_s": _part_s(starts, part) for part in ("prefill", "extend", "decode", "capture")},
+        "other_s": _part_s(starts, "other"),
+        **_compiling(run, arm),
+        "slowest": _slowest(shapes),
+        "memory_bytes": memory,
+    }
+
+
+def _items(startup: Mapping[str, Any]) -> dict[str, float]:
+    known = {str(key): number(value) for key, value in mapping(startup.get("items_ns")).items()}
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _part(item: str) -> str:
+    return item.split(" ", 1)[0]
+
+
+def _part_s(starts: list[dict[str, float]], *parts: str) -> float | None:
+    """The mean time in `parts`; None where no start has one."""
+    if not any(_part(item) in parts for items in starts for item in items):
+        return None
+    return _mean_s(sum(ns for item, ns in items.items() if _part(item) in parts) for items in starts)
+
+
+def _mean_s(totals_ns: Iterable[float]) -> float | None:
+    known = list(totals_ns)
+    return sum(known) / len(known) / 1e9 if known else None
+
+
+def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """The shapes whose warm-up took longest on average, slowest first."""
+    names = dict.fromkeys(item for items in shapes for item in items)
+    means = {name: sum(items.get(name, 0.0) for items in shapes) / len(shapes) / 1e9 for name in names}
+    ordered = sorted(means.items(), key=lambda item: (-item[1], item[0]))
+    return [{"item": name, "s": seconds} for name, seconds in ordered[:MOST_SHAPES]]
+
+
+def _compiling(run: Run, arm: str) -> dict[str, Any]:
+    """What the compiler did in one start."""
+    if run.records.events is None or run.external(arm):
+        return dict.fromkeys(("compiles", "compile_s", "backend_s", "autotune_s", "recording_s", "cache"))
+    warm = [event for event in run.events if event.arm == arm and not event.serving]
+    compiles = [event for event in warm if event.kind in _COMPILING]
+    starts = max(1, len(run.trials) * run.replicas(arm))
+    states = [str(event.row.get("cache") or "") for event in compiles]
+    return {
+        "compiles": len(compiles) / starts,
+        "compile_s": _union_s(compiles) / starts,
+        "backend_s": _total_s(compiles, "backend_ns") / starts,
+        "autotune_s": _total_s(compiles, "autotune_ns") / starts if _is_told(compiles, "autotune_ns") else None,
+        "recording_s": _union_s([event for event in warm if event.kind == "graph_capture"]) / starts,
+        "cache": {state: states.count(state) for state in ("hit", "miss", "bypass")},
+    }
+
+
+def _union_s(events: list[CompileEvent]) -> float:
+    """Time in the events, of which two replicas may have some at once."""
+    replicas = {(event.trial, event.replica) for event in events}
+    return sum(
+        windows_of((e.start_ns, e.end_ns) for e in events if (e.trial, e.replica) == replica).seconds
+        for replica in replicas
+    )
+
+
+def _total_s(events: list[CompileEvent], column: str) -> float:
+    return sum(number(event.row.get(column)) or 0.0 for event in events) / 1e9
+
+
+def _is_told(events: list[CompileEvent], column: str) -> bool:
+    return any(event.row.get(column) is not None for event in events)
+
+
+def compiler_facts(directory: Path, arm: str) -> dict[str, dict[str, int] | None]:
+    """Graph breaks and CUDA-graph skips of the arm over all replicas and trials, the most frequent first.
+
+    None where no replica told of them; empty where they told of none.
+    """
+    folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
+    told = [row for folder in folders for row in _told(folder / "compiler.json") if row.get("arm") == arm]
+    return {name: _summed(told, name) if told else None for name in ("graph_breaks", "cudagraph_skips")}
+
+
+def _told(path: Path) -> list[Mapping[str, Any]]:
+    document = read_document(path)
+    content = document.content if document is not None else None
+    return [mapping(row) for row in (content or {}).values()]
+
+
+def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for row in rows:
+        for text, count in mapping(row.get(name)).items():
+            totals[str(text)] = totals.get(str(text), 0) + int(number(count) or 0)
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,235 @@
+"""What the requests of an arm asked of its server, beside the control's: shorter answers are not faster ones.
+
+Where lengths are forced, an answer has exactly the tokens that were asked for. Elsewhere a server ends its answers
+itself, and two that do the same work differ by chance alone: in the mean, in the distribution, and in no way by how
+long the request is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.run.pairs import in_pairs
+from analysis.run.run import Run, mapping
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
+_SURELY_APART = 0.01  # of mean lengths, where chance is excluded
+_SURE = 3.29  # standard errors: p = 0.001, two-sided
+_FEWEST = 30  # answers, for what follows from their spread
+_LONGEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The work of one arm beside the control's.
+
+    `means` lists (what, the arm's mean, the control's); `other` says in words in what the two had other work.
+    """
+
+    arm: str
+    control: str
+    means: tuple[tuple[str, float, float], ...] = ()
+    other: tuple[str, ...] = ()
+
+
+def work_of(run: Run, arm: str) -> Work:
+    """The work of the completed requests, by each server's count: of copies of the same requests where there are any,
+    else against what was planned."""
+    requests, control = run.requests, run.control
+    done = run.usable & requests.ok
+    own = not run.external(arm) and not run.external(control)
+    counted = run.counts_tokens(arm) and run.counts_tokens(control)
+    paired = run.design == "mirrored"
+    other = [text for name in (arm, control) if own and (text := _beside_the_plan(run, name))]
+    if paired:
+        mine, theirs = in_pairs(run, arm, done)
+    else:
+        mine, theirs = (np.flatnonzero(run.of_arm(name) & done) for name in (arm, control))
+    means: list[tuple[str, float, float]] = []
+    if mine.size and theirs.size:
+        sides = (mine, theirs)
+        if paired:
+            means.append(("prompt tokens", _mean(requests.prompt_tokens[mine]), _mean(requests.prompt_tokens[theirs])))
+        if paired and counted:
+            means.append(("answer tokens", _mean(requests.output_tokens[mine]), _mean(requests.output_tokens[theirs])))
+        elif counted:
+            first, second = (_total(requests.output_tokens[rows]) / _total(requests.max_tokens[rows]) for rows in sides)
+            means.append(("percent of the planned answer tokens", 100.0 * first, 100.0 * second))
+        if own and not paired:
+            other += _asked_apart(run, arm, mine, theirs)
+        if counted:
+            other += _answered_apart(run, arm, mine, theirs, paired=paired)
+    return Work(arm=arm, control=control, means=tuple(means), other=tuple(other))
+
+
+def _beside_the_plan(run: Run, arm: str) -> str:
+    """Which answers of a server whose lengths are forced are not as long as asked for; empty when all are."""
+    if mapping(run.records.experiment.get("traffic")).get("ignore_eos") is not True:
+        return ""
+    requests = run.requests
+    rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok & (requests.max_tokens > 0))
+    wrong = rows[requests.output_tokens[rows] != requests.max_tokens[rows]]
+    if not wrong.size:
+        return ""
+    first = int(wrong[0])
+    return (
+        f"{wrong.size} of {rows.size} answers of {arm} are not as long as asked for, such as "
+        f"{int(requests.output_tokens[first])} tokens of {int(requests.max_tokens[first])}"
+    )
+
+
+def _asked_apart(run: Run, arm: str, mine: Ints, theirs: Ints) -> list[str]:
+    """What arms that are sent different requests were asked: chance deals both the same lengths."""
+    found = []
+    # Turns of one session resemble each other.
+    units = (run.sessions(arm), run.sessions(run.control))
+    for what, column in (("prompts", run.requests.prompt_tokens), ("planned answers", run.requests.max_tokens)):
+        share, longer = shifted(column[mine], column[theirs], units=units)
+        if share > 2 * WORK_APART:
+            found.append(
+                f"{100.0 * share:.0f} % of the {what} of {arm} are {'longer' if longer else 'shorter'} than those of "
+                f"{run.control}"
+            )
+    return found
+
+
+def _answered_apart(run: Run, arm: str, mine: Ints, theirs: Ints, *, paired: bool) -> list[str]:
+    """In what the lengths of the answers differ, beyond chance."""
+    requests, control = run.requests, run.control
+    answers, wanted = requests.output_tokens, requests.max_tokens
+    if min(mine.size, theirs.size) < _FEWEST:
+        return []
+    found = []
+    apart = _paired_ratio(answers, mine, theirs) if paired else _share_ratio(answers, wanted, mine, theirs)
+    if apart is not None:
+        ratio, error = apart
+        if abs(ratio - 1.0) > max(_SURELY_APART, _SURE * error):
+            found.append(
+                f"answers of {arm} have {ratio:.3g} times the tokens of those of {control} (standard error {error:.2g})"
+            )
+    # Of different requests the shares of what was planned compare, in thousandths.
+    lengths = answers if paired else 1000 * answers.astype(np.int64) // np.maximum(wanted, 1)
+    share, longer = shifted(lengths[mine], lengths[theirs], units=(mine.size, theirs.size))
+    if share > WORK_APART:
+        found.append(
+            f"{100.0 * share:.0f} % of the answers of {arm} are {'longer' if longer else 'shorter'} than those of "
+            f"{control}"
+        )
+    if paired:
+        log_ratio = np.log((answers[mine] + 1.0) / (answers[theirs] + 1.0))
+        for what, column in (("prompts", requests.prompt_tokens), ("planned answers", wanted)):
+            slope = _correlation(log_ratio, np.log(np.maximum(column[theirs], 0) + 1.0))
+            if abs(slope) > max(0.1, _SURE / math.sqrt(mine.size)):
+                found.append(
+                    f"the longer the {what}, the {'longer' if slope > 0 else 'shorter'} the answers of {arm} beside "
+                    f"those of {control} (correlation {slope:.2f})"
+                )
+    return found
+
+
+def _paired_ratio(answers: Ints, mine: Ints, theirs: Ints) -> tuple[float, float] | None:
+    """(total of the arm over that of the copies, its standard error); None when nothing was answered."""
+    total = float(answers[theirs].sum())
+    if not total:
+        return None
+    difference = answers[mine].astype(np.float64) - answers[theirs]
+    return 1.0 + float(difference.sum()) / total, float(difference.std()) * math.sqrt(mine.size) / total
+
+
+def _share_ratio(answers: Ints, wanted: Ints, mine: Ints, theirs: Ints) -> tuple[float, float] | None:
+    """(share of the planned tokens over the control's, its standard error), linearised; None when a share is 0."""
+    shares, variance = [], 0.0
+    for rows in (mine, theirs):
+        planned = np.maximum(wanted[rows], 0).astype(np.float64)
+        total, made = float(planned.sum()), float(answers[rows].sum())
+        if not total or not made:
+            return None
+        shares.append(made / total)
+        variance += float(((answers[rows] - shares[-1] * planned) ** 2).sum()) / made**2
+    ratio = shares[0] / shares[1]
+    return ratio, ratio * math.sqrt(variance)
+
+
+def shifted(mine: Ints, theirs: Ints, *, units: tuple[int, int]) -> tuple[float, bool]:
+    """(the share of lengths by which one side is longer by more than 5 %, whether it is the first); 0 within chance.
+
+    The largest distance between the two distributions, one of them stretched by 5 %; chance is that of Kolmogorov
+    and Smirnov (1 in 1,000) for as many independent lengths as `units` says. (0, False) of an empty side.
+    """
+    if not mine.size or not theirs.size:
+        return 0.0, False
+    first, second = (_distribution(np.clip(lengths, 0, _LONGEST)) for lengths in (mine, theirs))
+    size = max(first.size, second.size)
+    lengths = np.arange(size)
+    stretched = np.minimum((lengths * (1.0 + WORK_APART)).astype(np.int64), size - 1)
+    first, second = (np.append(own, np.ones(size - own.size)) for own in (first, second))
+    shorter, longer = float((first - second[stretched]).max()), float((second - first[stretched]).max())
+    chance = 1.95 * math.sqrt(sum(1.0 / max(1, count) for count in units))
+    share = max(shorter, longer)
+    return (share, longer > shorter) if share > chance else (0.0, False)
+
+
+def _distribution(lengths: Ints) -> Floats:
+    return np.asarray(np.cumsum(np.bincount(lengths)) / lengths.size)
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    spread = float(one.std() * other.std())
+    return float(((one - one.mean()) * (other - other.mean())).mean()) / spread if spread > 1e-12 else 0.0
+
+
+def _mean(lengths: Ints) -> float:
+    return float(np.maximum(lengths, 0).mean())
+
+
+def _total(lengths: Ints) -> float:
+    return max(1.0, float(np.maximum(lengths, 0).sum()))
+
+
+# --- Times of tokens --------------------------------------------------------------------------------------------------
+
+# What is read from the gaps between tokens.
+GAP_METRICS = frozenset({"tpot", "itl", "max_itl"})
+_MANY_TOKENS = 8
+_AT_ONCE_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTimes:
+    """How the tokens of completed answers came. `at_once` are answers of many tokens that came within 1 ms."""
+
+    arm: str
+    answers: int
+    untimed: int  # own servers stamp each token; these answers have more or fewer times than tokens
+    many: int  # answers of many tokens
+    at_once: int
+
+
+def token_times(run: Run, arm: str) -> TokenTimes:
+    """How the arm's tokens came. Nothing is untimed where no arm's records have times of tokens."""
+    requests = run.requests
+    rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok)
+    tokens, times = requests.output_tokens[rows], requests.token_times[rows]
+    timed = bool((requests.token_times > 0).any()) and not run.external(arm)
+    many = (tokens >= _MANY_TOKENS) & (requests.first_ns[rows] > 0)
+    at_once = many & (requests.end_ns[rows] - requests.first_ns[rows] <= _AT_ONCE_NS)
+    return TokenTimes(
+        arm=arm,
+        answers=int(rows.size),
+        untimed=int((times != tokens).sum()) if timed else 0,
+        many=int(many.sum()),
+        at_once=int(at_once.sum()),
+    )
+
+
+def gates_on_gaps(run: Run) -> bool:
+    """Whether anything is judged by the gaps between tokens."""
+    targets = (*run.targets, *run.cold_targets, *run.goodput_targets)
+    return bool(GAP_METRICS & {*run.limits.metrics, *(target.metric for target in targets)})

@@ -1,0 +1,187 @@
+"""What an [slo] table asks for, in keys (`p99_ttft_ms = 500`) or as the field writes it (`p99_ttft_ms <= 500`).
+
+It stands apart from the judging, so that reading an experiment does not load the statistics.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.records.requests import METRICS, RecordError
+
+SLO_METRICS = (*METRICS, "itl")  # ITL pools the gaps of all requests, so that its share is one of gaps
+_FIELD_NAMES = {"e2el": "e2e"}  # as vLLM's serving benchmark has it
+
+_KEY = re.compile(r"p(?P<whole>\d{1,2})(?:[_.](?P<part>\d+))?_(?P<metric>[a-z0-9]+(?:_[a-z]+)*?)(?P<ms>_ms)?")
+_EXPRESSION = re.compile(
+    r"(?P<key>[A-Za-z][\w.]*)\s*(?P<operator>[<>=!≤≥]*)\s*(?P<limit>[-+]?[\d.]+(?:e[-+]?\d+)?)?\s*(?P<unit>\S*)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloTarget:
+    """One objective. `quantile` is None for the error rate; `limit` is in ms, or in percent for the error rate.
+
+    With `strict` a value on the limit misses it. A `cold` target is for the first traffic after ready alone.
+    """
+
+    key: str
+    metric: str
+    quantile: float | None
+    limit: float
+    strict: bool = False
+    cold: bool = False
+
+    @property
+    def allowed_share(self) -> float:
+        """The share of requests (of gaps for ITL) that may miss the limit."""
+        return self.limit / 100.0 if self.quantile is None else 1.0 - self.quantile
+
+    @property
+    def text(self) -> str:
+        """The target as the field writes it: "p99_ttft_ms <= 500", "error_rate <= 0.5%"."""
+        operator = "<" if self.strict else "<="
+        if self.quantile is None:
+            return f"error_rate {operator} {self.limit:.10g}%"
+        return f"{self.key} {operator} {self.limit:.10g}"
+
+
+def parse_slo(table: Mapping[str, Any], where: str = "slo") -> tuple[SloTarget, ...]:
+    """The targets of an [slo] table: keys like p99_ttft_ms and error_pct, then those in its list `targets`.
+
+    What `[slo.cold]` asks for is left to `parse_cold`. Anything else, and two limits for one key, raise RecordError.
+    """
+    found: dict[str, SloTarget] = {}
+    for key, value in table.items():
+        if key == "cold" and where == "slo":
+            continue
+        if key == "targets":
+            _add(found, parse_targets(value, f"{where}.targets"), where)
+        else:
+            _add(found, [_of_key(key, value, where)], where)
+    return tuple(found.values())
+
+
+def parse_cold(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
+    """The targets of the [slo.cold] table in an [slo] table; empty where there is none."""
+    cold = table.get("cold", {})
+    if not isinstance(cold, Mapping):
+        raise RecordError(f"slo.cold is {cold!r}: give a table [slo.cold]")
+    return tuple(replace(target, cold=True) for target in parse_slo(cold, "slo.cold"))
+
+
+def parse_targets(texts: Any, where: str) -> list[SloTarget]:
+    """The targets that a list of texts like "p99_ttft_ms <= 500" names."""
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise RecordError(f'{where} is {texts!r}: give a list such as ["p99_ttft_ms <= 500"]')
+    return [parse_target(text, where) for text in texts]
+
+
+def parse_target(text: str, where: str) -> SloTarget:
+    """The target in "p99_ttft_ms <= 500", "p50_itl < 40ms", "p99_e2e <= 2s" or "error_rate <= 0.5%".
+
+    RecordError names `where`, the text and the remedy.
+    """
+    told = f'{where} holds "{text}"'
+    match = _EXPRESSION.fullmatch(text.strip())
+    if match is None:
+        raise RecordError(f"{told}: write KEY <= LIMIT, such as p99_ttft_ms <= 500")
+    key, operator, number, unit = match["key"], match["operator"], match["limit"], match["unit"]
+    if operator not in ("<", "<=", "≤"):
+        what = f'"{operator}" is no limit from above' if operator else "the operator is missing"
+        raise RecordError(f"{told}: {what}: write <= or <, such as {key} <= 500")
+    if number is None:
+        raise RecordError(f"{told}: the number is missing: write one after {operator}, such as {key} {operator} 500")
+    try:
+        limit = float(number)
+    except ValueError:
+        raise RecordError(f'{told}: "{number}" is no number: write one such as 500 or 0.5') from None
+    if key in ("error_rate", "error_pct"):
+        # A bare 0.5 may mean half of all requests or half a percent.
+        if unit != "%" and (key == "error_rate" or unit):
+            raise RecordError(f"{told}: write the error rate in percent, such as error_rate <= 0.5%")
+        target = _error_target(limit, told)
+    else:
+        named = _named(key, f"{told}: {key}", "error_rate")
+        target = _latency_target(named, _milliseconds(limit, unit, key, named, told), told)
+    return replace(target, strict=operator == "<")
+
+
+def merged(table: Mapping[str, Any], texts: Sequence[str], where: str = "--slo") -> dict[str, Any]:
+    """The [slo] table with the targets in `texts`, which replace those of the same key."""
+    fresh: dict[str, SloTarget] = {}
+    _add(fresh, parse_targets(list(texts), where), where)
+    kept = [target for target in parse_slo(table) if target.key not in fresh]
+    changed: dict[str, Any] = {"targets": [target.text for target in (*kept, *fresh.values())]}
+    return changed | ({"cold": table["cold"]} if "cold" in table else {})
+
+
+def _add(found: dict[str, SloTarget], targets: Sequence[SloTarget], where: str) -> None:
+    for target in targets:
+        known = found.setdefault(target.key, target)
+        if known != target:
+            raise RecordError(f"{where} has both {known.text} and {target.text}: keep one")
+
+
+def _of_key(key: str, value: Any, where: str) -> SloTarget:
+    told = f"{where}.{key}"
+    # The key is looked at first: of an unknown one nobody knows what it should hold.
+    named = None if key == "error_pct" else _named(key, told, "error_pct", with_unit=True)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RecordError(f"{told} is {value!r}: give a number")
+    told = f"{told} is {value:g}"
+    return _error_target(float(value), told) if named is None else _latency_target(named, float(value), told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """What a latency key names: p99_ttft_ms, or p99_ttft without its unit."""
+
+    key: str  # with its unit
+    metric: str
+    quantile: float
+    with_unit: bool
+
+
+def _named(key: str, told: str, errors: str, *, with_unit: bool = False) -> _Named:
+    match = _KEY.fullmatch(key)
+    metric = _FIELD_NAMES.get(match["metric"], match["metric"]) if match is not None else ""
+    if match is None or metric not in SLO_METRICS or (with_unit and not match["ms"]):
+        raise RecordError(
+            f"{told} is unknown: write pQ_METRIC_ms with METRIC of {', '.join(SLO_METRICS)}, such as p99_ttft_ms, "
+            f"or {errors}"
+        )
+    quantile = round(float(f"{match['whole']}.{match['part'] or 0}") / 100.0, 10)
+    if quantile <= 0:
+        raise RecordError(f"{told} asks for quantile 0: use p1 to p99_99")
+    part = f"_{match['part']}" if match["part"] else ""
+    return _Named(
+        key=f"p{match['whole']}{part}_{metric}_ms", metric=metric, quantile=quantile, with_unit=bool(match["ms"])
+    )
+
+
+def _latency_target(named: _Named, limit_ms: float, told: str) -> SloTarget:
+    if not 0 < limit_ms < math.inf:
+        raise RecordError(f"{told}: give milliseconds above 0")
+    return SloTarget(key=named.key, metric=named.metric, quantile=named.quantile, limit=limit_ms)
+
+
+def _error_target(limit: float, told: str) -> SloTarget:
+    if not 0 <= limit <= 100:
+        raise RecordError(f"{told}: give a percentage from 0 to 100")
+    return SloTarget(key="error_pct", metric="error", quantile=None, limit=limit)
+
+
+def _milliseconds(limit: float, unit: str, key: str, named: _Named, told: str) -> float:
+    if unit == "ms" or (not unit and named.with_unit):
+        return limit
+    if unit == "s" and not named.with_unit:
+        return 1000.0 * limit
+    bare = key.removesuffix("_ms")
+    if not unit:
+        raise RecordError(f"{told}: the unit is missing: write {bare}_ms <= {limit:g} or {bare} <= {limit:g}ms")
+    raise RecordError(f'{told}: "{unit}" is no unit of {key}: write {bare} <= 500ms or {bare} <= 0.5s')

@@ -1,0 +1,1 @@
+"""Quantiles, resampling and tests over numbers alone."""

@@ -1,0 +1,121 @@
+"""How much less a run knows than its groups of blocks say: speed that wanders within a start, and the luck of a start.
+
+Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request tells of
+them: what is estimated here comes from means of log latencies by block, arm less control, and is carried over to the
+quantile that is judged. `[n]` are the references of `analysis.statistics.compare`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from analysis.statistics.resampling import cosine_variance, group_correlation
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
+_PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as
+_FEWEST_BLOCKS = 8
+_SMALLEST_MS = 1e-3
+_FINEST = 1e-3  # the width of a bin in log latency: no standard error is known better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependence:
+    """What groups do not show of the variance of a log ratio.
+
+    `drift`: the variance of the run's mean that wandering adds to what independent groups have. `restart`: the
+    standard deviation of one start's log ratio, from the `trials` of the run and the allowance. `correlation`: of
+    neighbouring groups, as blocks foretell it; None where they are too few.
+    """
+
+    drift: float = 0.0
+    restart: float = 0.0
+    trials: int = 1
+    correlation: float | None = None
+
+    @property
+    def restart_variance(self) -> float:
+        """The variance that starts add to the log ratio of the run."""
+        return self.restart**2 / self.trials
+
+    def widening(self, spread: float, *, groups: int, alpha: float) -> float:
+        """By how much limits reach farther than those of `groups` independent groups with the standard error `spread`.
+
+        The three variances add up; Student's t takes the degrees of freedom of their sum (Satterthwaite 1946).
+        """
+        own = max(spread, _FINEST) ** 2
+        total = own + self.drift + self.restart_variance
+        degrees = max(1, groups - 1)
+        parts = (
+            own**2 / degrees
+            + self.drift**2 / DRIFT_COSINES
+            + self.restart_variance**2 / (_PRIOR_DEGREES + self.trials - 1)
+        )
+        known = min(float(degrees), total**2 / parts)
+        quantiles = stats.t.ppf(1.0 - alpha, (known, degrees))
+        return math.sqrt(total / own) * float(quantiles[0] / quantiles[1])
+
+
+def dependence_of(differences: Floats, group: Ints, trial: Ints, *, restart_spread: float) -> Dependence:
+    """The dependence that a series of blocks shows; `group` and `trial` number those of each block, rising.
+
+    `restart_spread` is the standard deviation of one arm's log latency over starts that is taken for granted; both
+    arms start, so a ratio has it √2 times. It counts as four starts, and those of the run are added to it. Below eight
+    blocks nothing is known but that allowance.
+    """
+    numbers = np.unique(trial)
+    known = len(differences) >= _FEWEST_BLOCKS
+    inner = differences.copy()
+    for number in numbers:
+        inner[trial == number] -= differences[trial == number].mean()
+    drift = _drift(inner, group) if known else 0.0
+    return Dependence(
+        drift=drift,
+        restart=math.sqrt(_restart_variance(differences, inner, trial, numbers, drift, restart_spread)),
+        trials=max(1, len(numbers)),
+        correlation=group_correlation(inner, group) if known else None,
+    )
+
+
+def block_differences(
+    treatment: Floats, treatment_block: Ints, control: Floats, control_block: Ints, blocks: int
+) -> Floats:
+    """Mean log latency of the treatment less that of the control, by block; each block holds both. Shape (blocks,)."""
+    means = [
+        np.bincount(block, np.log(np.maximum(values, _SMALLEST_MS)), blocks) / np.bincount(block, minlength=blocks)
+        for values, block in ((treatment, treatment_block), (control, control_block))
+    ]
+    return np.asarray(means[0] - means[1])
+
+
+def _drift(inner: Floats, group: Ints) -> float:
+    """The variance of the mean by its slowest cosines [3], less what groups show of it; not below 0."""
+    blocks, groups = len(inner), int(group[-1]) + 1
+    if groups < 2:
+        return 0.0
+    sums = np.bincount(group, weights=inner, minlength=groups)
+    seen = float(sums @ sums) / blocks**2 * groups / (groups - 1)
+    return max(0.0, cosine_variance(inner, DRIFT_COSINES) / blocks - seen)
+
+
+def _restart_variance(
+    differences: Floats, inner: Floats, trial: Ints, numbers: Sequence[int] | Ints, drift: float, restart_spread: float
+) -> float:
+    """The variance of a start's log ratio: what is taken for granted, and what the starts of the run say."""
+    allowed = 2.0 * restart_spread**2
+    starts = len(numbers)
+    if starts < 2:
+        return allowed
+    means = np.array([differences[trial == number].mean() for number in numbers])
+    # What blocks foretell of a trial's mean is no luck of its start.
+    within = float(inner.var()) / len(inner) * starts + drift * starts
+    between = max(0.0, float(means.var(ddof=1)) - within)
+    return (_PRIOR_DEGREES * allowed + (starts - 1) * between) / (_PRIOR_DEGREES + starts - 1)

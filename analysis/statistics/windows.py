@@ -1,0 +1,187 @@
+"""The tail of a typical minute: whether an arm exceeds each window's own quantile more often than the control does.
+
+A quantile of a whole run is made by its few worst stretches: where traffic jams, both arms jam together, and the ratio
+of the two hangs on one or two jams. Here each window has a threshold of its own, the quantile of the requests of both
+arms in it, and every window weighs the same. With the treatment's latencies divided by a ratio, the exceedances of the
+two arms balance when that is the ratio of their tails in a typical window.
+
+The standard error is that of groups of windows [2, 4], each by how much it moved the ratio that was fitted to it
+(MacKinnon and White 1985, HC3). `[n]` are the references of `analysis.statistics.compare`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from analysis.statistics.dependence import Dependence
+from analysis.statistics.quantiles import BlockHistogram
+from analysis.statistics.resampling import Limits, grouped
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+FEWEST_GROUPS = 8
+ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
+_FEWEST = 1.0  # fewer in a whole group, and it is the quantile of another tail
+_SPAN = math.log(1.1)  # over which the slope of the exceedances is taken: counts are too coarse for less
+_FARTHEST = math.log(1000.0)
+_MOST_LEVERAGE = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Exceedances by window. `group` numbers the group of each window from 0, rising."""
+
+    histogram: BlockHistogram  # its blocks are the windows
+    q: float
+    group: Ints
+
+    @classmethod
+    def of(cls, histogram: BlockHistogram, group: Ints, q: float, *, fewest: int = FEWEST_GROUPS) -> Windows | None:
+        """Blocks joined within their group until a window holds enough of the tail; None where groups hold too little.
+
+        A block that holds enough is a window of its own, and a group that does not is one window. None below `fewest`
+        groups too.
+        """
+        if not len(group) or int(group[-1]) + 1 < fewest:
+            return None
+        beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
+        sizes = np.bincount(group)
+        typical = int(np.median(sizes))
+        if beyond * typical < _FEWEST - 1e-9:
+            return None
+        wanted = min(math.ceil(ENOUGH / beyond - 1e-9), typical)
+        window, first = np.empty(len(group), dtype=np.int64), 0
+        for number, size in enumerate(sizes):
+            count = max(1, round(size / wanted))
+            window[group == number] = first + np.arange(size) * count // size
+            first += count
+        starts = np.flatnonzero(np.diff(window, prepend=-1))
+        return cls(histogram=grouped(histogram, window), q=q, group=group[starts])
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Windows:
+        """The chosen windows, as one group."""
+        held = self.histogram
+        part = replace(
+            held,
+            treatment=held.treatment[:, chosen],
+            control=held.control[:, chosen],
+            size=float(held.control[-1, chosen].sum()),
+        )
+        return Windows(histogram=part, q=self.q, group=np.zeros(int(chosen.sum()), dtype=np.int64))
+
+    @property
+    def groups(self) -> int:
+        return int(self.group[-1]) + 1
+
+    def excess(self, shift: int) -> Floats:
+        """By how much the treatment, divided by exp(shift × width), exceeds each window's quantile more often than the
+        control does. Shape (windows,); windows weigh the same."""
+        histogram = self.histogram
+        bins, size = len(histogram.control), histogram.control[-1].astype(np.float64)
+        low = np.full(histogram.blocks, min(0, -shift) - 1)
+        high = np.full(histogram.blocks, max(bins, bins - shift) - 1)
+        wanted = self.q * 2.0 * size - 1e-6
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            reached = _upto(histogram.treatment, middle + shift) + _upto(histogram.control, middle) >= wanted
+            high, low = np.where(reached, middle, high), np.where(reached, low, middle)
+        more = _upto(histogram.control, high) - _upto(histogram.treatment, high + shift)
+        return np.asarray(more * (size.mean() / size), dtype=np.float64)
+
+
+def typical_ratio(windows: Windows) -> float:
+    """The log ratio at which the exceedances balance: the middle of the shifts at which they do."""
+    first, last = _balance(windows)
+    return (first + last) / 2.0 * windows.histogram.width
+
+
+def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: Dependence) -> Limits | None:
+    """Limits of the log ratio of a typical window's tail, and the p-values at `bound`; None where nothing varies.
+
+    Student's t with groups − 1 degrees of freedom over the exceedances of groups, widened by `dependence`.
+    """
+    width, groups = windows.histogram.width, windows.groups
+
+    def sums(shift: int) -> Floats:
+        counts = np.bincount(windows.group, weights=windows.excess(shift), minlength=groups)
+        return np.asarray(counts, dtype=np.float64)
+
+    first, last = _balance(windows)
+    centre = (first + last) / 2.0
+    fitted, span = round(centre), max(1, round(_SPAN / width))
+    slopes = np.maximum(sums(fitted - span) - sums(fitted + span), 0.0)
+    if not slopes.sum() > 0:
+        return None
+    leverage = np.minimum(slopes / slopes.sum(), _MOST_LEVERAGE)
+    # Half of the requests that could tell the arms apart, each a fair coin: no fewer are at stake.
+    coins = float(np.abs(windows.excess(fitted)).sum()) / 2.0
+    error = math.sqrt(max(float(((sums(fitted) / (1.0 - leverage)) ** 2).sum()), coins, 0.5))
+    per_shift = float(slopes.sum()) / (2.0 * span)
+    # Few requests balance over a whole stretch of ratios, and tell none of them from another.
+    error = max(error, (last - first) / 2.0 * per_shift)
+    spread = error / per_shift * width
+    widened = error * dependence.widening(spread, groups=groups, alpha=alpha)
+
+    def distance(shift: int) -> float:
+        """How many widened standard errors the exceedances are above balance."""
+        return float(windows.excess(shift).sum()) / widened
+
+    reach = float(stats.t.ppf(1.0 - alpha, groups - 1))
+    farthest = round(_FARTHEST / width)
+
+    def limit(direction: int) -> float | None:
+        """The first shift from the fit outwards that the test rejects, by doubling and halving; None without one."""
+        kept, step = 0, max(1, round(2.0 * spread / width))
+        while -direction * distance(fitted + direction * step) < reach:
+            if step >= farthest:
+                return None
+            kept, step = step, min(2 * step, farthest)
+        while step - kept > 1:
+            middle = (kept + step) // 2
+            if -direction * distance(fitted + direction * middle) < reach:
+                kept = middle
+            else:
+                step = middle
+        return (centre + direction * step) * width
+
+    at_bound = distance(round(bound / width))
+    return Limits(
+        low=limit(-1),
+        high=limit(1),
+        p_worse=float(stats.t.sf(distance(0), groups - 1)),
+        p_noninferior=float(stats.t.cdf(at_bound, groups - 1)),
+        p_inferior=float(stats.t.sf(at_bound, groups - 1)),
+        spread=math.hypot(spread, math.sqrt(dependence.drift)),
+    )
+
+
+def _balance(windows: Windows) -> tuple[int, int]:
+    """The first shift at which the exceedances add up to nothing, and the first at which they are fewer."""
+    farthest = round(_FARTHEST / windows.histogram.width)
+
+    def first(reached: Callable[[float], bool]) -> int:
+        low, high = -farthest, farthest
+        while high - low > 1:
+            middle = (low + high) // 2
+            if reached(float(windows.excess(middle).sum())):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    return first(lambda total: total <= 1e-6), first(lambda total: total < -1e-6)
+
+
+def _upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> Floats:
+    """The count of each window up to its own place: zero before the first bin, the last one's from there on."""
+    held = cumulated[np.clip(places, 0, len(cumulated) - 1), np.arange(cumulated.shape[1])].astype(np.float64)
+    held[places < 0] = 0.0
+    return held

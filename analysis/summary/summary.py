@@ -1,0 +1,324 @@
+"""From a run directory to the one JSON document that says what happened and what follows from it.
+
+This module only arranges: it reads the run, has it judged, and writes what came of it. The same records and seed
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.foresight.costs import summary_rows as break_even
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
+from analysis.judging.judgement import Judgement, judge
+from analysis.judging.load_steps import summary_rows
+from analysis.judging.rates import RateComparison
+from analysis.judging.validity import Check
+from analysis.records.requests import RunRecords, read_run
+from analysis.run.run import SECOND, Run, mapping
+from analysis.run.slo import design_effect
+from analysis.run.spikes import Spike, find_spikes
+from analysis.settings.slo_targets import merged
+from analysis.statistics.compare import Comparison
+from analysis.statistics.quantiles import quantile_interval, quantiles
+from analysis.summary.arms import arm_row
+from analysis.summary.sent_traffic import traffic_facts
+from analysis.summary.series import latency_series
+
+SCHEMA = 1
+EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
+
+_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+_MOST_EVENTS = 500
+_MOST_REQUEST_IDS = 50
+_CURVE_BINS = 60
+
+
+def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) -> dict[str, Any]:
+    """The summary of the run in `run_dir`, ready for JSON. Raises RecordError when there is nothing to judge.
+
+    `seed` drives the permutations; by default the experiment's own. The targets in `slo`, such as "p99_ttft_ms <= 500",
+    take the place of the experiment's on the same figures, or join them.
+    """
+    # Nothing here holds the records beside the run, so that it can let go of their table.
+    run = Run.of(_asked(read_run(run_dir), slo), seed)
+    return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
+
+
+def _asked(records: RunRecords, slo: Sequence[str]) -> RunRecords:
+    """The records, with the targets in `slo` among the experiment's."""
+    if not slo:
+        return records
+    table = {"slo": merged(mapping(records.experiment.get("slo")), slo)}
+    return replace(records, experiment=records.experiment | table)
+
+
+def write_summary(summary: Mapping[str, Any], path: Path) -> None:
+    """`path` holds the summary as JSON, whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def exit_code(summary: Mapping[str, Any]) -> int:
+    """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE."""
+    return EXIT_CODES[str(summary["overall"])]
+
+
+def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
+    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
+    return {
+        "schema": SCHEMA,
+        "name": run.name,
+        "run_id": run.run_id,
+        "created": _created(run),
+        "overall": judgement.overall,
+        "exit_code": EXIT_CODES[judgement.overall],
+        "headline": judgement.headline,
+        "control": run.control,
+        "seed": run.seed,
+        "arms": [arm_row(run, arm, judgement) for arm in run.arms],
+        "comparisons": [
+            *(_comparison_row(item, _gate_of(item, judgement.gates)) for item in judgement.steady),
+            *(_comparison_row(item, None) for item in judgement.beside),
+        ],
+        "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
+        "gates": [_gate_row(gate) for gate in judgement.gates],
+        "validity": [_check_row(check) for check in judgement.checks],
+        "parity": _parity(run),
+        "spikes": [_spike_row(run, spike) for spike in spikes],
+        "events": _events(run),
+        "series": latency_series(run),
+        "distribution": _distribution(run),
+        "design": _design(run),
+        **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
+        **({"saturation": search} if (search := summary_rows(run)) else {}),
+        **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
+        "advice": {"needed_s": judgement.advice.needed_s, "text": judgement.advice.text},
+        "environment": run.records.environment,
+    }
+
+
+def _created(run: Run) -> str | None:
+    """When the first request started, in UTC."""
+    started_ns = min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)
+    try:
+        moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return moment.isoformat() if started_ns > 0 else None
+
+
+def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
+    name = noninferiority_name(item)
+    return next(row for row in gates if row.arm == item.arm and row.gate == name)
+
+
+def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
+    """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
+    return {
+        "arm": item.arm,
+        "control": item.control,
+        "metric": item.metric,
+        "phase": item.phase,
+        "quantile": item.quantile,
+        "gate": gate is not None,
+        "ratio": item.ratio,
+        "low": item.low,
+        "high": item.high,
+        "p_worse": item.p_worse,
+        "p_noninferior": item.p_noninferior,
+        "p_inferior": item.p_inferior,
+        "p_inferior_holm": item.p_inferior_holm,
+        "cross_p_noninferior": item.cross_p_noninferior,
+        "cross_p_inferior": item.cross_p_inferior,
+        "autocorrelation": item.autocorrelation,
+        "question": item.question,
+        "whole": item.whole,
+        "restart_spread": item.restart_spread,
+        "margin": None if gate is None else item.margin,
+        "method": item.method,
+        "blocks": item.blocks,
+        "groups": item.groups,
+        "trials": item.trials,
+        "requests": item.requests,  # gaps for ITL
+        # What the test alone says; the verdict also heeds the validity checks.
+        "test_verdict": None if gate is None else item.verdict,
+        "verdict": None if gate is None else gate.verdict,
+        "reason": item.reason if gate is None else gate.reason,
+        "needed_s": None if gate is None else gate.needed_s,
+    }
+
+
+def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
+    row = {name: getattr(item, name) for name in item.__dataclass_fields__}
+    gates = item.rate == "goodput" and least is not None
+    return row | {"gate": gates, "min_ratio": least if gates else None}
+
+
+def _gate_row(gate: Gate) -> dict[str, Any]:
+    return {
+        "arm": gate.arm,
+        "gate": gate.gate,
+        "kind": gate.kind,
+        "value": gate.value,
+        "limit": gate.limit,
+        "unit": gate.unit,
+        "verdict": gate.verdict,
+        "reason": gate.reason,
+        "needed_s": gate.needed_s,
+        "needed_starts": gate.needed_starts,
+        "blocked_by": list(gate.blocked_by),
+    }
+
+
+def _check_row(check: Check) -> dict[str, Any]:
+    return {
+        "check": check.check,
+        "ok": check.ok,
+        "arm": check.arm,
+        "value": check.value,
+        "limit": check.limit,
+        "reason": check.reason,
+        "affects": list(check.affects),
+        "remedy": check.remedy,
+    }
+
+
+_PARITY_FACTS = ("verdict", "dtype", "reference", "requests", "positions", "vocabulary", "control")
+
+
+def _parity(run: Run) -> dict[str, Any]:
+    """What was measured of each arm before the traffic, and what its replicas answered after it."""
+    measured = run.records.parity or {}
+    return {
+        **{name: measured.get(name) for name in _PARITY_FACTS},
+        "arms": [
+            {"name": arm, "measured": dict(run.parity(arm)) or None, "answers": [dict(row) for row in run.answers(arm)]}
+            for arm in run.arms
+        ],
+    }
+
+
+def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
+    return {
+        "arm": spike.arm,
+        "trial": spike.trial,
+        "start_ns": spike.start_ns,
+        "end_ns": spike.end_ns,
+        "offset_s": run.offset_s(spike.trial, spike.start_ns),
+        "metric": "e2e",
+        "peak_ms": spike.peak_ms,
+        "requests": spike.requests,
+        "cause": spike.cause,
+        "event_ids": list(spike.event_ids),
+        "explained_pct": spike.explained_pct,
+        "direct_pct": spike.direct_pct,
+        "backlog_pct": spike.backlog_pct,
+    }
+
+
+_EVENT_COLUMNS = (
+    *("compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "backend_ns", "phase"),
+    *("autotune_ns", "guards", "nodes", "kernels", "breaks"),
+)
+
+
+def _events(run: Run) -> list[dict[str, Any]]:
+    """Serving events of all arms, those that cost requests most first."""
+    rows: list[dict[str, Any]] = []
+    joined = zip(run.events, run.attribution.event_requests, run.attribution.event_backlog, strict=True)
+    for event, hit, behind in joined:
+        if not event.serving:
+            continue
+        rows.append(
+            {
+                "event_id": event.event_id,
+                "trial": event.trial,
+                "arm": event.arm,
+                "replica": event.replica,
+                "kind": event.kind,
+                "start_ns": event.start_ns,
+                "end_ns": event.end_ns,
+                **{name: event.row.get(name) for name in _EVENT_COLUMNS},
+                "request_ids": list(event.request_ids[:_MOST_REQUEST_IDS]),
+                "request_count": len(event.request_ids),
+                "seconds": event.seconds,
+                "requests_hit": int(hit.size),
+                "requests_behind": int(behind.size),
+                "offset_s": run.offset_s(event.trial, event.start_ns),
+            }
+        )
+    rows.sort(key=lambda row: (-row["seconds"], -row["requests_hit"], row["arm"], row["start_ns"], row["event_id"]))
+    return rows[:_MOST_EVENTS]
+
+
+_POINT = (
+    *("trial", "t_s", "n", "ttft_p50_ms", "ttft_p99_ms"),
+    *("e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms", "failed"),
+)
+
+
+def _distribution(run: Run) -> dict[str, Any]:
+    """Histograms on edges common to the arms, and quantiles with 95 % limits that allow for bunching."""
+    metrics: dict[str, dict[str, Any]] = {}
+    for metric in ("ttft", "e2e"):
+        values = run.requests.metric_ms(metric)
+        usable = run.usable & ~np.isnan(values) & (values > 0)
+        metrics[metric] = {}
+        if not usable.any():
+            continue
+        low, high = float(values[usable].min()), float(values[usable].max())
+        edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
+        for arm in run.arms:
+            own = usable & run.of_arm(arm)
+            mine, block = values[own], run.block[own]
+            curve = []
+            for q, value in zip(_QUANTILES, quantiles(mine, _QUANTILES), strict=True):
+                effect = design_effect(mine > value, block)
+                lower, upper = quantile_interval(mine, q, confidence=0.95, design_effect=effect)
+                curve.append([q, value, lower, upper])
+            metrics[metric][arm] = {
+                "edges_ms": edges.tolist(),
+                "counts": np.histogram(mine, edges)[0].tolist(),
+                "ecdf": curve,
+            }
+    return {"metrics": metrics}
+
+
+def _design(run: Run) -> dict[str, Any]:
+    planned, open_loop = run.planned, run.told_open_loop
+    return {
+        "design": run.design,
+        "duration_s": max((trial.seconds for trial in run.trials), default=0.0),
+        "trials": len(run.trials),
+        "block_s": run.block_s,
+        "blocks": run.blocks,
+        "planned": sum(planned.values()) if planned else None,
+        "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
+        "generator_lag_p99_ms": run.generator_lag_ms,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON's own types: unknown numbers become null, and floats keep seven digits."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        # Sums differ in their last digits between machines; nothing is known to more than seven.
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    if isinstance(value, (str, int, bool)) or value is None:
+        return value
+    return str(value)

@@ -1,0 +1,1 @@
+"""How one request is sent and timed, for each kind of arm."""

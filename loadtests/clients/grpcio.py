@@ -1,0 +1,209 @@
+"""The same calls over stock grpcio under gevent: a second opinion on the frame client, for few streams.
+
+A greenlet a call waits for messages and takes the time when grpcio hands one over. That is late by however long the
+message stood in grpcio's queues and the greenlet in gevent's, which is why the frame client exists; below a hundred
+streams both should tell the same. See docs/decisions/0003-http2-client.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import gevent
+import gevent.monkey
+import grpc
+import grpc.experimental.gevent as grpc_gevent
+
+from loadtests.clients.connection import GENERATE_PATH, Call, Metadata, encode_metadata, parse_target, wants_tls
+from loadtests.clients.headers import HeaderDecoder
+from loadtests.external.tls import OPEN, SecurityConfig, bearer_token, client_context
+from servers.clock import now_ns
+from servers.rpc.inference_pb2 import GenerateRequest
+
+logger = logging.getLogger("tailgate")
+
+MOST_CALLS: Final = 100
+_LARGEST_MESSAGE: Final = 4 * 1024 * 1024
+
+
+class GrpcioClient:
+    """Calls to one target over one grpcio channel, with the interface of `InferenceClient`.
+
+    Needs a process that gevent has patched, as Locust's is. At most `MOST_CALLS` calls at once: more end with ABORTED
+    at once, and the log says why.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        path: str = GENERATE_PATH,
+        security: SecurityConfig = OPEN,
+        keepalive_s: float = 0.0,
+        keepalive_timeout_s: float = 20.0,
+    ) -> None:
+        if not gevent.monkey.is_module_patched("threading"):
+            raise RuntimeError("grpcio under gevent needs gevent.monkey.patch_all() first, as importing locust does it")
+        grpc_gevent.init_gevent()
+        host, port = parse_target(target)
+        self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", _LARGEST_MESSAGE),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.primary_user_agent", "tailgate-grpcio"),
+            ("grpc.enable_retries", 0),
+            # A channel of its own, not one that another client of this process has to the same target.
+            ("grpc.use_local_subchannel_pool", 1),
+            # After a refused connection grpcio would wait up to two minutes before it tries again.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if keepalive_s:
+            options += [
+                ("grpc.keepalive_time_ms", int(keepalive_s * 1e3)),
+                ("grpc.keepalive_timeout_ms", int(keepalive_timeout_s * 1e3)),
+            ]
+        if wants_tls(target):
+            client_context(security)  # the same errors for the same files
+            if security.tls_server_name:
+                options.append(("grpc.ssl_target_name_override", security.tls_server_name))
+            self._channel = grpc.secure_channel(self.target, _credentials(security), options)
+        else:
+            self._channel = grpc.insecure_channel(self.target, options)
+        self._generate = self._channel.unary_stream(path, request_serializer=None, response_deserializer=None)
+        token = bearer_token(security)
+        self._common: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
+        self._running: dict[Call, grpc.Call | None] = {}
+        self._refused = 0
+        self._closed = False
+
+    def generate(self, request: GenerateRequest, *, metadata: Metadata = (), timeout_s: float | None = None) -> Call:
+        """A started call whose chunks can be iterated; failures end the iteration and are in `status`."""
+        return self._launch(request.SerializeToString(), encode_metadata(metadata), timeout_s, None, True, None)
+
+    def start(
+        self,
+        body: bytes,
+        *,
+        headers: bytes = b"",
+        timeout_s: float | None = None,
+        on_done: Callable[[Call], None] | None = None,
+        tag: Any = None,
+    ) -> Call:
+        """A started call that keeps token times but not tokens. `on_done` runs once and must neither block nor raise.
+
+        `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`.
+        """
+        return self._launch(body, headers, timeout_s, on_done, False, tag)
+
+    def connect(self, timeout_s: float | None = None) -> str:
+        """A connection is ready (returns ""), or the reason why there is none."""
+        if self._closed:
+            return "the client is closed"
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
+        except grpc.FutureTimeoutError:
+            return f"cannot connect to {self.target} within {timeout_s:g} s"
+        return ""
+
+    def close(self) -> None:
+        """Every call has ended (CANCELLED if it was running) and the channel is closed."""
+        self._closed = True
+        for call in list(self._running):
+            call.cancel(error="the client was closed")
+        self._channel.close()
+
+    def abandon(self, call: Call) -> None:
+        """The call is cancelled on the wire, if it ever got there."""
+        rpc = self._running.pop(call, None)
+        if rpc is not None:
+            rpc.cancel()
+
+    def _launch(
+        self,
+        body: bytes,
+        headers: bytes,
+        timeout_s: float | None,
+        on_done: Callable[[Call], None] | None,
+        keep: bool,
+        tag: Any,
+    ) -> Call:
+        deadline_ns = 0 if timeout_s is None else now_ns() + int(timeout_s * 1e9)
+        call = Call(headers=headers, body=b"", deadline_ns=deadline_ns, on_done=on_done, keep=keep, tag=tag)
+        if self._closed:
+            call._finish("UNAVAILABLE", "the client is closed", now_ns())
+        elif len(self._running) >= MOST_CALLS:
+            self._refuse(call)
+        else:
+            self._running[call] = None
+            call._connection = _Rpc(self, call)
+            gevent.spawn(self._run, call, body, timeout_s)
+        return call
+
+    def _refuse(self, call: Call) -> None:
+        reason = f'client "grpcio" takes at most {MOST_CALLS} calls at once: its times are wrong above; use "frames"'
+        if not self._refused:
+            logger.warning("%s (said once; every refused call is recorded as ABORTED)", reason)
+        self._refused += 1
+        call._finish("ABORTED", reason, now_ns())
+
+    def _run(self, call: Call, body: bytes, timeout_s: float | None) -> None:
+        if call.status:
+            return
+        metadata = self._common + list(HeaderDecoder(largest_list=1 << 30).decode(call._headers).items())
+        call.sent_ns = now_ns()
+        try:
+            rpc = self._generate(body, timeout=timeout_s, metadata=metadata)
+        except ValueError as problem:  # the channel was closed meanwhile
+            call._finish("UNAVAILABLE", str(problem), now_ns())
+            self._running.pop(call, None)
+            return
+        self._running[call] = rpc
+        try:
+            for message in rpc:
+                call._on_message(message, now_ns())
+                if call.status:
+                    rpc.cancel()
+                    break
+        except grpc.RpcError:
+            pass  # what it is is asked for below
+        finally:
+            at_ns = now_ns()
+            self._running.pop(call, None)
+            if not call.status:
+                call.initial_metadata = _text(rpc.initial_metadata())
+                call.trailing_metadata = _text(rpc.trailing_metadata())
+                call._finish(rpc.code().name, rpc.details() or "", at_ns)
+
+
+class _Rpc:
+    """Where a call's `cancel` arrives."""
+
+    __slots__ = ("_call", "_client")
+
+    def __init__(self, client: GrpcioClient, call: Call) -> None:
+        self._client = client
+        self._call = call
+
+    def abandon(self, stream_id: int, code: int) -> None:
+        del stream_id, code
+        self._client.abandon(self._call)
+
+
+def _credentials(security: SecurityConfig) -> grpc.ChannelCredentials:
+    def read(path: str) -> bytes | None:
+        return Path(path).read_bytes() if path else None
+
+    return grpc.ssl_channel_credentials(read(security.tls_ca), read(security.tls_key), read(security.tls_certificate))
+
+
+def _text(metadata: Any) -> dict[str, str]:
+    table: dict[str, str] = {}
+    for key, value in metadata or ():
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        table[key] = f"{table[key]},{text}" if key in table else text
+    return table

@@ -1,0 +1,126 @@
+"""Whether the verdicts of a run can be trusted, tried on its own data: `tailgate calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from analysis.foresight.calibration import EXIT_CODES, Calibration, Share, calibrate
+from analysis.records.requests import read_run
+from analysis.run.run import Run
+from analysis.statistics.compare import METRIC_NAMES
+from loadtests.trials.terminal_table import aligned
+from servers.config import ConfigError
+
+SCHEMA = 1
+FEWEST_SPLITS, MOST_SPLITS = 20, 10_000
+
+
+def calibrate_run(directory: Path, *, splits: int, seed: int | None) -> dict[str, Any]:
+    """The calibration of the run in `directory` as plain values. RecordError where there is nothing to calibrate."""
+    if not FEWEST_SPLITS <= splits <= MOST_SPLITS:
+        raise ConfigError(f"--splits is {splits}: give {FEWEST_SPLITS} to {MOST_SPLITS}")
+    return plain(calibrate(Run.of(read_run(directory), seed), splits=splits), directory)
+
+
+def plain(found: Calibration, directory: Path) -> dict[str, Any]:
+    """The calibration as plain values."""
+    return {
+        "schema": SCHEMA,
+        "run_dir": str(directory),
+        "verdict": found.trust,
+        "exit_code": EXIT_CODES[found.trust],
+        "reasons": list(found.reasons),
+        "notes": list(found.notes),
+        "control": found.control,
+        "alpha": found.alpha,
+        "margin": found.margin,
+        "splits": found.splits,
+        "trials": found.trials,
+        "halves": [
+            {
+                **asdict(item),
+                **{name: _share(getattr(item, name)) for name in ("slower", "faster", "covered", "passed")},
+            }
+            for item in found.halves
+        ],
+        "block_correlations": [asdict(item) for item in found.correlations],
+        "restarts": [{**asdict(item), "variance_ratio": item.ratio} for item in found.restarts],
+    }
+
+
+def _share(found: Share) -> dict[str, Any]:
+    return {**asdict(found), "share": found.share}
+
+
+def calibration_text(found: Mapping[str, Any]) -> str:
+    """The calibration for people."""
+    alpha = found["alpha"]
+    lines = [
+        f"{found['run_dir']}: halves of {found['control']}, {found['splits']} splits each way{_each(found)}, "
+        f"alpha {alpha:g}, margin {100 * found['margin']:g} %",
+        "",
+        *aligned(_halves(found), left=2),
+        "",
+        f"Of equal halves, alpha allows {100 * alpha:g} % to be called slower and as many faster; the interval should "
+        f"hold the truth in {100 * (1 - 2 * alpha):g} %.",
+        "A half that is slower by the margin and passes is a false PASS.",
+        "",
+    ]
+    if found["block_correlations"]:
+        lines += [*aligned(_correlations(found["block_correlations"]), left=2), ""]
+    if found["restarts"]:
+        lines += [*aligned(_restarts(found["restarts"]), left=2), ""]
+    lines += found["notes"]
+    reasons = " ".join(found["reasons"])
+    lines.append(f"This run's verdicts: {found['verdict']}{f': {reasons}' if reasons else '.'}")
+    return "\n".join(lines)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return f"p{100 * row['quantile']:.10g} {METRIC_NAMES.get(row['metric'], row['metric'])}"
+
+
+_SHARES = {"called slower": "slower", "called faster": "faster", "interval holds": "covered", "passed": "passed"}
+
+
+def _halves(found: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+    rows = [["metric", "split", "true ratio", *(f"{name}, %" for name in _SHARES)]]
+    for row in found["halves"]:
+        shares = [_percent(row[name]) for name in _SHARES.values()]
+        effect = "1" if row["effect"] == 1 else f"× {row['effect']:.10g}"
+        rows.append([_label(row), row["how"], effect, *shares])
+    return rows
+
+
+def _each(found: Mapping[str, Any]) -> str:
+    least = min((row["requests"] for row in found["halves"]), default=0)
+    return f", {least:,} requests or more a half" if least else ""
+
+
+def _percent(found: Mapping[str, Any]) -> str:
+    if found["share"] is None:
+        return "untested"
+    return f"{100 * found['share']:.0f} ({100 * found['low']:.0f}–{100 * found['high']:.0f})"
+
+
+def _correlations(found: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
+    rows = [["arm to control", "metric", "block", "blocks", "neighbours correlate", "limit"]]
+    for row in found:
+        value = "–" if row["value"] is None else f"{row['value']:.2f}"
+        rows.append(
+            [row["arm"], _label(row), f"{row['block_s']:g} s", str(row["blocks"]), value, f"{row['limit']:.2f}"]
+        )
+    return rows
+
+
+def _restarts(found: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
+    rows = [["arm to control", "metric", "trials", "between trials", "as blocks foretell", "variance ratio", "p"]]
+    for row in found:
+        ratio = "–" if row["variance_ratio"] is None else f"{row['variance_ratio']:.2f}"
+        p_value = "–" if row["p_value"] is None else f"{row['p_value']:.3f}"
+        between, within = f"{row['between']:.3f}", f"{row['within']:.3f}"
+        rows.append([row["arm"], _label(row), str(row["trials"]), between, within, ratio, p_value])
+    return rows

@@ -1,0 +1,83 @@
+"""What a file of settings may hold before anybody asks what it means: its size, how deep it goes, its plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.records.shallow_toml import DEEPEST, LARGEST_BYTES, TomlError, parse
+from servers.config import ConfigError
+
+LONGEST_TEXT = 1 << 16
+LONGEST_LIST = 100_000
+_WHOLE = 1 << 63
+# What file systems take.
+_LONGEST_NAME_BYTES = 255
+_LONGEST_PATH_BYTES = 4095
+
+
+def read_toml(path: Path) -> str:
+    """The text of the file. Raises ConfigError for one that cannot be read or is too large."""
+    try:
+        with path.open("rb") as file:
+            body = file.read(LARGEST_BYTES + 1)
+        if len(body) > LARGEST_BYTES:
+            raise ConfigError(
+                f"{path} has more than {LARGEST_BYTES} bytes: an experiment takes a few thousand, so give its own file"
+            )
+        return body.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The table that `text` holds. Raises ConfigError for what is no TOML, or deeper than `DEEPEST`."""
+    try:
+        return parse(text)
+    except TomlError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def check_values(value: Any, where: str = "", depth: int = 0) -> None:
+    """Everything in `value` is of a size that a setting can have. Otherwise ConfigError, naming `where` it stands."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ConfigError(f"{where} holds a NUL character: remove it")
+        if len(value) > LONGEST_TEXT:
+            raise ConfigError(f"{where} has {len(value)} characters; the limit is {LONGEST_TEXT}: shorten it")
+    elif isinstance(value, int):
+        if not -_WHOLE <= value < _WHOLE:
+            raise ConfigError(f"{where} is a number beyond 64 bits: give a smaller one")
+    elif isinstance(value, Mapping | list):
+        if depth >= DEEPEST:
+            raise ConfigError(f"{where}: values are nested too deep; the limit is {DEEPEST}: no setting lies so deep")
+        if len(value) > LONGEST_LIST:
+            raise ConfigError(f"{where} has {len(value)} entries; the limit is {LONGEST_LIST}: give fewer")
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in entries:
+            inside = f"{where}[{key}]" if isinstance(value, list) else f"{where}.{key}".removeprefix(".")
+            check_values(item, inside, depth + 1)
+
+
+def check_path(text: str, where: str) -> str:
+    """`text`, which a file can be called. Otherwise ConfigError."""
+    if "\0" in text:
+        raise ConfigError(f"{where} holds a NUL character: no file is called so")
+    body = text.encode("utf-8", "surrogateescape")
+    longest = max(map(len, body.split(b"/")))
+    if longest > _LONGEST_NAME_BYTES:
+        raise ConfigError(
+            f"{where} has a name of {longest} bytes; the limit is {_LONGEST_NAME_BYTES} for each: give a shorter one"
+        )
+    if len(body) > _LONGEST_PATH_BYTES:
+        raise ConfigError(f"{where} has {len(body)} bytes; the limit is {_LONGEST_PATH_BYTES}: give a shorter path")
+    return text
+
+
+def expanded(text: str, where: str) -> Path:
+    """The path, with ~ and ~user in full. Otherwise ConfigError."""
+    try:
+        return Path(check_path(text, where)).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f'{where} is "{text}", whose home cannot be found ({error}): write it in full') from None

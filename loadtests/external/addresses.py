@@ -1,0 +1,286 @@
+"""An arm that tailgate does not start: a model server of somebody else, known by its addresses and its protocol.
+
+`kind = "openai"` is the OpenAI-compatible HTTP API with server-sent events (vLLM, SGLang, TGI, transformers, others);
+`kind = "oip"` the Open Inference Protocol over gRPC (Triton, MLServer, KServe). Nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from loadtests.external.tls import OPEN, SecurityConfig
+from servers.config import ConfigError, build
+
+Kind = Literal["openai", "oip"]
+KINDS: tuple[Kind, ...] = ("openai", "oip")
+Scalar = bool | int | float | str
+
+# Body fields with which servers can be made to answer exactly as many tokens as asked for.
+LENGTH_FIELDS = ("ignore_eos", "min_tokens")
+_SCHEMES: dict[str, dict[str, bool]] = {
+    "openai": {"http": False, "https": True},
+    "oip": {"http": False, "grpc": False, "https": True, "grpcs": True},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens. `path` has no slash at its end and is empty for gRPC."""
+
+    host: str
+    port: int
+    tls: bool = False
+    path: str = ""
+
+    @property
+    def target(self) -> str:
+        """host:port, as a gRPC target writes it."""
+        return f"{self._host}:{self.port}"
+
+    @property
+    def host_header(self) -> str:
+        """As a Host header says it: without the scheme's own port, which some gateways do not know."""
+        return self._host if self.port == (443 if self.tls else 80) else self.target
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def parse_address(text: str, kind: Kind) -> Address:
+    """The parts of `http://host:port/v1` or `grpc://host:port`; ConfigError when the protocol has no such address."""
+    schemes = _SCHEMES[kind]
+    example = "http://host:8000/v1" if kind == "openai" else "grpc://host:8001"
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator:
+        if kind == "openai":
+            raise ConfigError(f'address "{text}" has no scheme: write http:// or https://, such as {example}')
+        scheme, rest = "grpc", text.strip()
+    if scheme.lower() not in schemes:
+        raise ConfigError(f'address "{text}" has the scheme "{scheme}": use {" or ".join(schemes)}, such as {example}')
+    tls = schemes[scheme.lower()]
+    authority, slash, path = rest.partition("/")
+    if "@" in authority:
+        raise ConfigError('an address carries a user or password before "@": leave it out and use token_env')
+    if set(path) & set("?# ") or not path.isprintable() or not path.isascii():
+        raise ConfigError(f'address "{text}" has a query, a fragment or odd characters: such as {example}')
+    if kind == "oip" and path:
+        raise ConfigError(f'address "{text}" has the path "/{path}", and gRPC has none: such as {example}')
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?", authority)
+    if match is None:
+        raise ConfigError(f'address "{text}" names no host: such as {example}')
+    host, number = match[1].strip("[]"), match[2]
+    if number is None and kind == "oip":
+        raise ConfigError(f'address "{text}" names no port: such as {example}')
+    port = int(number) if number is not None else 443 if tls else 80
+    if not 0 < port < 65_536:
+        raise ConfigError(f'address "{text}" has the port {port}: give one from 1 to 65535')
+    return Address(host=host, port=port, tls=tls, path=f"/{path}".rstrip("/") if slash else "")
+
+
+def _length_fields(where: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in LENGTH_FIELDS:
+            raise ConfigError(f'{where}.length_fields has "{name}": use {" and ".join(LENGTH_FIELDS)}, or none')
+
+
+def _tokenizer(where: str, path: str, prompt: str) -> None:
+    if path and prompt == "token_ids":
+        raise ConfigError(f'{where}.tokenizer is set but {where}.prompt is "token_ids", which needs none: drop one')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiOptions:
+    """How requests to an OpenAI-compatible server are written.
+
+    `prompt` "token_ids" sends numbers, exactly as many as planned; vLLM's and SGLang's completions take them. "text"
+    sends words; with `tokenizer` (the model's folder or hub id) exactly as many tokens as planned, the chat template
+    included, without it about as many. `length_fields` are the body fields by which the server can be told not to end
+    an answer early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
+    each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is.
+    """
+
+    endpoint: Literal["completions", "chat"] = "completions"
+    prompt: Literal["text", "token_ids"] = "text"
+    tokenizer: str = ""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    length_fields: tuple[str, ...] = ()
+    usage: Literal["end", "each", "off"] = "end"
+    extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _length_fields("openai", self.length_fields)
+        _tokenizer("openai", self.tokenizer, self.prompt)
+        if self.endpoint == "chat" and self.prompt == "token_ids":
+            raise ConfigError(
+                'openai.prompt is "token_ids" but chat messages are text: use endpoint = "completions", or '
+                'prompt = "text"'
+            )
+        for key in ("stream", "model", "prompt", "messages", "stream_options"):
+            if key in self.extra:
+                raise ConfigError(f"openai.extra.{key} is what tailgate itself must set: remove it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OipOptions:
+    """Which tensors of an Open Inference Protocol model carry what. The defaults are those of Triton's vLLM backend.
+
+    `stream`: "triton" calls ModelStreamInfer as Triton defines it, "plain" as MLServer does (the stream holds bare
+    inference responses), "off" calls ModelInfer, whose first token comes with the last. Names that are empty are not
+    sent. `parameters_tensor` takes JSON with max_tokens, `length_fields` and `extra`. `batched` puts a batch dimension
+    of 1 before every shape. `prompt` "token_ids" sends numbers of type `ids_datatype`, as TensorRT-LLM takes them.
+    """
+
+    stream: Literal["triton", "plain", "off"] = "triton"
+    prompt: Literal["text", "token_ids"] = "text"
+    tokenizer: str = ""
+    prompt_tensor: str = "text_input"
+    ids_datatype: Literal["INT32", "INT64", "UINT32"] = "INT32"
+    prompt_length_tensor: str = ""
+    max_tokens_tensor: str = ""
+    stream_tensor: str = "stream"
+    parameters_tensor: str = "sampling_parameters"
+    output_tensor: str = "text_output"
+    batched: bool = False
+    length_fields: tuple[str, ...] = ()
+    extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _length_fields("oip", self.length_fields)
+        _tokenizer("oip", self.tokenizer, self.prompt)
+        for key in ("prompt_tensor", "output_tensor"):
+            if not getattr(self, key):
+                raise ConfigError(f"oip.{key} is empty: name the model's tensor")
+        if not self.max_tokens_tensor and not self.parameters_tensor:
+            raise ConfigError(
+                "oip.max_tokens_tensor and oip.parameters_tensor are both empty, so the length of an answer cannot be "
+                "asked for: name one of them"
+            )
+        if (self.length_fields or self.extra) and not self.parameters_tensor:
+            raise ConfigError(
+                "oip.length_fields and oip.extra travel in oip.parameters_tensor, which is empty: name it, or drop them"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalConfig:
+    """One external arm. Each of `addresses` is a replica. `vocab_size` bounds the token ids of prompts.
+
+    `length_ladder` are the lengths to which the server pads prompts, where that is known: what looks for compiles from
+    outside then knows which shapes are the same.
+    """
+
+    kind: Kind
+    addresses: tuple[str, ...]
+    model_name: str
+    vocab_size: int = 0
+    length_ladder: tuple[int, ...] = ()
+    security: SecurityConfig = OPEN
+    openai: OpenAiOptions | None = None
+    oip: OipOptions | None = None
+
+    def __post_init__(self) -> None:
+        if not self.addresses:
+            raise ConfigError("address is empty: give one, or a list of replicas")
+        for address in self.addresses:
+            parse_address(address, self.kind)
+            if self.addresses.count(address) > 1:
+                raise ConfigError(f'address "{address}" is there twice: each replica has an address of its own')
+        if not self.model_name:
+            raise ConfigError("model_name is missing: give the name by which the server knows the model")
+        if self.security.tls and not any(parse_address(address, self.kind).tls for address in self.addresses):
+            raise ConfigError("tls_ and certificates are given but no address uses TLS: write https://, or remove them")
+        if self.vocab_size and self.vocab_size < 4:
+            raise ConfigError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
+        if any(step < 1 for step in self.length_ladder) or list(self.length_ladder) != sorted(set(self.length_ladder)):
+            raise ConfigError(f"length_ladder is {list(self.length_ladder)}: give rising positive integers")
+        other = "oip" if self.kind == "openai" else "openai"
+        if getattr(self, other) is not None:
+            raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')
+        if self.options.prompt == "token_ids" and not self.vocab_size:
+            raise ConfigError(
+                f'{self.kind}.prompt is "token_ids" but vocab_size is missing: give the size of the model\'s vocabulary'
+            )
+
+    @property
+    def options(self) -> OpenAiOptions | OipOptions:
+        """The options of the arm's own protocol, defaults where none are given."""
+        if self.kind == "openai":
+            return self.openai or OpenAiOptions()
+        return self.oip or OipOptions()
+
+    def check(self, arm: str) -> None:
+        """The files and the variable that the arm names are there and of use. Otherwise ConfigError."""
+        try:
+            self.security.check()
+        except ConfigError as error:
+            raise ConfigError(f'arm "{arm}": {str(error).removeprefix("security.")}') from None
+        path = self.options.tokenizer
+        if path.startswith("/") and not Path(path).is_dir():
+            raise ConfigError(
+                f'arm "{arm}": {self.kind}.tokenizer "{path}" is no folder: give the model\'s folder or hub id'
+            )
+
+
+SECURITY_KEYS = tuple(item.name for item in fields(SecurityConfig))
+
+
+def external_from_table(table: Mapping[str, Any], *, where: str) -> ExternalConfig:
+    """The external arm that an arm's TOML table describes, apart from its name and whether it is the control."""
+    rest = {key: value for key, value in table.items() if key not in SECURITY_KEYS}
+    address = rest.pop("address", ())
+    rest["addresses"] = [address] if isinstance(address, str) else address
+    if not isinstance(rest["addresses"], (list, tuple)) or not all(isinstance(a, str) for a in rest["addresses"]):
+        raise ConfigError(f"{where}.address is {address!r}: give a string, or a list of them")
+    if "model_name" not in rest:
+        raise ConfigError(f"{where}.model_name is missing: give the name by which the server knows the model")
+    try:
+        for kind in KINDS:
+            if kind in rest:
+                rest[kind] = _options(kind, rest[kind], f"{where}.{kind}")
+        rest["security"] = build(SecurityConfig, {k: table[k] for k in SECURITY_KEYS if k in table}, where=where)
+        return build(ExternalConfig, rest, where=where)
+    except ConfigError as error:
+        text = str(error).removeprefix("security.")
+        raise ConfigError(text if text.startswith(where) else f"{where}.{text}") from None
+
+
+def external_from_flags(
+    kind: Kind, host: str, *, model_name: str, settings: Sequence[str], security: SecurityConfig, vocab_size: int
+) -> ExternalConfig:
+    """The arm at `host` that a command line describes; `settings` are KEY=VALUE of its kind's table."""
+    if not model_name:
+        raise ConfigError(f"--kind {kind} needs --model-name: the name by which the server knows the model")
+    table: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f'--option "{setting}" is not KEY=VALUE: write for example endpoint=chat')
+        try:
+            table[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[key.strip()] = text
+    given = {"kind": kind, "addresses": [host], "model_name": model_name, "security": security}
+    options = _options(kind, table, "--option")
+    return build(ExternalConfig, {**given, "vocab_size": vocab_size, kind: options}, where="--kind")
+
+
+def _options(kind: str, table: Any, where: str) -> OpenAiOptions | OipOptions:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} is {table!r}: give a table")
+    if kind == "openai":
+        return build(OpenAiOptions, table, where=where)
+    return build(OipOptions, table, where=where)
+
+
+def external_table(external: ExternalConfig) -> dict[str, Any]:
+    """The table that `external_from_table` reads back to an equal arm."""
+    table = {key: value for key, value in asdict(external).items() if value is not None}
+    addresses = table.pop("addresses")
+    security = {key: value for key, value in table.pop("security").items() if value}
+    return {"address": addresses[0] if len(addresses) == 1 else list(addresses), **table, **security}

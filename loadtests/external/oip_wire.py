@@ -1,0 +1,115 @@
+"""What goes over the wire to and from an Open Inference Protocol server: tensors in, tensors out. No I/O, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from loadtests.external.addresses import OipOptions
+from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+
+SERVICE: Final = "inference.GRPCInferenceService"
+
+# Field of InferTensorContents for each datatype, and the bytes of one element in raw form (0: it tells its length).
+_FIELDS: Final = {
+    "BOOL": ("bool_contents", 1),
+    "INT8": ("int_contents", 1),
+    "INT16": ("int_contents", 2),
+    "INT32": ("int_contents", 4),
+    "INT64": ("int64_contents", 8),
+    "UINT8": ("uint_contents", 1),
+    "UINT16": ("uint_contents", 2),
+    "UINT32": ("uint_contents", 4),
+    "UINT64": ("uint64_contents", 8),
+    "BYTES": ("bytes_contents", 0),
+}
+
+
+def method_path(options: OipOptions) -> str:
+    """The gRPC path of the method that the options call."""
+    return f"/{SERVICE}/{'ModelInfer' if options.stream == 'off' else 'ModelStreamInfer'}"
+
+
+def infer_request(
+    options: OipOptions,
+    *,
+    model: str,
+    prompt: str | Sequence[int],
+    max_tokens: int,
+    whole_length: bool,
+    seed: int,
+    request_id: str,
+) -> bytes:
+    """One serialised ModelInferRequest. `whole_length` asks for exactly `max_tokens`, where the server can."""
+    request = ModelInferRequest(model_name=model, id=request_id)
+    batch = [1] if options.batched else []
+
+    def add(name: str, datatype: str, values: Sequence[Any]) -> None:
+        if not name:
+            return
+        contents = InferTensorContents(**{_FIELDS[datatype][0]: values})
+        request.inputs.add(name=name, datatype=datatype, shape=[*batch, len(values)], contents=contents)
+
+    if isinstance(prompt, str):
+        add(options.prompt_tensor, "BYTES", [prompt.encode()])
+    else:
+        add(options.prompt_tensor, options.ids_datatype, prompt)
+        add(options.prompt_length_tensor, "INT32", [len(prompt)])
+    add(options.max_tokens_tensor, "INT32", [max_tokens])
+    add(options.stream_tensor, "BOOL", [options.stream != "off"])
+    if options.parameters_tensor:
+        wanted: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF}
+        if whole_length:
+            wanted |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
+        add(options.parameters_tensor, "BYTES", [json.dumps({**wanted, **options.extra}).encode()])
+    request.outputs.add(name=options.output_tensor)
+    return request.SerializeToString()
+
+
+class Piece(NamedTuple):
+    """What one response brought: `tokens` new ones (1 for a piece of text, however long), or why it is none."""
+
+    tokens: int
+    error: str = ""
+    counted: bool = False  # token ids came, so that `tokens` is exact
+
+
+def read_response(options: OipOptions, message: bytes) -> Piece:
+    """The meaning of one message of the answer."""
+    try:
+        if options.stream == "triton":
+            streamed = ModelStreamInferResponse.FromString(message)
+            if streamed.error_message:
+                return Piece(0, streamed.error_message)
+            response = streamed.infer_response
+        else:
+            response = ModelInferResponse.FromString(message)
+    except DecodeError as problem:
+        return Piece(0, f"a message is no inference response ({problem}): is oip.stream right?")
+    for place, output in enumerate(response.outputs):
+        if output.name == options.output_tensor:
+            return _elements(response, place)
+    if response.outputs:
+        named = ", ".join(output.name for output in response.outputs)
+        return Piece(0, f'the response has no tensor "{options.output_tensor}" but {named}: set oip.output_tensor')
+    return Piece(0)  # such as the empty one with which a stream may end
+
+
+def _elements(response: ModelInferResponse, place: int) -> Piece:
+    output = response.outputs[place]
+    field, size = _FIELDS.get(output.datatype, ("", 0))
+    if not field:
+        return Piece(0, f'tensor "{output.name}" is {output.datatype}, which holds neither text nor token ids')
+    given = getattr(output.contents, field)
+    if output.datatype == "BYTES":
+        if given:
+            return Piece(int(any(given)))
+        # In raw form each element has its length before it, in four bytes.
+        return Piece(int(place < len(response.raw_output_contents) and len(response.raw_output_contents[place]) > 4))
+    if given:
+        return Piece(len(given), counted=True)
+    raw = response.raw_output_contents[place] if place < len(response.raw_output_contents) else b""
+    return Piece(len(raw) // size, counted=True)

@@ -1,0 +1,242 @@
+"""What goes over the wire to and from an OpenAI-compatible server: request bodies, server-sent events, errors.
+
+No I/O and no clock: the load generator and the readiness check read the same bytes by the same rules. Interfaces:
+the OpenAI API reference (completions, chat completions, streaming) and, for the event stream, the HTML standard,
+section 9.2 "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from loadtests.external.addresses import OpenAiOptions
+from loadtests.traffic.prompts import Message
+
+DONE: Final = b"[DONE]"
+LARGEST_EVENT: Final = 4 * 1024 * 1024
+LARGEST_ERROR: Final = 64 * 1024  # bytes of a body that is no event stream
+_MOST_TEXT: Final = 500  # characters of a server's message that go into a record
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
+
+# gRPC's names, so that all arms fail in the same words. Codes not listed go by their hundreds.
+_HTTP_STATUS: Final = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+    529: "RESOURCE_EXHAUSTED",  # "overloaded", in use though not standardised
+}
+
+
+def request_path(options: OpenAiOptions, base: str) -> str:
+    """The path of the endpoint below the address's own, such as /v1/completions."""
+    return base + _PATHS[options.endpoint]
+
+
+def request_body(
+    options: OpenAiOptions,
+    *,
+    model: str,
+    prompt: str | Sequence[int] | Sequence[Message],
+    max_tokens: int,
+    whole_length: bool,
+    seed: int,
+) -> bytes:
+    """One streaming, greedy request as JSON. `whole_length` asks for exactly `max_tokens`, where the server can.
+
+    A chat takes text, as its one message, or messages; a completion takes text or token ids.
+    """
+    body: dict[str, Any] = {"model": model}
+    if options.endpoint == "completions":
+        body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+    elif isinstance(prompt, str):
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["messages"] = [
+            {"role": item.role, "content": item.content} for item in prompt if isinstance(item, Message)
+        ]
+    body |= {options.max_tokens_field: max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF, "stream": True}
+    if options.usage != "off":
+        each = {"continuous_usage_stats": True} if options.usage == "each" else {}
+        body["stream_options"] = {"include_usage": True, **each}
+    if whole_length:
+        body |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
+    return json.dumps({**body, **options.extra}, separators=(",", ":")).encode()
+
+
+class EventStream:
+    """The data of server-sent events, whatever pieces the bytes come in.
+
+    Lines end with LF, CR LF or CR; an event ends with an empty line. Comments and other fields are passed over. A LF
+    that follows a CR over a piece's end belongs to it, so no event waits for a byte that may never come.
+    """
+
+    __slots__ = ("_data", "_line", "_skip_lf", "_started")
+
+    def __init__(self) -> None:
+        self._line = b""  # begun and not ended
+        self._data: list[bytes] = []
+        self._skip_lf = False
+        self._started = False
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of each event that this piece completes. ValueError when an event grows beyond all bounds."""
+        if not piece:
+            return []
+        if self._skip_lf:
+            self._skip_lf = False
+            if piece[0] == 0x0A:
+                piece = piece[1:]
+        if self._line:
+            piece = self._line + piece
+        if b"\r" in piece:
+            if piece[-1] == 0x0D:
+                self._skip_lf = True
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        events: list[bytes] = []
+        *lines, rest = piece.split(b"\n")
+        data = self._data
+        for line in lines:
+            if line:
+                if not self._started:
+                    self._started = True
+                    line = line.removeprefix(_BYTE_ORDER_MARK)
+                # The usual line first; a field without a colon or with another name says nothing here.
+                if line.startswith(b"data:"):
+                    data.append(line[6:] if line[5:6] == b" " else line[5:])
+                elif line == b"data":
+                    data.append(b"")
+            elif data:
+                events.append(data[0] if len(data) == 1 else b"\n".join(data))
+                data.clear()
+        self._line = rest
+        if len(rest) + sum(map(len, data)) > LARGEST_EVENT:
+            raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
+        return events
+
+    def close(self) -> bytes | None:
+        """The end mark of a stream that stopped right after it, without the empty line; nothing else is made of it."""
+        tail = [*self._data, self._line.removeprefix(b"data:").strip()] if self._line else self._data
+        return DONE if tail and tail[-1].strip() == DONE else None
+
+
+class Chunk(NamedTuple):
+    """What one event says. `text`: it carries some of the answer. Counts are the server's own, None where not given."""
+
+    text: bool
+    ended: bool = False  # it gives a finish_reason
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    failed: tuple[str, str] | None = None  # (status, message)
+
+
+_TEXT: Final = Chunk(text=True)
+_NOTHING: Final = Chunk(text=False)
+
+
+def read_event(data: bytes) -> Chunk:
+    """The meaning of one event's data, which is not the end mark. ValueError when it is no JSON object."""
+    event = json.loads(data)
+    if type(event) is not dict:
+        raise ValueError(f"an event is no JSON object: {data[:80]!r}")
+    choices = event.get("choices")
+    usage = event.get("usage")
+    if (event.get("error") is not None or (not choices and usage is None)) and (found := error_in(event)) is not None:
+        return Chunk(text=False, failed=found)
+    text = ended = False
+    if choices:
+        choice = choices[0]
+        ended = choice.get("finish_reason") is not None
+        delta = choice.get("delta")
+        if delta is None:
+            text = bool(choice.get("text"))
+        else:
+            text = bool(
+                delta.get("content")
+                or delta.get("reasoning_content")
+                or delta.get("reasoning")
+                or delta.get("tool_calls")
+            )
+    if usage is None:
+        if not ended:
+            return _TEXT if text else _NOTHING
+        return Chunk(text=text, ended=True)
+    return Chunk(
+        text=text,
+        ended=ended,
+        completion_tokens=_count(usage, "completion_tokens"),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+    )
+
+
+def _count(usage: Any, key: str) -> int | None:
+    value = usage.get(key) if isinstance(usage, dict) else None
+    return value if type(value) is int and value >= 0 else None
+
+
+def http_status_name(code: int) -> str:
+    """The gRPC status that an HTTP status other than 2xx stands for."""
+    known = _HTTP_STATUS.get(code)
+    if known is not None:
+        return known
+    if 300 <= code < 400:
+        return "FAILED_PRECONDITION"
+    return "INVALID_ARGUMENT" if 400 <= code < 500 else "INTERNAL" if code >= 500 else "UNKNOWN"
+
+
+def error_in(body: Any) -> tuple[str, str] | None:
+    """(status, message) of an error object inside a stream or in a body; None when it is none."""
+    if not isinstance(body, dict):
+        return None
+    error = body.get("error")
+    if error is None and body.get("object") == "error":
+        error = body
+    if error is None and "detail" in body:  # FastAPI's
+        error = {"message": body["detail"]}
+    if error is None:
+        return None
+    table = error if isinstance(error, dict) else {"message": error}
+    message = table.get("message") or table.get("detail") or table
+    code = next((found for key in ("code", "status") if (found := _http_code(table.get(key)))), None)
+    return "INTERNAL" if code is None else http_status_name(code), shortened(
+        message if isinstance(message, str) else json.dumps(message)
+    )
+
+
+def _http_code(value: Any) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and 400 <= value < 600 else None
+
+
+def error_of_body(code: int, body: bytes, location: str = "") -> tuple[str, str]:
+    """(status, message) of an HTTP answer that is no event stream, whatever its body holds."""
+    if 300 <= code < 400:
+        where = f" to {shortened(location)}" if location else ""
+        return http_status_name(code), f"HTTP {code}: the server redirects{where}: give that address"
+    try:
+        found = error_in(json.loads(body))
+    except (ValueError, RecursionError):
+        found = None
+    text = found[1] if found is not None else shortened(body.decode("utf-8", "replace"))
+    if 200 <= code < 300:
+        if found is not None:
+            return found
+        return "INTERNAL", f"the answer is no event stream but: {text or 'empty'}"
+    return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
+
+
+def shortened(text: str) -> str:
+    """On one line and not longer than a record should hold."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= _MOST_TEXT else line[: _MOST_TEXT - 1] + "…"

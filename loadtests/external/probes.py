@@ -1,0 +1,353 @@
+"""Finds out whether an external arm can be judged: is it there, does it know the model, does it count its tokens?
+
+Before a trial every replica answers one short request, sent as the load will send them. So a wrong model name, tensor,
+token or address ends the run with one line before any traffic, and the trial's facts say how tokens can be counted.
+Blocking and without gevent: it runs in the orchestrator.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+
+from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
+from loadtests.external.oip_wire import infer_request, method_path, read_response
+from loadtests.external.openai_wire import (
+    DONE,
+    LARGEST_ERROR,
+    EventStream,
+    error_of_body,
+    read_event,
+    request_body,
+    request_path,
+    shortened,
+)
+from loadtests.external.tls import bearer_token, client_context, explain, server_name
+from servers.rpc import oip_pb2, oip_pb2_grpc
+
+TOKENS = 8  # asked for in the one request
+_PROMPT = "Tell me a short story about the sea."
+_POLL_S = 0.1
+_RETRY_S = 0.5
+_REQUEST_S = 120.0  # a server may load its model with its first request
+
+
+class NotReadyError(Exception):
+    """The server cannot serve yet, and may later."""
+
+
+class UnusableError(Exception):
+    """The server answered, and what it said will not change by waiting. One line with the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What one short answer showed. `tokens` is the server's own count, None when it gave none."""
+
+    asked: int
+    chunks: int
+    tokens: int | None
+    prompt_tokens: int | None
+    streams: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For trial.json."""
+        return asdict(self)
+
+
+def wait_ready(
+    config: ExternalConfig, address: str, *, timeout_s: float, check: Callable[[], None], told: Callable[[str], None]
+) -> Probe:
+    """What the replica at `address` answered, once it did. `check` is called often and may raise to end the wait.
+
+    Raises UnusableError at once when waiting will not help, and NotReadyError after `timeout_s`. `told` hears why not
+    yet.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        attempt = _Attempt(config, address, min(_REQUEST_S, max(1.0, deadline - time.monotonic())))
+        while attempt.runs:
+            check()
+            time.sleep(_POLL_S / 2)
+        if attempt.probe is not None:
+            return attempt.probe
+        assert attempt.error is not None
+        if not isinstance(attempt.error, NotReadyError) or time.monotonic() + _RETRY_S > deadline:
+            raise attempt.error
+        told(str(attempt.error))
+        until = time.monotonic() + _RETRY_S
+        while time.monotonic() < until:
+            check()
+            time.sleep(_POLL_S)
+
+
+class _Attempt:
+    """One try in a thread of its own, so that the user can end the run while it waits for the server."""
+
+    def __init__(self, config: ExternalConfig, address: str, timeout_s: float) -> None:
+        self.probe: Probe | None = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(config, address, timeout_s), name=f"probe {address}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self, config: ExternalConfig, address: str, timeout_s: float) -> None:
+        try:
+            ask = _ask_openai if config.kind == "openai" else _ask_oip
+            self.probe = ask(config, parse_address(address, config.kind), timeout_s)
+        except (NotReadyError, UnusableError) as error:
+            self.error = error
+        except ssl.SSLError as error:
+            name = server_name(config.security, parse_address(address, config.kind).host)
+            self.error = UnusableError(explain(error, name))
+        except (OSError, http.client.HTTPException) as error:
+            self.error = NotReadyError(shortened(f"{type(error).__name__}: {error}"))
+        except Exception as error:  # whatever it is, the run must not wait for ever
+            self.error = UnusableError(shortened(f"{type(error).__name__}: {error}"))
+
+
+def _prompt(config: ExternalConfig) -> str | Sequence[int]:
+    if config.options.prompt == "token_ids":
+        return [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
+    return _PROMPT
+
+
+# --- OpenAI -----------------------------------------------------------------------------------------------------------
+
+
+def _ask_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
+    options = config.options
+    assert isinstance(options, OpenAiOptions)
+    headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
+    token = bearer_token(config.security)
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    _ask_health(config, address, headers, token)
+    body = request_body(
+        options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
+    )
+    connection = _http(config, address, timeout_s)
+    try:
+        began = time.monotonic()
+        connection.request(
+            "POST",
+            request_path(options, address.path),
+            body,
+            {**headers, "Content-Type": "application/json", "Accept": "text/event-stream"},
+        )
+        answer = connection.getresponse()
+        if answer.status != 200 or "text/event-stream" not in (answer.getheader("content-type") or ""):
+            status, error = error_of_body(answer.status, answer.read(LARGEST_ERROR), answer.getheader("location") or "")
+            raise _openai_error(answer.status, status, _without(error, token))
+        return _read_openai(answer, began, token)
+    finally:
+        connection.close()
+
+
+def _ask_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> None:
+    """The server is up, as far as /health and the list of models tell; servers have one of them or none."""
+    for path in ("/health", f"{address.path}/models"):
+        connection = _http(config, address, 10.0)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(LARGEST_ERROR)
+        finally:
+            connection.close()
+        if answer.status in (502, 503):
+            raise NotReadyError(_without(error_of_body(answer.status, body)[1], token))
+        if answer.status == 200:
+            return
+
+
+def _http(config: ExternalConfig, address: Address, timeout_s: float) -> http.client.HTTPConnection:
+    if not address.tls:
+        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    name = server_name(config.security, address.host)
+    context = client_context(config.security, protocols=("http/1.1",))
+    connection = http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=context)
+    if name != address.host:
+        # The certificate is for another name than is dialled.
+        plain = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+        plain.connect()
+        connection.sock = context.wrap_socket(plain.sock, server_hostname=name)
+    return connection
+
+
+def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> Probe:
+    events = EventStream()
+    chunks, tokens, prompt_tokens, ended = 0, None, None, False
+    for data in _events(answer, events):
+        if data.strip() == DONE:
+            ended = True
+            break
+        chunk = read_event(data)
+        if chunk.failed is not None:
+            raise UnusableError(f"{chunk.failed[0]}: {_without(chunk.failed[1], token)}")
+        chunks += chunk.text
+        ended = ended or chunk.ended
+        tokens = chunk.completion_tokens if chunk.completion_tokens is not None else tokens
+        prompt_tokens = chunk.prompt_tokens if chunk.prompt_tokens is not None else prompt_tokens
+    if not ended:
+        raise UnusableError("its stream ended without a finish_reason and without [DONE]")
+    seconds = time.monotonic() - began
+    return Probe(asked=TOKENS, chunks=chunks, tokens=tokens, prompt_tokens=prompt_tokens, streams=True, seconds=seconds)
+
+
+def _events(answer: http.client.HTTPResponse, events: EventStream) -> Iterator[bytes]:
+    while piece := answer.read1(65_536):
+        yield from events.feed(piece)
+    tail = events.close()
+    if tail is not None:
+        yield tail
+
+
+def _openai_error(code: int, status: str, error: str) -> Exception:
+    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
+        return NotReadyError(error)
+    remedies = {
+        401: "give its token by token_env",
+        403: "give a token that may use the model",
+        404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
+        422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
+        400: "see model_name and openai.prompt, usage, length_fields and extra",
+    }
+    return UnusableError(f"{error}: {remedies[code]}" if code in remedies else error)
+
+
+def _without(text: str, token: str) -> str:
+    return text.replace(token, "***") if token else text
+
+
+# --- Open Inference Protocol ------------------------------------------------------------------------------------------
+
+
+def _ask_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
+    options = config.options
+    assert isinstance(options, OipOptions)
+    token = bearer_token(config.security)
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with _channel(config, address) as channel:
+        try:
+            _check_model(channel, config, options, metadata)
+            return _infer(channel, config, options, metadata, timeout_s)
+        except grpc.RpcError as error:
+            raise _grpc_error(error, token) from None
+
+
+def _channel(config: ExternalConfig, address: Address) -> grpc.Channel:
+    settings: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    if not address.tls:
+        return grpc.insecure_channel(address.target, settings)
+    security = config.security
+    client_context(security)  # the same errors for the same files
+    if security.tls_server_name:
+        settings.append(("grpc.ssl_target_name_override", security.tls_server_name))
+    return grpc.secure_channel(address.target, _credentials(config), settings)
+
+
+def _credentials(config: ExternalConfig) -> grpc.ChannelCredentials:
+    def read(path: str) -> bytes | None:
+        if not path:
+            return None
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read()
+
+    security = config.security
+    return grpc.ssl_channel_credentials(read(security.tls_ca), read(security.tls_key), read(security.tls_certificate))
+
+
+def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any) -> None:
+    stub: Any = oip_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+    if not stub.ServerReady(oip_pb2.ServerReadyRequest(), timeout=10.0, metadata=metadata).ready:
+        raise NotReadyError("the server says that it is not ready")
+    ready = stub.ModelReady(oip_pb2.ModelReadyRequest(name=config.model_name), timeout=10.0, metadata=metadata)
+    if not ready.ready:
+        raise NotReadyError(f'the server says that model "{config.model_name}" is not ready')
+    try:
+        told = stub.ModelMetadata(oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return
+        raise
+    inputs, outputs = [item.name for item in told.inputs], [item.name for item in told.outputs]
+    sent = ("prompt_tensor", "prompt_length_tensor", "max_tokens_tensor", "stream_tensor", "parameters_tensor")
+    for key, names in (*((key, inputs) for key in sent), ("output_tensor", outputs)):
+        name = getattr(options, key)
+        if name and names and name not in names:
+            what = "output" if names is outputs else "input"
+            raise UnusableError(f'the model has no {what} "{name}" but {", ".join(names)}: set oip.{key}')
+
+
+def _infer(
+    channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any, timeout_s: float
+) -> Probe:
+    body = infer_request(
+        options,
+        model=config.model_name,
+        prompt=_prompt(config),
+        max_tokens=TOKENS,
+        whole_length=True,
+        seed=0,
+        request_id="probe",
+    )
+    path = method_path(options)
+    began = time.monotonic()
+    messages: Iterator[bytes]
+    if options.stream == "off":
+        messages = iter([channel.unary_unary(path)(body, timeout=timeout_s, metadata=metadata)])
+    else:
+        messages = iter(channel.stream_stream(path)(iter([body]), timeout=timeout_s, metadata=metadata))
+    chunks, tokens, counted = 0, 0, True
+    for message in messages:
+        piece = read_response(options, message)
+        if piece.error == config.model_name and options.stream == "triton":
+            # A bare inference response read as Triton's: its first field is the model's name.
+            raise UnusableError(
+                'its stream holds bare inference responses, as MLServer\'s does: set oip.stream = "plain"'
+            )
+        if piece.error:
+            raise UnusableError(piece.error)
+        chunks += piece.tokens > 0
+        tokens += piece.tokens
+        counted = counted and (piece.counted or not piece.tokens)
+    if not chunks:
+        raise UnusableError(
+            f'it was asked for {TOKENS} tokens and nothing came in tensor "{options.output_tensor}": '
+            "is oip.stream right?"
+        )
+    return Probe(
+        asked=TOKENS,
+        chunks=chunks,
+        tokens=tokens if counted and tokens else None,
+        prompt_tokens=None,
+        streams=options.stream != "off",
+        seconds=time.monotonic() - began,
+    )
+
+
+def _grpc_error(error: grpc.RpcError, token: str) -> Exception:
+    code = error.code()
+    text = shortened(_without(f"{code.name}: {error.details()}", token))
+    waits = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if code in waits:
+        return NotReadyError(text)
+    remedies = {
+        grpc.StatusCode.UNAUTHENTICATED: "give its token by token_env",
+        grpc.StatusCode.NOT_FOUND: "give the model_name that the server knows",
+        grpc.StatusCode.UNIMPLEMENTED: "is it an Open Inference Protocol server, and is oip.stream right?",
+    }
+    return UnusableError(f"{text}: {remedies[code]}" if code in remedies else text)

@@ -1,0 +1,595 @@
+"""Open-loop dispatch under gevent: planned requests start at their own instants, whatever the answers do.
+
+Three greenlets share the work. The *preparer* encodes requests a few seconds ahead, so that no prompt is built at the
+moment it is due. The *dispatcher* only sleeps and starts. The *bookkeeper* turns ended calls into records and feeds
+Locust; the client's readers do nothing but stamp times, so slow bookkeeping cannot make a token look late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import gevent
+import numpy as np
+from gevent.event import Event
+
+from loadtests.clients.connection import InferenceClient, parse_target
+from loadtests.clients.transport import (
+    ARM_HEADER,
+    SESSION_HEADER,
+    AnyCall,
+    Client,
+    Encode,
+    Lane,
+    OwnEncoder,
+    Route,
+    external_route,
+)
+from loadtests.external.addresses import ExternalConfig
+from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.generator.closed_loop import ClosedLoop
+from loadtests.generator.precise_sleep import sleep_until
+from loadtests.generator.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
+from loadtests.traffic.prompts import PromptKind, PromptSource
+from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
+from servers.clock import now_ns
+from servers.config import ConfigError, build
+
+__all__ = ["ARM_HEADER", "SESSION_HEADER", "Generator", "Prepared", "TrialConfig"]
+
+_AHEAD_NS = 5_000_000_000
+_AHEAD_BYTES = 64 * 1024 * 1024
+_ROWS_AT_ONCE = 32  # rows of the schedule turned into objects in one go: some 0.3 ms
+_IN_A_ROW = 16  # requests prepared, started late or booked before others take their turn: some 0.3 ms
+# Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
+_A_TURN_S = 0.000_001
+_HEARTBEAT_S = 0.02
+_MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """How one trial is driven: generator.json. `targets` maps an arm, or "*" for all others, to host:port.
+
+    A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
+    gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
+
+    `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
+    each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
+    in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
+    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id.
+    """
+
+    trial: int = 1
+    arms: tuple[str, ...] = ()
+    targets: dict[str, str] = field(default_factory=dict)
+    external: Mapping[str, ExternalConfig] = field(default_factory=dict)
+    start_ns: int = 0
+    timeout_s: float = 60.0
+    vocab_size: int = 256
+    ignore_eos: bool = True
+    max_concurrency: int | None = 0
+    concurrency: int = 0
+    pause_s: float = 0.0
+    num_prompts: int = 0
+    duration_s: float = 0.0
+    rampup_s: float = 0.0
+    prompts: PromptKind = "ids"
+    tokenizer: str = ""
+    drain_s: float = 60.0
+    seed: int = 0
+    client: Literal["frames", "grpcio"] = "frames"
+    security: SecurityConfig = OPEN
+    keepalive_s: float = 0.0
+    keepalive_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.targets and not self.external:
+            raise ConfigError('generator.targets is empty: give {"*": "host:port"} or one target for each arm')
+        for arm, target in self.targets.items():
+            for address in target.split(","):
+                parse_target(address)
+            if arm in self.external:
+                raise ConfigError(f'generator.targets and generator.external both have "{arm}": keep one')
+        for key, value, low in (
+            ("timeout_s", self.timeout_s, 0.001),
+            ("vocab_size", self.vocab_size, 4),
+            ("max_concurrency", self.max_concurrency or 0, 0),
+            ("concurrency", self.concurrency, 0),
+            ("pause_s", self.pause_s, 0),
+            ("drain_s", self.drain_s, 0),
+            ("keepalive_s", self.keepalive_s, 0),
+            ("keepalive_timeout_s", self.keepalive_timeout_s, 0.001),
+        ):
+            if value < low:
+                raise ConfigError(f"generator.{key} is {value}: give {low} or more")
+
+    @classmethod
+    def read(cls, path: Path) -> TrialConfig:
+        """The trial that the JSON file at `path` describes; anything wrong with it raises ConfigError."""
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f'trial config "{path}" cannot be read ({error}): give a JSON file') from None
+        if not isinstance(table, dict):
+            raise ConfigError(f'trial config "{path}" holds no object: give {{"trial": 1, "arms": [...], ...}}')
+        return build(cls, table, where="generator")
+
+
+class _Copy:
+    """One request as it goes to one arm."""
+
+    __slots__ = (
+        *("arm", "body", "headers", "held", "lane", "on_done", "pair_id", "plan", "request_id", "route"),
+        "scheduled_ns",
+    )
+
+    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
+        self.plan = plan
+        self.pair_id = pair_id
+        self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
+        self.arm = arm  # pinned, or None
+        self.route = route
+        self.lane: Lane | None = None  # that it went to
+        self.body, self.headers = route.encode(plan, self.request_id, arm)
+        self.scheduled_ns = 0
+        self.held = False
+        self.on_done: Callable[[bool], None] | None = None  # told whether the call ended well
+
+
+Prepared = tuple[_Copy, ...]
+
+
+def _client(config: TrialConfig, address: str) -> Client:
+    keepalive_s, timeout_s = config.keepalive_s, config.keepalive_timeout_s
+    if config.client == "grpcio":
+        # Only here: it makes all of grpcio in this process run under gevent.
+        from loadtests.clients.grpcio import GrpcioClient
+
+        return GrpcioClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
+    return InferenceClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
+
+
+def _routes(config: TrialConfig) -> dict[str, Route]:
+    """The way to each arm, or "*" to all others. Arms behind one address share its connections."""
+
+    source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
+    encode: Encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos)
+    lanes: dict[str, Lane] = {}
+    routes: dict[str, Route] = {}
+    for arm, target in config.targets.items():
+        addresses = target.split(",")
+        for address in addresses:
+            if address not in lanes:
+                lanes[address] = Lane(_client(config, address))
+        routes[arm] = Route(encode, [lanes[address] for address in addresses])
+    for arm, external in config.external.items():
+        routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
+    return routes
+
+
+class Generator:
+    """Starts requests and accounts for every one of them: each that was started is recorded exactly once."""
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        *,
+        log: LoadLog,
+        recorder: RequestRecorder | None = None,
+        on_record: Callable[[RequestRecord], None] | None = None,
+        workers: int = 1,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._recorder = recorder
+        self._on_record = on_record
+        self._routes = _routes(config)
+        self._clients = list(
+            {id(lane): lane.client for route in self._routes.values() for lane in route.lanes}.values()
+        )
+        cap = config.max_concurrency or 0
+        self._cap = max(1, cap // workers) if cap else 0
+        self._workers = workers
+        self._closed: ClosedLoop | None = None
+        self._running: dict[str | None, int] = {}
+        self._held: dict[str | None, deque[_Copy]] = {}
+        self._releasing: set[str | None] = set()
+        self._inflight: set[AnyCall] = set()
+        self._ended: deque[tuple[AnyCall | None, _Copy, int]] = deque()
+        self._to_book = Event()
+        self._idle = Event()
+        self._idle.set()
+        self._room = Event()
+        self._prepared: deque[tuple[int, Prepared]] = deque()
+        self._prepared_bytes = 0
+        self._all_prepared = False
+        self._more_prepared = Event()
+        self._filled = Event()
+        self._room_to_prepare = Event()
+        self._garbage = GarbageWindow(log)
+        self._dispatcher: gevent.Greenlet[..., None] | None = None
+        self._preparer: gevent.Greenlet[..., None] | None = None
+        self._stopped = False
+        self.failure: str | None = None
+        self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
+
+    def connect(self) -> None:
+        """A connection to every target was tried, so that the first request does not pay for it."""
+        gevent.joinall([gevent.spawn(client.connect, 5.0) for client in self._clients])
+
+    def prepare(self, plan: PlannedRequest, pair_id: str) -> Prepared:
+        """`plan` encoded: one copy for each arm when it goes to every arm, otherwise one."""
+        arms: tuple[str | None, ...] = (plan.arm,)
+        if plan.arm == EVERY_ARM:
+            # Copies leave one after the other, tens of microseconds apart: each arm is first equally often.
+            first = plan.index % len(self._config.arms)
+            arms = self._config.arms[first:] + self._config.arms[:first]
+        return tuple([_Copy(plan, pair_id, arm, self._route(arm)) for arm in arms])
+
+    def _route(self, arm: str | None) -> Route:
+        routes = self._routes
+        return routes[arm] if arm in routes else routes["*"]
+
+    def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
+        """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`."""
+        self._log.lag.add(now_ns() - scheduled_ns)
+        for copy in prepared:
+            copy.scheduled_ns = scheduled_ns
+            self._log.begun(copy.arm)
+            self._idle.clear()
+            if self._cap and self._running.get(copy.arm, 0) >= self._cap:
+                copy.held = True
+                self._held.setdefault(copy.arm, deque()).append(copy)
+            else:
+                self._send(copy)
+
+    def load(self, schedule: Schedule) -> None:
+        """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
+        self._check_arms(schedule)
+        if self._config.concurrency:
+            self._closed = self._closed_loop(schedule)
+            return
+        self._preparer = gevent.spawn(self._prepare_all, schedule)
+        self._filled.wait()
+
+    def run(self, start_ns: int) -> bool:
+        """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over.
+
+        Returns whether all ended by themselves. The garbage window is open meanwhile.
+        """
+        self.open_window()
+        self._log.start_ns = start_ns
+        self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._go_round, start_ns)
+        self._dispatcher.get()
+        return self._idle.wait(self._config.drain_s) and not self._stopped
+
+    def open_window(self) -> None:
+        """Garbage collection is off until `stop`; the loop lag and the time of the account count from here."""
+        self._garbage.open()
+        self._log.loop_lag = LagHistogram()
+        self._log.start_ns = now_ns()
+
+    @property
+    def inflight(self) -> int:
+        """Calls on their way."""
+        return len(self._inflight)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Whether everything started had ended and was recorded within `timeout_s`."""
+        return bool(self._idle.wait(timeout_s))
+
+    def wait_room(self) -> None:
+        """No arm has as many calls on their way as `max_concurrency` allows. At once without such a cap."""
+        while self._cap and any(running >= self._cap for running in self._running.values()):
+            self._room.clear()
+            self._room.wait()
+
+    def stop(self, error: str = "cut by the end of the run") -> None:
+        """Nothing is in flight: what was is recorded as CANCELLED. All is flushed. A second call does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for greenlet in (self._dispatcher, self._preparer, *self._chores):
+            if greenlet is not None and greenlet is not gevent.getcurrent():
+                greenlet.kill(block=False)
+        self._cap = 0  # an ending call must not start a held one now
+        at_ns = now_ns()
+        for held in self._held.values():
+            self._ended.extend((None, copy, at_ns) for copy in held)
+            held.clear()
+        for call in list(self._inflight):
+            call.cancel(error=error)
+        self._book(len(self._ended))
+        for client in self._clients:
+            client.close()
+        self._garbage.close()
+        if self._recorder is not None:
+            self._guarded(self._recorder.flush)
+        self.write_log()
+
+    def write_log(self) -> None:
+        """The account on disk is up to date."""
+        self._guarded(self._log.write)
+
+    def _check_arms(self, schedule: Schedule) -> None:
+        config = self._config
+        named = [arm for arm in schedule.table["arm"].unique().to_pylist() if arm is not None]
+        if EVERY_ARM in named and not config.arms:
+            raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
+        arms: list[str] = [arm for name in named for arm in (config.arms if name == EVERY_ARM else (name,))]
+        missing = [arm for arm in dict.fromkeys(arms) if arm not in self._routes]
+        if "*" not in self._routes and (missing or None in schedule.table["arm"].unique().to_pylist()):
+            what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
+            raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
+
+    def _prepare_all(self, schedule: Schedule) -> None:
+        try:
+            self._prepare_ahead(schedule)
+        except Exception as error:  # whatever it is, the dispatcher must not wait for ever
+            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
+        self._all_prepared = True
+        self._filled.set()
+        self._more_prepared.set()
+
+    def _prepare_ahead(self, schedule: Schedule) -> None:
+        trial, in_a_row = self._config.trial, 0
+        for plan in _rows(schedule):
+            while self._prepared and (
+                plan.offset_ns - self._prepared[0][0] > _AHEAD_NS or self._prepared_bytes > _AHEAD_BYTES
+            ):
+                self._room_to_prepare.clear()
+                self._filled.set()
+                self._room_to_prepare.wait()
+            prepared = self.prepare(plan, f"{trial}-{plan.index}")
+            self._prepared.append((plan.offset_ns, prepared))
+            self._prepared_bytes += sum(len(copy.body) for copy in prepared)
+            self._more_prepared.set()
+            in_a_row += 1
+            if in_a_row >= _IN_A_ROW:
+                in_a_row = 0
+                gevent.sleep(_A_TURN_S)
+
+    def _dispatch(self, start_ns: int) -> None:
+        in_a_row = 0
+        while True:
+            while not self._prepared:
+                if self._all_prepared:
+                    return
+                self._more_prepared.clear()
+                self._more_prepared.wait()
+            offset_ns, prepared = self._prepared[0]
+            scheduled_ns = start_ns + offset_ns
+            in_a_row += 1
+            if scheduled_ns > now_ns():
+                sleep_until(scheduled_ns)
+                in_a_row = 0
+            elif in_a_row >= _IN_A_ROW:
+                gevent.sleep(_A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
+                in_a_row = 0
+            self._prepared.popleft()
+            self._prepared_bytes -= sum(len(copy.body) for copy in prepared)
+            self.launch(prepared, scheduled_ns)
+            self._room_to_prepare.set()
+
+    def _closed_loop(self, schedule: Schedule) -> ClosedLoop:
+        config = self._config
+        # Shares are by index, so that the first row tells which one this is.
+        worker = int(schedule.ints("index")[0]) % self._workers if len(schedule) else 0
+        return ClosedLoop(
+            schedule,
+            arms=config.arms,
+            slots=config.concurrency // self._workers + (worker < config.concurrency % self._workers),
+            once=config.num_prompts > 0,
+            pause_s=config.pause_s,
+            rampup_s=config.rampup_s,
+            trial=config.trial,
+            seed=config.seed,
+            worker=worker,
+            prepare=self._prepared_to_go,
+        )
+
+    def _prepared_to_go(
+        self, plan: PlannedRequest, pair_id: str, on_done: Callable[[bool], None]
+    ) -> Callable[[int], None]:
+        prepared = self.prepare(plan, pair_id)
+        for copy in prepared:
+            copy.on_done = on_done
+        return partial(self.launch, prepared)
+
+    def _go_round(self, start_ns: int) -> None:
+        assert self._closed is not None
+        try:
+            self._closed.run(start_ns, start_ns + int(self._config.duration_s * 1e9))
+        except ConfigError as error:
+            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
+
+    def _send(self, copy: _Copy) -> None:
+        self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
+        lane = copy.lane = copy.route.lane()
+        lane.running += 1
+        call = lane.client.start(
+            copy.body, headers=copy.headers, timeout_s=self._config.timeout_s, on_done=self._on_done, tag=copy
+        )
+        if not call.done:
+            self._inflight.add(call)
+
+    def _on_done(self, call: AnyCall) -> None:
+        copy: _Copy = call.tag
+        self._inflight.discard(call)
+        self._running[copy.arm] -= 1
+        self._room.set()
+        assert copy.lane is not None
+        copy.lane.running -= 1
+        if call.status == "UNAVAILABLE":
+            copy.lane.refused_ns = call.end_ns
+        if len(self._ended) < _MOST_UNBOOKED:
+            self._ended.append((call, copy, call.end_ns))
+        else:
+            # This process cannot keep up. Memory must not grow for it; the account says what is missing.
+            self._log.ended_unrecorded(copy.arm)
+        self._to_book.set()
+        if copy.on_done is not None:
+            copy.on_done(call.status == "OK")
+        self._release(copy.arm)
+
+    def _release(self, arm: str | None) -> None:
+        """Held copies start as far as the cap allows."""
+        held = self._held.get(arm)
+        if not held or arm in self._releasing:
+            return  # a call that fails inside _send comes back here: the loop below goes on, without recursion
+        self._releasing.add(arm)
+        while held and self._cap and self._running[arm] < self._cap:
+            self._send(held.popleft())
+        self._releasing.discard(arm)
+
+    def _book_for_ever(self) -> None:
+        while True:
+            self._to_book.wait()
+            self._to_book.clear()
+            while self._ended:
+                self._book(_IN_A_ROW)
+                self._garbage.sweep()  # here too: a second's worth at full rate would be one long pause
+                gevent.sleep(_A_TURN_S)  # readers and the dispatcher go first
+            self._book(0)  # the last answer may be one that was not kept
+
+    def _book(self, limit: int) -> None:
+        while self._ended and limit > 0:
+            limit -= 1
+            call, copy, at_ns = self._ended.popleft()
+            record = _record(call, copy, self._config.trial, at_ns)
+            self._log.ended(record, copy.arm)
+            if self._recorder is not None:
+                self._guarded(partial(self._recorder.append, record))
+            if self._on_record is not None:
+                self._on_record(record)
+        if not self._inflight and not self._ended and not any(self._held.values()):
+            self._idle.set()
+
+    def _tick(self) -> None:
+        while True:
+            gevent.sleep(1.0)
+            if self._recorder is not None:
+                self._guarded(self._recorder.flush)
+            self._guarded(self._log.tell)
+            self._garbage.sweep()
+
+    def _heartbeat(self) -> None:
+        while True:
+            due_ns, histogram = now_ns() + int(_HEARTBEAT_S * 1e9), self._log.loop_lag
+            gevent.sleep(_HEARTBEAT_S)
+            histogram.add(now_ns() - due_ns)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        """A full or vanished disk ends the trial with one line, not with a traceback each second."""
+        try:
+            write()
+        except OSError as error:
+            if self.failure is None:
+                self.failure = f"records cannot be written ({error}): free the disk and run again"
+                self._log.error = self.failure
+                if self._dispatcher is not None:
+                    self._dispatcher.kill(block=False)
+
+
+def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
+    table = schedule.table
+    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+        yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
+
+
+_WHOLE = tuple(
+    f"tailgate-{name}"
+    for name in (
+        *("prompt-tokens", "queue-ns", "prefill-ns", "decode-ns", "compile-stall-ns", "batch-id", "batch-size"),
+        *("padded-batch", "padded-length", "recv-ns", "end-ns", "output-tokens"),
+    )
+)
+_NONE_OF_THEM: list[int | None] = [None] * len(_WHOLE)
+
+
+def _wholes(metadata: Mapping[str, str]) -> list[int | None]:
+    """The numbers of `_WHOLE`, None for one that is missing or no number."""
+    if not metadata:
+        return _NONE_OF_THEM
+    try:
+        return [int(metadata[key]) for key in _WHOLE]
+    except (KeyError, ValueError):
+        return [_whole(metadata.get(key)) for key in _WHOLE]
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
+
+
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
+
+
+def _fault(error: str, output_tokens: int, told: int | None) -> str:
+    """Why an answer that ended with OK is a failed one all the same; empty where it is not. `told`: the server's count
+    of its tokens."""
+    if error:
+        return f"the answer ended with OK and an error: {error}"
+    if not output_tokens:
+        return "the answer ended with OK and holds no token"
+    if told is not None and told != output_tokens:
+        return f"the server counts {told} tokens in its answer, and {output_tokens} came"
+    return ""
+
+
+def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
+    """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
+    plan = copy.plan
+    trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
+    initial: Mapping[str, str] = {} if call is None else call.initial_metadata
+    status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
+    sent_ns, first_ns, tokens, output_tokens = at_ns, None, _NO_TOKENS, 0
+    if call is not None:
+        status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
+        output_tokens = call.output_tokens
+        if call.token_ns:
+            tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
+    answered = trailing.get("tailgate-arm") or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
+    if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
+        # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
+        status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
+    prompt_tokens, queue_ns, prefill_ns, decode_ns, stall_ns, *batch, recv_ns, server_end_ns, told = _wholes(trailing)
+    if status == "OK" and (fault := _fault(error, output_tokens, told)):
+        status, error = "INTERNAL", fault
+    batch_id, batch_size, padded_batch, padded_length = batch
+    return RequestRecord(
+        request_id=copy.request_id,
+        session_id=plan.session_id,
+        turn=plan.turn,
+        trial=trial,
+        arm=copy.arm or answered,
+        replica=trailing.get("tailgate-replica") or (copy.lane.replica if copy.lane is not None else "") or None,
+        pair_id=copy.pair_id,
+        scheduled_ns=copy.scheduled_ns,
+        sent_ns=sent_ns,
+        first_token_ns=first_ns,
+        end_ns=at_ns,
+        status=status,
+        error=error or None,
+        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
+        max_tokens=plan.max_tokens,
+        output_tokens=output_tokens,
+        token_ns=tokens,
+        queue_ns=queue_ns,
+        prefill_ns=prefill_ns,
+        decode_ns=decode_ns,
+        compile_stall_ns=stall_ns,
+        batch_id=batch_id,
+        batch_size=batch_size,
+        padded_batch=padded_batch,
+        padded_length=padded_length,
+        server_recv_ns=recv_ns,
+        server_end_ns=server_end_ns,
+        phase=plan.phase,
+    )

@@ -1,0 +1,138 @@
+"""A file that a thread of its own appends to, so that a slow disk holds up nobody, and what the disk cannot take.
+
+A write goes to the kernel's page cache and normally takes microseconds, but a disk that cannot keep up makes it wait
+for seconds. The greenlets that keep the schedule must not wait with it, and memory must not grow while it lasts: what
+waits is bounded, and beyond that what is newest is dropped and counted. Nothing here waits for a disk to sync: the
+kernel has what was written even if this process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import gevent
+from gevent.event import Event
+from gevent.threadpool import ThreadPool
+
+from analysis.records.sums import SumsWriter
+from servers.config import ConfigError
+
+MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
+CLOSE_WITHIN_S = 10.0
+
+# TelemetryEvent after a piece is in the file: where it starts, its length, its rows.
+OnWritten = Callable[[int, int, int], None]
+
+
+class Spool:
+    """Pieces appended to one file in the order of `offer`, each whole, by a thread. Use it from one thread's greenlets.
+
+    `error` is why the disk took no more: everything after it is dropped, because a piece behind a torn one could not
+    be read. `sums`, if given, states beside the file what it holds.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        start: int = 0,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        on_written: OnWritten | None = None,
+        sums: SumsWriter | None = None,
+    ) -> None:
+        self._sums = sums
+        self._descriptor = descriptor
+        self._most = most_waiting_bytes
+        self._on_written = on_written
+        self._waiting: deque[tuple[bytes | memoryview, int]] = deque()
+        self._more = Event()
+        self._empty = Event()
+        self._empty.set()
+        self._thread = ThreadPool(1)
+        self._closed = False
+        self.waiting_bytes = 0
+        self.size = start  # of the file
+        self.rows = 0
+        self.dropped_rows = 0
+        self.error: OSError | None = None
+        self._greenlet = gevent.spawn(self._write_for_ever)
+
+    def offer(self, piece: bytes | memoryview, rows: int) -> bool:
+        """The piece will be in the file soon; or it was dropped and its rows are counted (False). Never waits."""
+        length = len(piece)
+        if self.error is not None or self._closed or self.waiting_bytes + length > self._most:
+            self.dropped_rows += rows
+            return False
+        self._waiting.append((piece, rows))
+        self.waiting_bytes += length
+        self._empty.clear()
+        self._more.set()
+        return True
+
+    def settle(self, timeout_s: float) -> bool:
+        """Whether everything offered so far was written, or has failed, within `timeout_s`."""
+        return bool(self._empty.wait(timeout_s))
+
+    def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
+        """What the disk took within `timeout_s` is in the file; the rest is counted as dropped. Again: nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        settled = self.settle(timeout_s)
+        self._greenlet.kill(block=False)
+        self.dropped_rows += sum(rows for _, rows in self._waiting)
+        self._waiting.clear()
+        self.waiting_bytes = 0
+        if settled:  # otherwise the thread still hangs in a write to it
+            os.close(self._descriptor)
+            if self._sums is not None:
+                try:
+                    self._sums.close(ended=self.error is None)
+                except OSError as error:
+                    self.error = error
+
+    def _write_for_ever(self) -> None:
+        while True:
+            self._more.wait()
+            self._more.clear()
+            while self._waiting:
+                piece, rows = self._waiting[0]
+                if self.error is None:
+                    self.error = self._thread.apply(_write_whole, (self._descriptor, piece, rows, self._sums))
+                self._waiting.popleft()
+                self.waiting_bytes -= len(piece)
+                if self.error is not None:
+                    self.dropped_rows += rows
+                    continue
+                at, self.size = self.size, self.size + len(piece)
+                self.rows += rows
+                if self._on_written is not None:
+                    self._on_written(at, len(piece), rows)
+            self._empty.set()
+
+
+def create(path: Path, *, remedy: str) -> int:
+    """The descriptor of a new, empty file at `path`. ConfigError when it exists (with `remedy`) or cannot be made."""
+    if path.exists():
+        raise ConfigError(f'"{path}" exists already: {remedy}')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): give another directory') from None
+
+
+def _write_whole(descriptor: int, piece: bytes | memoryview, rows: int, sums: SumsWriter | None) -> OSError | None:
+    """Why the piece could not be written and stated. Returned, because gevent prints what its threads raise."""
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        if sums is not None:
+            sums.add(piece, rows)
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,50 @@
+"""What the requests of an experiment are taken from: a trace, conversations, the model's text. Read once a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtests.traffic.conversations import Conversations, read_conversations
+from loadtests.traffic.prompts import PromptText, load_prompt_text
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.traces import Trace, read_trace
+from servers.config import ConfigError
+
+# Rows of a trace that lengths are drawn from: more would only take memory.
+SAMPLED_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the files behind a `[traffic]` table hold; None for what it does not ask for."""
+
+    trace: Trace | None = None
+    conversations: Conversations | None = None
+    text: PromptText | None = None
+
+
+def read_source(config: TrafficConfig, *, seed: int, model: str = "") -> Source:
+    """The files that `config` names, read as far as its trials need them. `model` has the tokenizer if none is named.
+
+    A trace that is replayed is read up to the end of its window; one whose lengths are resampled is read whole and a
+    sample of it is kept. Whatever cannot be used is a ConfigError.
+    """
+    trace = None
+    if config.arrivals == "trace":
+        end_s = config.trace_start_s + config.duration_s / config.time_scale
+        # A little more than the window: rounding must not make a trace look too short.
+        trace = read_trace(config.trace, start_s=config.trace_start_s, end_s=end_s * (1 + 1e-9) + 1e-6)
+    elif config.trace:
+        trace = read_trace(config.trace, sample=SAMPLED_ROWS, seed=seed)
+    conversations = read_conversations(config.conversations, seed=seed) if config.conversations else None
+    text = None
+    if config.prompts != "ids" or conversations is not None:
+        if not (config.tokenizer or model):
+            raise ConfigError("traffic.tokenizer is empty and no model is named: give the path of a model folder")
+        text = load_prompt_text(config.tokenizer or model)
+    if config.prompts == "chat" and text is not None and text.render is None:
+        raise ConfigError(
+            f'traffic.prompts is "chat" but "{text.name}" has no chat template: use prompts = "text", '
+            "or name a model folder with one as traffic.tokenizer"
+        )
+    return Source(trace=trace, conversations=conversations, text=text)

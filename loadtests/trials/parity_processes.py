@@ -1,0 +1,287 @@
+"""Measures every arm of an experiment alone, and has their parity with the control judged: `tailgate parity`.
+
+Each arm runs in a process of its own, one after the other, control first; then the float64 reference. They leave their
+answers and logits in files, which analysis/parity.py compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.parity import EPSILON, Answers, judge
+from analysis.records.documents import vouched
+from analysis.report.values import count, ratio, scientific
+from analysis.summary.summary import EXIT_CODES
+from loadtests.experiments.experiment import Experiment, ExperimentArm, check_parity
+from loadtests.trials.preflight import check_arm
+from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.progress import ReplicaState, Status
+from loadtests.trials.terminal_table import aligned
+from servers.clock import anchored_environment
+from servers.config import ConfigError
+
+PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
+REFERENCE = "float64 reference"  # with a space: no arm can be called so
+SCHEMA = 1
+
+_POLL_S = 0.1
+
+
+class ParityError(RuntimeError):
+    """The measurement itself broke: nothing is known of parity. One line that names the log."""
+
+
+@dataclass(slots=True)
+class ParityRun:
+    """Measures and judges the parity of one experiment in `folder`.
+
+    `check` is called often and may raise to end it. `status` says what goes on. `shared_cache` is where compiled code
+    is kept between runs when the experiment wants that. `command` is what starts a measurement.
+    """
+
+    experiment: Experiment
+    folder: Path
+    shared_cache: Path
+    status: Status = field(default_factory=Status)
+    check: Callable[[], None] = lambda: None
+    command: Sequence[str] = PARITY_COMMAND
+    keep_logits: bool = False
+    _child: Child | None = None
+
+    def run(self) -> dict[str, Any]:
+        """`parity.json` in `folder` holds the outcome, which is returned.
+
+        Raises ConfigError when arms differ in more than their policy, as configured or as loaded; ParityError when a
+        measurement breaks.
+        """
+        experiment = self.experiment
+        check_parity(experiment)
+        for arm in experiment.arms:
+            check_arm(arm.config)
+        control = experiment.control
+        arms = [control, *(arm for arm in experiment.arms if arm is not control)]
+        self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), REFERENCE)}
+        if not experiment.parity.reference:
+            del self.status.replicas[REFERENCE]
+        work = self.folder / "parity"
+        work.mkdir(parents=True)
+        _write(
+            work / "task.json",
+            {
+                "plan": str((work / "plan.json").resolve()),
+                "arms": [arm.config.to_dict() for arm in arms],
+                "prompts": experiment.parity.prompts,
+                "tokens": experiment.parity.tokens,
+                "seed": experiment.seed,
+            },
+        )
+        began = time.monotonic()
+        try:
+            facts: dict[str, dict[str, Any]] = {}
+            for arm in arms:
+                facts[arm.name] = self._measure(arm, arm.name, "arm", facts.get(control.name))
+            if experiment.parity.reference:
+                same = {"weights": facts[control.name]["weights"]}
+                facts[REFERENCE] = self._measure(control, REFERENCE, "reference", same)
+            self.status.phase, self.status.detail = "comparing logits", ""
+            document = self._judge(work, arms, facts, time.monotonic() - began)
+        finally:
+            if self._child is not None:
+                self._child.kill()
+            if not self.keep_logits:
+                for path in work.glob("*/logits.npy"):
+                    path.unlink()
+        _write(self.folder / "parity.json", vouched(document))
+        return document
+
+    def kill(self) -> None:
+        """The measuring process is gone at once. Safe in a signal handler."""
+        if self._child is not None:
+            self._child.kill_now()
+
+    def _measure(self, arm: ExperimentArm, name: str, what: str, expected: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the process says it loaded, once it is done. Raises ConfigError if that differs from `expected`."""
+        self.check()
+        state = self.status.replicas[name]
+        self.status.phase, state.stage = f"measuring {name}", "starting"
+        work = self.folder / "parity" / name
+        work.mkdir()
+        _write(work / "config.json", arm.config.to_dict())
+        fresh = self.experiment.trials.compile_cache == "fresh"
+        cache = work / "compile-cache" if fresh else self.shared_cache
+        environment = {**os.environ, **anchored_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
+        threads = arm.config.engine.threads
+        if what == "arm" and threads and not arm.config.model.device.startswith("cuda"):
+            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
+        command += ["--task", str((self.folder / "parity" / "task.json").resolve())]
+        log = self.folder / "logs" / f"parity-{name}.log"
+        self._child = child = Child(name, command, log_path=log, environment=environment)
+        try:
+            return self._follow(child, name, state, expected)
+        finally:
+            child.kill()
+            shutil.rmtree(work / "compile-cache", ignore_errors=True)
+
+    def _follow(
+        self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        limit_s = self.experiment.trials.ready_timeout_s
+        heard = time.monotonic()
+        facts: dict[str, Any] = {}
+        refused = ""
+        while True:
+            self.check()
+            ended = child.poll()
+            message = _message(child.line(_POLL_S))
+            if message is None and ended is not None:
+                break  # nothing is left in the pipe of an ended process
+            if message is None:
+                if time.monotonic() - heard > limit_s:
+                    raise ParityError(
+                        f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
+                        f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
+                    )
+                continue
+            heard = time.monotonic()
+            if not message:
+                continue
+            if "facts" in message:
+                facts = message["facts"]
+                self._compare_facts(name, facts, expected)
+            elif "refused" in message:
+                refused = str(message["refused"])
+            else:
+                counted = f" {message['done']}/{message['total']}" if message["total"] else ""
+                state.stage = f"{message['stage']}{counted}"
+        if ended == 2 and refused:
+            raise ConfigError(f"{name}: {refused}")
+        if ended != 0 or not facts:
+            raise ParityError(f"{name} ended with {describe_exit(ended)}: {child.log_tail()}: see {child.log_path}")
+        state.stage = "measured"
+        return facts
+
+    def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any] | None) -> None:
+        for key, value in (expected or {}).items():
+            if facts.get(key) != value:
+                raise ConfigError(
+                    f'{name} loaded {key} {facts.get(key)} but the control "{self.experiment.control.name}" has '
+                    f"{value}: parity compares policies alone; "
+                    + ("the files of model.id must not change" if key == "weights" else "make them equal")
+                )
+
+    def _judge(
+        self, work: Path, arms: Sequence[ExperimentArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
+    ) -> dict[str, Any]:
+        plan = _read(work / "plan.json")
+        said = [
+            Answers(
+                name=arm.name,
+                tokens=_read(work / arm.name / "answers.json"),
+                logits=np.load(work / arm.name / "logits.npy", mmap_mode="r"),
+            )
+            for arm in arms
+        ]
+        reference = None
+        if self.experiment.parity.reference:
+            reference = np.load(work / REFERENCE / "logits.npy", mmap_mode="r")
+        dtypes = str(facts[arms[0].name]["dtypes"]).split(", ")
+        dtype = max(dtypes, key=lambda item: EPSILON.get(item, 0.0))
+        outcome = judge(
+            said[0],
+            said[1:],
+            reference,
+            dtype=dtype,
+            prompts=[len(prompt) for prompt in plan["prompts"]],
+            seed=self.experiment.seed,
+        )
+        return {
+            "schema": SCHEMA,
+            "name": self.experiment.name,
+            "exit_code": EXIT_CODES[outcome.verdict],
+            "dtype": dtype,
+            "reference": reference is not None,
+            "requests": len(plan["prompts"]),
+            "positions": len(said[0].logits),
+            "vocabulary": said[0].logits.shape[1],
+            "seed": self.experiment.seed,
+            "seconds": seconds,
+            "facts": facts,
+            **outcome.to_dict(),
+        }
+
+
+def parity_table(document: Mapping[str, Any]) -> str:
+    """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
+    control = document["control"]
+    head = f"parity of {document['name']} · {document['dtype']} · {document['requests']} answers, "
+    head += (
+        f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
+    )
+    if control["figures"]:
+        head += f", off float64 by {scientific(control['figures']['error']['median'])}"
+    divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
+    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
+    rows = [titles, *(_row(arm) for arm in document["arms"])]
+    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
+    open_arms = [arm for arm in document["arms"] if arm["reasons"]]
+    if open_arms:
+        lines.append("")
+    lines += [f"{arm['name']}: {reason}" for arm in open_arms for reason in arm["reasons"]]
+    return "\n".join(lines)
+
+
+def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
+    found = {finding["name"]: finding for finding in arm["findings"]}
+    figures = arm["figures"]
+
+    def times(name: str) -> str:
+        return ratio((found.get(name) or {}).get("value"))
+
+    divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
+    flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
+    if flips is None:
+        told = str(figures["flips_control"])
+    elif unexplained:
+        told = f"{unexplained} of {flips} unexplained"
+    else:
+        told = f"{flips} explained" if flips else "0"
+    return (
+        arm["name"],
+        arm["verdict"],
+        times("error"),
+        times("tail error"),
+        times("worst error"),
+        f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
+        told,
+        f"{figures['answers_same']} of {figures['answers']}",
+    )
+
+
+def _message(line: str | None) -> dict[str, Any] | None:
+    """The JSON object on `line`; an empty one for whatever else was printed, None where there is no line."""
+    if line is None:
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _write(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

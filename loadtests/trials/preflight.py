@@ -1,0 +1,167 @@
+"""What can be known to fail before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from loadtests.experiments.experiment import Experiment
+from loadtests.experiments.toml_limits import expanded
+from loadtests.trials.environment import count_gpus, sees_gpu
+from loadtests.workers.channel_token import channel_token
+from servers.config import ArmConfig, ConfigError, preset_policies
+from servers.security import server_tls
+from servers.splitter.envoy import envoy_path
+
+_TORCH_S = 120.0
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """This machine has what the experiment needs, as far as can be told without starting it."""
+    for arm in experiment.own_arms:
+        check_arm(arm.config)
+    for arm in experiment.external_arms:
+        assert arm.external is not None
+        arm.external.check(arm.name)
+    if experiment.traffic.remote_workers:
+        channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
+        host, master_port = experiment.traffic.master
+        check_port(master_port, key="port of traffic.master_bind", host=host, remedy="or give another of this host")
+    experiment.security.check()
+    if experiment.traffic.direct or experiment.external_arms:
+        return
+    splitter = experiment.splitter
+    server_tls(splitter.tls_certificate, splitter.tls_key, splitter.tls_client_ca)
+    envoy_path()
+    for key in ("port", "admin_port"):
+        port = getattr(experiment.splitter, key)
+        if port:
+            check_port(port, key=f"splitter.{key}")
+
+
+def check_arm(config: ArmConfig) -> None:
+    """The arm's device, compiler and model files are there, as far as can be told without torch."""
+    device, _, index = config.model.device.partition(":")
+    if device == "cuda" and not sees_gpu():
+        raise ConfigError(
+            f'arm "{config.name}": model.device is "{config.model.device}" but no NVIDIA GPU is to be seen: '
+            "use cpu, or run where a GPU is"
+        )
+    if index and (gpus := count_gpus()) and int(index) >= gpus:
+        raise ConfigError(
+            f'arm "{config.name}": model.device is "{config.model.device}" but {gpus} GPU{"" if gpus == 1 else "s"} '
+            f"are to be seen: use cuda:0 to cuda:{gpus - 1}, or cuda for the first"
+        )
+    on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
+    if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
+        _check_compiler(config.name)
+    _check_model(config)
+    _check_backend(config)
+
+
+def _check_model(config: ArmConfig) -> None:
+    name = config.model.id
+    if name.startswith("random:"):
+        return
+    path = expanded(name, "model.id")
+    remedy = "give a Hugging Face path or id, or random:NAME"
+    if name.startswith(("/", "./", "../", "~")) and not path.exists():
+        raise ConfigError(f'model.id "{name}" does not exist: {remedy}')
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f'model.id "{name}" is not a folder with a config.json: {remedy}')
+    elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name, re.ASCII):
+        raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
+
+
+# Every torch that is asked for knows these.
+_KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
+_ASK_TORCH = """
+import json, sys
+import torch._dynamo, torch._inductor.config as options
+backends = torch._dynamo.list_backends(exclude_tags=())
+unknown = [name for name in sys.argv[1:] if not hasattr(options, name)]
+print(json.dumps({"backends": sorted(backends), "unknown": unknown}))
+"""
+
+
+def _check_backend(config: ArmConfig) -> None:
+    """torch knows the compiler's backend and its options. It is asked, in a process of its own, about rare ones alone:
+    that takes seconds."""
+    policy = config.compile
+    try:
+        usual = preset_policies(config.preset)[1].options
+    except ConfigError:
+        usual = {}
+    options = sorted(set(policy.options) - set(usual)) if policy.backend == "inductor" else []
+    if not policy.enabled or (policy.backend in _KNOWN_BACKENDS and not options):
+        return
+    command = [sys.executable, "-P", "-c", _ASK_TORCH, *options]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
+        told = json.loads(asked.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return  # the arm itself will say it
+    if policy.backend not in told["backends"]:
+        raise ConfigError(
+            f'arm "{config.name}": compile.backend is "{policy.backend}": torch knows {", ".join(told["backends"])}; '
+            "install the package that brings it"
+        )
+    if told["unknown"]:
+        raise ConfigError(
+            f'arm "{config.name}": compile.options.{told["unknown"][0]} is unknown to this torch: '
+            "see torch._inductor.config"
+        )
+
+
+def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:
+    """The port is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{key} is {port}: cannot be used on {host} ({error.strerror}): stop what listens there, {remedy}"
+            ) from None
+
+
+def check_writable(folder: Path) -> None:
+    """The folder is there and can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f'--out "{folder}" is not writable: give a folder that is')
+
+
+def _check_compiler(arm: str) -> None:
+    # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
+    wanted = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
+    try:
+        program = (shlex.split(wanted) or ["g++"])[0]
+    except ValueError as error:
+        raise ConfigError(f"the environment variable CXX is {wanted!r} ({error}): give the C++ compiler") from None
+    if shutil.which(program) is None:
+        other = next((name for name in ("c++", "clang++", "g++") if shutil.which(name)), None)
+        remedy = f"set CXX={other}" if other else "install g++ (or set CXX)"
+        raise ConfigError(
+            f'arm "{arm}" compiles for the CPU but the C++ compiler "{program}" is missing: {remedy}, '
+            "or use presets eager and eager-padded"
+        )
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        raise ConfigError(
+            f'arm "{arm}" compiles for the CPU but Python\'s C header {header} is missing: '
+            "install Python's development package (python3-dev)"
+        )

@@ -1,0 +1,249 @@
+"""Follows the telemetry of every arm replica and appends it to the trial's records, flushed each second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from analysis.records.documents import write_document
+from analysis.records.requests import COMPILE_EVENTS, STEPS, RecordWriter
+from loadtests.trials.channels import arm_channel
+from loadtests.trials.progress import ReplicaState, Status
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+
+FLUSH_EVERY_S = 1.0
+_RETRY_S = 0.5
+_MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
+
+
+@dataclass(slots=True)
+class _Follower:
+    """One replica's stream of telemetry, and what has been taken from it."""
+
+    arm: str
+    replica: str
+    channel: grpc.Channel
+    thread: threading.Thread | None = None
+    call: Any = None
+    events_seen: set[str] = field(default_factory=set)
+    last_step: int = -1
+
+
+class Collector:
+    """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`. Beside them it keeps
+    `compiler.json`, the graph breaks and CUDA-graph skips of each replica as last told.
+
+    `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, trial: int, status: Status) -> None:
+        self._trial = trial
+        self._status = status
+        self._followers: dict[str, _Follower] = {}
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[dict[str, Any]]] = {"compile_events": [], "steps": []}
+        self._writers = {
+            "compile_events": RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS),
+            "steps": RecordWriter(folder / "steps.arrow", STEPS),
+        }
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._facts_path = folder / "compiler.json"
+        self._facts_are_new = False
+        self._stopping = threading.Event()
+        self._taken = 0
+        self.failure: str | None = None
+        self.failed_stage: dict[str, str] = {}
+        self.serving_ns: dict[str, int] = {}
+        self._flusher = threading.Thread(target=self._flush_for_ever, name="collector", daemon=True)
+        self._flusher.start()
+
+    def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
+        """The telemetry of `replica` at host:port `target` is being recorded, from its beginning."""
+        follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token))
+        self._status.replicas.setdefault(replica, ReplicaState())
+        follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
+        self._followers[replica] = follower
+        follower.thread.start()
+
+    def snapshot(self, replica: str, *, timeout_s: float = 5.0) -> telemetry_pb2.SnapshotResponse | None:
+        """The replica's counters, memory, versions and configuration now; None when it does not answer."""
+        stub = telemetry_pb2_grpc.TelemetryStub(self._followers[replica].channel)  # type: ignore[no-untyped-call]
+        try:
+            answer: telemetry_pb2.SnapshotResponse = stub.Snapshot(
+                telemetry_pb2.SnapshotRequest(), timeout=timeout_s, wait_for_ready=True
+            )
+        except grpc.RpcError:
+            return None
+        return answer
+
+    def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
+        """Nothing new came for `quiet_s`, or `timeout_s` have passed."""
+        deadline = time.monotonic() + timeout_s
+        taken, quiet_since = self._taken, time.monotonic()
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if self._taken != taken:
+                taken, quiet_since = self._taken, time.monotonic()
+            elif time.monotonic() - quiet_since >= quiet_s:
+                return
+
+    def stop(self) -> None:
+        """No replica is followed and both files are complete. A second call does nothing."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        for follower in self._followers.values():
+            if follower.call is not None:
+                follower.call.cancel()
+        for follower in self._followers.values():
+            if follower.thread is not None:
+                follower.thread.join(timeout=2.0)
+            follower.channel.close()
+        self._flusher.join(timeout=5.0)
+        self._flush()
+        for writer in self._writers.values():
+            self._guarded(writer.close)
+
+    def _follow(self, follower: _Follower) -> None:
+        stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
+        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True, facts=True)
+        while not self._stopping.is_set():
+            try:
+                follower.call = stub.Watch(request, wait_for_ready=True)
+                for event in follower.call:
+                    self._take(follower, event)
+            except grpc.RpcError:
+                pass  # the replica died or is too busy; what it retains is replayed if it comes back
+            if self._stopping.wait(_RETRY_S):
+                return
+
+    def _take(self, follower: _Follower, event: telemetry_pb2.TelemetryEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "progress":
+            self._take_progress(follower.replica, event.progress)
+        elif kind == "compile":
+            if event.compile.event_id in follower.events_seen:
+                return
+            follower.events_seen.add(event.compile.event_id)
+            self._status.replicas[follower.replica].compiles = len(follower.events_seen)
+            self._append("compile_events", compile_row(event.compile, self._trial, follower.arm, follower.replica))
+        elif kind == "steps":
+            for step in event.steps.records:
+                if step.step_id > follower.last_step:
+                    follower.last_step = step.step_id
+                    self._append("steps", step_row(step, self._trial, follower.arm, follower.replica))
+        elif kind == "facts":
+            with self._lock:
+                self._facts[follower.replica] = facts_row(event.facts, follower.arm)
+                self._facts_are_new = True
+
+    def _append(self, table: str, row: dict[str, Any]) -> None:
+        with self._lock:
+            self._taken += 1
+            if len(self._rows[table]) < _MOST_WAITING:
+                self._rows[table].append(row)
+            elif self.failure is None:
+                # Without some of its compiles an arm would look better than it is: better no run than such a one.
+                self.failure = (
+                    f"telemetry comes faster than the disk takes it: {_MOST_WAITING} rows of {table} wait; "
+                    "give --out on a faster disk"
+                )
+
+    def _take_progress(self, replica: str, progress: telemetry_pb2.Progress) -> None:
+        state = self._status.replicas[replica]
+        if progress.stage == "failed":
+            self.failed_stage[replica] = progress.detail
+        if progress.stage == "serving":
+            self.serving_ns.setdefault(replica, progress.at_ns)
+        if state.stage != "dead":
+            state.stage, state.detail = progress.stage, progress.detail
+            state.done, state.total = progress.done, progress.total
+
+    def _flush_for_ever(self) -> None:
+        while not self._stopping.wait(FLUSH_EVERY_S):
+            self._flush()
+
+    def _flush(self) -> None:
+        for table, writer in self._writers.items():
+            with self._lock:
+                rows, self._rows[table] = self._rows[table], []
+            for row in rows:
+                writer.append(row)
+            if rows:
+                self._guarded(writer.flush)
+        with self._lock:
+            facts, are_new = dict(self._facts), self._facts_are_new
+            self._facts_are_new = False
+        if are_new:
+            self._guarded(lambda: write_document(self._facts_path, facts, indent=2))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.failure = self.failure or f"telemetry cannot be written ({error}): free the disk and run again"
+
+
+def compile_row(event: telemetry_pb2.CompileEvent, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The event as a row of COMPILE_EVENTS, under an id that is unique in the run."""
+    return {
+        "event_id": f"{trial}-{replica}-{event.event_id}",
+        "trial": trial,
+        "arm": arm,
+        "replica": replica,
+        "kind": event.kind,
+        "start_ns": event.start_ns,
+        "end_ns": event.end_ns,
+        "compile_id": event.compile_id,
+        "frame": event.frame,
+        "reason": event.reason,
+        "shape": event.shape,
+        "dynamic": event.dynamic,
+        "cache": event.cache,
+        "batch_id": event.batch_id,
+        "request_ids": list(event.request_ids),
+        "backend_ns": event.backend_ns,
+        "phase": event.phase,
+        "autotune_ns": event.autotune_ns,
+        "guards": event.guards,
+        "nodes": event.nodes,
+        "kernels": event.kernels,
+        "breaks": list(event.breaks),
+    }
+
+
+def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
+    """The facts as they stand in compiler.json, the most frequent first."""
+    return {
+        "arm": arm,
+        "graph_breaks": _by_count(facts.graph_breaks),
+        "cudagraph_skips": _by_count(facts.cudagraph_skips),
+    }
+
+
+def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The step as a row of STEPS."""
+    return {
+        "trial": trial,
+        "arm": arm,
+        "replica": replica,
+        "step_id": step.step_id,
+        "kind": step.kind,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "batch": step.batch,
+        "padded_batch": step.padded_batch,
+        "tokens": step.tokens,
+        "padded_tokens": step.padded_tokens,
+        "compiled": step.compiled,
+    }

@@ -1,0 +1,54 @@
+"""Locust's channel between master and workers, closed to those who do not know a secret, and encrypted.
+
+Locust's own channel takes whoever comes: a stranger gets a share of the load and of the schedule. ZeroMQ's CURVE
+(https://rfc.zeromq.org/spec/26/) needs the master's public key for the first message. Here both sides make all keys
+from the secret, and none of them is ever sent, so that who answers or asks without it is never heard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+
+
+def close_channel(environment: Mapping[str, str] = os.environ) -> None:
+    """Every socket that Locust opens from now on speaks with those alone who know the secret in `environment`.
+
+    Without the variable Locust is left as it is. A second call does nothing. Raises ConfigError for an empty or short
+    secret.
+    """
+    if TOKEN_VARIABLE not in environment:
+        return
+    import zmq
+    from locust.rpc import zmqrpc
+    from zmq.utils import z85
+
+    rpc: Any = zmqrpc
+    if getattr(rpc.BaseSocket, "tailgate_closed", False):
+        return
+    token = channel_token("Locust's channel", environment=environment)
+
+    def pair(side: str) -> tuple[bytes, bytes]:
+        # Slow on purpose, some 50 ms: who records a greeting may try words as secrets.
+        key = hashlib.scrypt(token.encode(), salt=f"tailgate {side}".encode(), n=2**14, r=8, p=1, dklen=32)
+        secret = z85.encode(key)
+        return zmq.curve_public(secret), secret
+
+    master, worker = pair("master"), pair("worker")
+    open_socket = rpc.BaseSocket.__init__
+
+    def open_closed(self: Any, sock_type: Any, ipv4_only: bool) -> None:
+        open_socket(self, sock_type, ipv4_only)
+        is_master = sock_type == zmq.ROUTER
+        public, secret = master if is_master else worker
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        self.socket.setsockopt(*((zmq.CURVE_SERVER, 1) if is_master else (zmq.CURVE_SERVERKEY, master[0])))
+
+    # Locust gives no way to say how its sockets are opened.
+    rpc.BaseSocket.__init__ = open_closed
+    rpc.BaseSocket.tailgate_closed = True

@@ -1,0 +1,309 @@
+"""The master's side of a scheduled trial: hands out shares, starts all load processes at one instant, gathers records.
+
+In a run without workers one process is both sides, and Locust's local runner delivers the messages to itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gevent
+from locust.env import Environment
+from locust.exception import RPCError
+from locust.runners import STATE_MISSING, MasterRunner
+
+from analysis.records.documents import write_document
+from loadtests.generator.generator import TrialConfig
+from loadtests.traffic.schedule import EVERY_ARM, Schedule
+from loadtests.workers.clock_offsets import clock_identity, host_identity
+from loadtests.workers.shipping import Inbox, ShareParts
+from servers.clock import now_ns
+
+logger = logging.getLogger("tailgate")
+
+# Master to worker, or to all of them.
+ASSIGN, START, STOP = "tailgate_assign", "tailgate_start", "tailgate_stop"
+# Worker to master.
+READY, DONE = "tailgate_ready", "tailgate_done"
+# Both ways, only with workers that have a disk of their own: a part of the share asked for and given, a message for
+# comparing clocks and its answer; records and how far they are written; the worker's account of itself.
+PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clock", "rows", "kept", "account"))
+
+PROTOCOL = 1  # of all these messages: raise it with any change that an older worker would misread
+
+START_DELAY_NS = 2_000_000_000
+_STOP_WITHIN_S = 8.0  # for the last records after an interrupt
+
+
+@dataclass(slots=True)
+class _Load:
+    """One load process as the master knows it."""
+
+    number: int
+    client_id: str
+    planned: int | None
+    account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
+    inbox: Inbox | None = None
+    parts: ShareParts | None = None
+    lost: str | None = None
+
+
+class Conductor:
+    """Assigns shares, starts, waits for the last answer, quits Locust. `options` are Locust's, with tailgate's."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        assert environment.runner is not None
+        self._runner: Any = environment.runner
+        assert environment.parsed_options is not None
+        self._options: Any = environment.parsed_options
+        self._records = Path(self._options.records or Path(self._options.schedule).parent).resolve()
+        self._remote = int(self._options.remote_workers)
+        self._schedule: Schedule | None = None
+        self._loads: dict[str, _Load] = {}
+        self._waiting: set[str] = set()
+        self._running: set[str] = set()
+        self._start_ns = 0
+        self._error: str | None = None
+        for kind, listener in (
+            (READY, self._on_ready),
+            (DONE, self._on_done),
+            (PART, self._on_part),
+            (CLOCK, self._on_clock),
+            (ROWS, self._on_rows),
+            (ACCOUNT, self._on_account),
+        ):
+            self._runner.register_message(kind, listener)
+        if self._remote:
+            # With --processes Locust expects just the processes of this host.
+            self._options.expect_workers = (self._options.processes or 0) + self._remote
+            gevent.spawn(self._tell_who_is_here)
+
+    def assign(self) -> None:
+        """Every load process connected now is told its share."""
+        ids = [""]
+        if self._is_master:
+            clients = self._runner.clients
+            ids = sorted(
+                (client.id for client in clients.ready + clients.running + clients.spawning),
+                key=self._runner.get_worker_index,
+            )
+        self._schedule = schedule = Schedule.read(self._options.schedule)
+        config = TrialConfig.read(Path(self._options.trial_config))
+        self._loads = {
+            client_id: _Load(
+                number=number, client_id=client_id, planned=copies(schedule.share(number, len(ids)), config.arms)
+            )
+            for number, client_id in enumerate(ids)
+        }
+        self._waiting, self._running = set(ids), set(ids)
+        for load in self._loads.values():
+            share = {
+                "worker": load.number,
+                "workers": len(ids),
+                "schedule": str(Path(self._options.schedule).resolve()),
+                "trial_config": str(Path(self._options.trial_config).resolve()),
+                "records": str(self._records),
+                "host": host_identity(),
+                "protocol": PROTOCOL,
+            }
+            self._send(ASSIGN, share, load)
+        gevent.spawn(self._watch)
+
+    def stop(self) -> None:
+        """Load processes elsewhere were told to stop, and had some seconds to hand over their last records."""
+        remote = [load for load in self._loads.values() if load.inbox is not None and load.client_id in self._running]
+        for load in remote:
+            self._send(STOP, {}, load)
+        with gevent.Timeout(_STOP_WITHIN_S, False):
+            while any(load.client_id in self._running for load in remote):
+                gevent.sleep(0.05)
+
+    def close(self) -> None:
+        """What came over the network is in the run directory, whole. Load processes elsewhere were told to stop."""
+        self.stop()
+        for load in self._loads.values():
+            if load.inbox is not None:
+                load.inbox.close()
+                load.inbox = None
+
+    # --- Messages -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_master(self) -> bool:
+        return isinstance(self._runner, MasterRunner)
+
+    def _send(self, kind: str, data: dict[str, Any], load: _Load) -> None:
+        try:
+            self._runner.send_message(kind, data, load.client_id or None)
+        except RPCError as error:
+            logger.warning("a message to load process %d could not be sent: %s", load.number, error)
+
+    def _load_of(self, msg: Any) -> _Load | None:
+        return self._loads.get(str(msg.node_id) if self._is_master else "")
+
+    def _on_ready(self, environment: Environment, msg: Any, **_: Any) -> None:
+        load = self._load_of(msg)
+        if load is not None:
+            load.parts = None
+            self._waiting.discard(load.client_id)
+            self._start_when_ready()
+
+    def _on_done(self, environment: Environment, msg: Any, **_: Any) -> None:
+        load = self._load_of(msg)
+        if load is None:
+            return
+        if msg.data.get("error"):
+            self._error = self._error or msg.data["error"]
+            logger.error("%s", msg.data["error"])
+        if msg.data.get("missing_rows"):
+            self._mark_lost(load, f"{msg.data['missing_rows']} records did not reach the master: {msg.data['kept']}")
+        self._gone(load)
+
+    def _on_part(self, environment: Environment, msg: Any, **_: Any) -> None:
+        load = self._load_of(msg)
+        if load is None or self._schedule is None:
+            return
+        if load.parts is None:
+            share = self._schedule.share(load.number, len(self._loads))
+            load.parts = ShareParts(share, self._records / f"share-{load.number}.arrow")
+        number = int(msg.data["part"])
+        answer = {"part": number, "of": len(load.parts), "bytes": load.parts.part(number)}
+        if number == 0:
+            answer["config"] = Path(self._options.trial_config).read_text(encoding="utf-8")
+            answer["name"] = "/".join(self._records.parts[-2:])
+        self._send(PART, answer, load)
+
+    def _on_clock(self, environment: Environment, msg: Any, **_: Any) -> None:
+        received_ns = now_ns()
+        load = self._load_of(msg)
+        if load is not None:
+            answer = {"sent_ns": msg.data["sent_ns"], "received_ns": received_ns, "identity": clock_identity()}
+            self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
+
+    def _on_rows(self, environment: Environment, msg: Any, **_: Any) -> None:
+        load = self._load_of(msg)
+        if load is None:
+            return
+        data = msg.data
+        try:
+            inbox = self._inbox_of(load)
+            inbox.take(int(data["number"]), int(data["rows"]), int(data["offset_ns"]), data["batch"])
+        except (ValueError, KeyError, TypeError) as error:  # ConfigError is a ValueError: the file cannot be made
+            self._fail(f"records of load process {load.number} cannot be taken: {error}")
+
+    def _on_account(self, environment: Environment, msg: Any, **_: Any) -> None:
+        load = self._load_of(msg)
+        if load is None:
+            return
+        self._inbox_of(load)
+        if load.lost is not None and load.client_id not in self._running and not msg.data["account"].get("complete"):
+            logger.warning("load process %d is back", load.number)
+            load.lost = None
+            self._running.add(load.client_id)
+        load.account = {
+            **msg.data["account"],
+            "start_ns": self._start_ns or None,
+            "clock": {**(msg.data["account"].get("clock") or {}), "applied": True},
+        }
+        self._write_account(load)
+        write_document(self._records / f"progress-{load.number}.json", msg.data["progress"])
+
+    def _inbox_of(self, load: _Load) -> Inbox:
+        if load.inbox is None:
+            load.inbox = Inbox(
+                self._records / f"requests-{load.number}.arrow",
+                acknowledge=lambda number: self._send(KEPT, {"number": number}, load),
+            )
+        return load.inbox
+
+    # --- The trial ----------------------------------------------------------------------------------------------------
+
+    def _start_when_ready(self) -> None:
+        if self._waiting or self._error is not None or not self._running or self._start_ns:
+            return
+        config = TrialConfig.read(Path(self._options.trial_config))
+        self._start_ns = config.start_ns or now_ns() + START_DELAY_NS
+        self._runner.send_message(START, {"start_ns": self._start_ns})
+
+    def _gone(self, load: _Load) -> None:
+        self._running.discard(load.client_id)
+        self._waiting.discard(load.client_id)
+        if self._running and self._error is None:
+            self._start_when_ready()
+            return
+        if self._error is None and self._loads and all(item.lost for item in self._loads.values()):
+            self._error = f"every load process is lost: {load.lost}"
+            logger.error("%s", self._error)
+        # A failed request is a record, not a failure of the load process: the exit code says whether that one worked.
+        self._environment.process_exit_code = 0 if self._error is None else 1
+        gevent.spawn(self._runner.quit)
+
+    def _watch(self) -> None:
+        """A worker that died counts as done: what it flushed is kept, and the others go on."""
+        while self._running and self._is_master:
+            gevent.sleep(1.0)
+            for client_id in list(self._running):
+                node = self._runner.clients.get(client_id)
+                if node is None or node.state == STATE_MISSING:
+                    load = self._loads[client_id]
+                    why = "it is no longer connected" if node is None else "it no longer answers"
+                    logger.error("load process %d is lost (%s); its records end at its last flush", load.number, why)
+                    self._mark_lost(load, why)
+                    self._gone(load)
+
+    def _fail(self, why: str) -> None:
+        """The trial ends without success."""
+        if self._error is None:
+            self._error = why
+            logger.error("%s", why)
+            self._environment.process_exit_code = 1
+            gevent.spawn(self._runner.quit)
+
+    def _mark_lost(self, load: _Load, why: str) -> None:
+        load.lost = why
+        self._write_account(load)
+
+    def _write_account(self, load: _Load) -> None:
+        """generator-N.json of a load process that cannot write it here itself, or no longer does."""
+        path = self._records / f"generator-{load.number}.json"
+        account = load.account
+        if account is None:
+            try:
+                account = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                account = {"worker": load.number, "started": 0, "finished": 0, "complete": False}
+        lost = {} if load.lost is None else {"lost": load.lost}
+        try:
+            planned = {} if load.planned is None else {"planned": load.planned}
+            write_document(path, {**account, **planned, **lost})
+        except OSError as error:
+            self._fail(f"records cannot be written ({error}): free the disk and run again")
+
+    def _tell_who_is_here(self) -> None:
+        """workers.json says how many load processes are connected, until they are assigned."""
+        while not self._loads:
+            here = len(self._runner.clients.ready) if self._is_master else 0
+            write_document(
+                self._records / "workers.json", {"expected": self._options.expect_workers, "connected": here}
+            )
+            gevent.sleep(0.5)
+        write_document(
+            self._records / "workers.json",
+            {"expected": self._options.expect_workers, "connected": len(self._loads), "assigned": True},
+        )
+
+
+def copies(schedule: Schedule, arms: tuple[str, ...]) -> int | None:
+    """Requests as they are sent: one that goes to every arm counts for each. None: a closed loop plans none."""
+    if schedule.loop == "closed":
+        return None
+    counted: Mapping[str | None, int] = {
+        row["values"]: row["counts"] for row in schedule.table["arm"].value_counts().to_pylist()
+    }
+    return sum(count * (len(arms) if arm == EVERY_ARM else 1) for arm, count in counted.items())

@@ -1,0 +1,77 @@
+"""A load worker on a host of its own: waits for the master of a run, drives a share of a trial, waits again.
+
+Locust does the work, in a process for each trial, because importing it patches the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from servers.config import ConfigError
+
+_LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
+_ASK_EVERY_S = 0.5
+_TELL_EVERY_S = 60.0
+
+
+def parse_master(text: str) -> tuple[str, int]:
+    """(host, port) of "host:port"."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f'--master "{text}" is not HOST:PORT: give traffic.master_bind of the run')
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
+    """The exit code, after `trials` trials, or after a Ctrl-C where that is 0. Records stay in `keep`."""
+    channel_token("tailgate worker")
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f'--keep "{keep}" cannot be made ({error.strerror or error}): give another') from None
+    host, port = master
+    done = 0
+    while not trials or done < trials:
+        _wait_for(host, port)
+        command = [*_LOCUST, "--worker", "--master-host", host, "--master-port", str(port), "--only-summary"]
+        # Settings of Locust that were meant for others.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+        process = subprocess.Popen([*command, "--keep", str(keep)], env=environment, stdin=subprocess.DEVNULL)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):
+                process.wait()  # it got the Ctrl-C too, and stops in order
+            process.kill()
+            raise
+        if code == 0:
+            done += 1
+        else:
+            _tell(
+                f"the trial ended with exit code {code}: what was recorded is in {keep}; a master that never answered "
+                f"has another {TOKEN_VARIABLE}"
+            )
+    return 0
+
+
+def _wait_for(host: str, port: int) -> None:
+    """Something listens at the address."""
+    told = 0.0
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+            return
+        if time.monotonic() - told > _TELL_EVERY_S or not told:
+            told = time.monotonic()
+            _tell(f"waiting for a run at {host}:{port}; Ctrl-C ends")
+        time.sleep(_ASK_EVERY_S)
+
+
+def _tell(text: str) -> None:
+    print(f"tailgate worker: {text}", file=sys.stderr, flush=True)

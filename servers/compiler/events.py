@@ -1,0 +1,43 @@
+"""What the compiler did and what it could not do, as plain data: no torch, so that the front may read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileEvent:
+    """One compile, recompile, graph capture, autotune, limit hit or eager fallback. Columns as in the run directory.
+
+    `backend_ns` and `autotune_ns` are shares of the event's own time; guards, nodes and kernels count what the compile
+    made; `breaks` names the graph breaks that its tracing met.
+    """
+
+    event_id: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    compile_id: str = ""
+    frame: str = ""
+    reason: str = ""
+    shape: str = ""
+    dynamic: bool = False
+    cache: str = ""
+    batch_id: int = -1
+    request_ids: tuple[str, ...] = ()
+    backend_ns: int = 0
+    phase: str = "warmup"
+    autotune_ns: int = 0
+    guards: int = 0
+    nodes: int = 0
+    kernels: int = 0
+    breaks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerFacts:
+    """What the compiler could not do since the start, and how often: graph breaks by place and cause, graphs that were
+    not captured as CUDA graphs by cause. Sent whenever a count has changed."""
+
+    graph_breaks: dict[str, int]
+    cudagraph_skips: dict[str, int]

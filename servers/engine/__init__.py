@@ -1,0 +1,1 @@
+"""What runs the model: arrivals in, steps out, tokens back."""

@@ -1,0 +1,146 @@
+"""The engine process: one device thread that loads, warms and runs the model, joined to the gRPC front by a pipe.
+
+The main thread of this process is the device thread, because CUDA graphs are bound to the thread that recorded them.
+Two more threads move messages. The front lives in another process, so that serving thousands of streams takes no
+interpreter time from the device thread, and so that health checks are answered while a compile holds this process's
+interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import queue
+import signal
+import threading
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from typing import Any
+
+from servers.clock import now_ns
+from servers.config import ArmConfig, ConfigError
+from servers.engine.engine import Arrivals, Engine
+from servers.engine.messages import Progress, Ready, Shutdown, StepOutput
+from servers.engine.startup import itemised, memory_peaks, process_started_ns
+
+log = logging.getLogger("tailgate.device")
+
+
+def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
+    """The body of the engine process: load, warm up, then step until the front closes the pipe."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
+    if cache_dir:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    arrivals = Arrivals()
+    threading.Thread(target=_send, args=(connection, outbox), daemon=True).start()
+    threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
+    try:
+        arm = ArmConfig.from_dict(table)
+        engine = _start(arm, outbox)
+    except ConfigError as error:
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error)))
+        arrivals.wait(5.0)
+        return
+    except Exception as error:
+        log.exception("the engine could not start")
+        first = str(error).splitlines()[0] if str(error) else ""
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=f"{type(error).__name__}: {first}"))
+        arrivals.wait(5.0)
+        return
+    _loop(engine, arrivals, outbox)
+
+
+def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
+    entered_ns = now_ns()
+    outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
+    import torch
+
+    from servers.compiler.recorder import CompileRecorder
+    from servers.engine.runner import ModelRunner
+
+    imported_ns = now_ns()
+    recorder = CompileRecorder(tell=outbox.put)
+    recorder.install()
+    runner = ModelRunner(arm, recorder)
+    runner.load()
+
+    def report(done: int, total: int, detail: str) -> None:
+        for event in recorder.drain():
+            outbox.put(event)
+        outbox.put(Progress(at_ns=now_ns(), stage="warmup", done=done, total=total, detail=detail))
+
+    runner.warm_up(report)
+    # What start-up leaves behind stays; a collection while serving need not walk through it.
+    gc.collect()
+    gc.freeze()
+    engine = Engine(arm, runner, recorder)
+    engine.eos_ids = runner.eos_ids
+    segments: Any = ()
+    if runner.device.type == "cuda":
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    outbox.put(
+        Ready(
+            vocab_size=runner.vocab_size,
+            device=runner.device_name(),
+            dtype=str(runner.model.dtype).removeprefix("torch."),
+            versions=_versions(),
+            memory_bytes={**runner.memory_bytes(), **memory_peaks(segments)},
+            # the parent is the replica's front: what its user waits for begins with it
+            startup_ns=itemised(
+                runner.startup_ns,
+                started_ns=process_started_ns(os.getppid()),
+                entered_ns=entered_ns,
+                imported_ns=imported_ns,
+                ready_ns=now_ns(),
+            ),
+        )
+    )
+    return engine
+
+
+def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object]) -> None:
+    while not arrivals.closed:
+        ended = arrivals.take(engine)
+        ended += engine.expire(now_ns())
+        if ended:
+            outbox.put(StepOutput(emit_ns=now_ns(), finished=ended))
+        outputs, events = engine.advance(arrivals)
+        for message in (*events, *outputs):
+            outbox.put(message)
+        if engine.idle:
+            arrivals.wait(0.5)
+
+
+def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            messages = [outbox.get()]
+            while not outbox.empty():
+                messages.append(outbox.get())
+            connection.send(messages)
+
+
+def _receive(connection: Connection, arrivals: Arrivals) -> None:
+    try:
+        while True:
+            message = connection.recv()
+            if isinstance(message, Shutdown):
+                break
+            arrivals.put(message)
+    except (EOFError, OSError):
+        # The front is gone. A compile may hold the device thread for a minute: do not wait for it.
+        os._exit(1)
+    arrivals.close()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("torch", "transformers", "grpcio", "triton"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -1,0 +1,312 @@
+"""The engine of a replica: what arrives, the next step, who gets which token, who waited for which compile.
+
+Everything here belongs to the device thread, but for `Arrivals`, which a reader thread fills.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from servers.clock import now_ns
+from servers.compiler.events import CompileEvent
+from servers.config import STALLING_KINDS, ArmConfig
+from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit, Timing
+from servers.engine.scheduler import Job, Move, QueueFullError, Scheduler, Step
+from servers.engine.shapes import StepShape
+
+log = logging.getLogger("tailgate.engine")
+
+
+class OnItsWay(Protocol):
+    """What the engine needs to know of a launched step."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def jobs(self) -> tuple[Job, ...]: ...
+    @property
+    def answers(self) -> tuple[bool, ...]: ...
+    @property
+    def shape(self) -> StepShape: ...
+    @property
+    def batch_id(self) -> int: ...
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def compiled(self) -> bool: ...
+    @property
+    def real_tokens(self) -> int: ...
+
+
+class Runner(Protocol):
+    """What the engine needs of a model runner."""
+
+    overlaps: bool  # whether launch returns before the step is done
+
+    def is_ready(self, step: Step) -> bool:
+        """Whether launching `step` cannot start the compiler."""
+
+    def launch(self, step: Step, batch_id: int) -> OnItsWay:
+        """Start a step."""
+
+    def collect(self, launched: Any) -> list[int]:
+        """The token of each of its jobs, once there."""
+
+    def move(self, move: Move) -> None:
+        """Copy a cache row."""
+
+
+class Events(Protocol):
+    """What the engine needs of the compile recorder."""
+
+    def drain(self) -> list[CompileEvent]:
+        """The events since the last call."""
+
+
+class Engine:
+    """Turns submissions into steps and steps into outputs.
+
+    Where the device works by itself, the next step is launched before the tokens of the last one are handed out: a
+    token that ends its answer is then met one step late, and what that step computed for the ended answer is dropped.
+    A step that may start the compiler is not launched before finished tokens are out: they would wait for the compile.
+    """
+
+    def __init__(self, arm: ArmConfig, runner: Runner, events: Events) -> None:
+        self.runner = runner
+        self.events = events
+        limits = arm.engine
+        self.scheduler = Scheduler(
+            slots=limits.slots,
+            max_queue=limits.max_queue,
+            prefill_batch=limits.prefill_batch,
+            prefill_chunk=limits.prefill_chunk,
+            decode_per_prefill=limits.decode_per_prefill,
+        )
+        self.eos_ids: frozenset[int] = frozenset()
+        self._step_id = 0
+        self._pending: OnItsWay | None = None
+        self._last_end_ns = 0
+        self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, running or still to be handed out."""
+        return self._pending is None and len(self.scheduler) == 0
+
+    def submit(self, message: Submit) -> Finished | None:
+        """Queue a request; an answer at once when it cannot be queued."""
+        job = Job(
+            request_id=message.request_id,
+            prompt=message.prompt,
+            max_tokens=message.max_tokens,
+            recv_ns=message.recv_ns,
+            deadline_ns=message.deadline_ns,
+            stop_ids=message.stop_ids if message.ignore_eos else message.stop_ids | self.eos_ids,
+            temperature=message.temperature,
+            top_k=message.top_k,
+            top_p=message.top_p,
+            seed=message.seed,
+        )
+        for start_ns, end_ns in self._stalls:
+            # it stood in the pipe while a compile, already over, held this process
+            job.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
+        try:
+            self.scheduler.submit(job)
+        except QueueFullError:
+            return self._finished(job, "RESOURCE_EXHAUSTED", message="the queue is full")
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        """Free the slot of a request whose client has gone."""
+        self._release(request_id)
+
+    def expire(self, at_ns: int) -> list[Finished]:
+        """End every request whose deadline has passed."""
+        ended = []
+        for job in self.scheduler.expired(at_ns):
+            ended.append(self._finished(job, "DEADLINE_EXCEEDED", message="the deadline passed while generating"))
+            self._release(job.request_id)
+        return ended
+
+    def advance(self, arrivals: Arrivals) -> tuple[list[StepOutput], list[CompileEvent]]:
+        """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
+
+        Returns outputs, oldest first, and compile events. A failing step fails its own requests and no others.
+        """
+        step = self.scheduler.next_step()
+        pending, self._pending = self._pending, None
+        outputs = []
+        if pending is not None and (step is None or not self.runner.is_ready(step)):
+            outputs.append(self._hand_out(pending))
+            pending = None
+            step = _still_held(step)
+        if step is None:
+            return outputs, []
+        launched = self._launch(step)
+        rejected = arrivals.take(self)
+        events = self._settle(step.jobs)
+        if rejected:
+            outputs.append(StepOutput(emit_ns=now_ns(), finished=rejected))
+        if pending is not None:
+            outputs.append(self._hand_out(pending))
+        if isinstance(launched, Exception):
+            outputs.append(self._fail(step.jobs, launched))
+        elif self.runner.overlaps:
+            self._pending = launched
+        else:
+            outputs.append(self._hand_out(launched))
+        return outputs, events
+
+    def _launch(self, step: Step) -> OnItsWay | Exception:
+        step_id, self._step_id = self._step_id, self._step_id + 1
+        try:
+            launched = self.runner.launch(step, step_id)
+        except Exception as error:
+            return self._survivable(error, step_id, step.kind, len(step.jobs))
+        if step.kind == "prefill":
+            for job in launched.jobs:
+                job.admitted_ns = launched.start_ns
+                job.batch_id, job.batch_size = step_id, len(launched.jobs)
+                job.padded_batch, job.padded_length = launched.shape.batch, launched.shape.length
+        return launched
+
+    def _hand_out(self, launched: OnItsWay) -> StepOutput:
+        """The tokens of a step, and the answers that they end."""
+        jobs = launched.jobs
+        try:
+            tokens = self.runner.collect(launched)
+        except Exception as error:
+            return self._fail(jobs, self._survivable(error, launched.batch_id, launched.kind, len(jobs)))
+        end_ns = now_ns()
+        # while the step before it was still running, this one stood in line
+        start_ns = max(launched.start_ns, self._last_end_ns)
+        self._last_end_ns = end_ns
+        for job in jobs:
+            if launched.kind == "decode":
+                job.decode_ns += end_ns - start_ns
+            else:
+                job.prefill_ns += end_ns - start_ns
+        finished = []
+        emitted = []
+        for job, token, answers in zip(jobs, tokens, launched.answers, strict=True):
+            if not answers or self.scheduler.find(job.request_id) is not job:
+                continue  # more of its prompt to come, or cancelled or ended while the step ran
+            emitted.append((job.request_id, token))
+            outcome = self.scheduler.record(job, token)
+            if outcome is not None:
+                finished.append(self._finished(job, "OK", reason=outcome))
+                self._release(job.request_id)
+        record = StepRecord(
+            step_id=launched.batch_id,
+            kind=launched.kind,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            batch=len(jobs),
+            padded_batch=launched.shape.batch,
+            tokens=launched.real_tokens,
+            padded_tokens=launched.shape.tokens,
+            compiled=launched.compiled,
+        )
+        return StepOutput(emit_ns=end_ns, tokens=emitted, finished=finished, step=record)
+
+    @staticmethod
+    def _survivable(error: Exception, step_id: int, kind: str, jobs: int) -> Exception:
+        """The error of a failed step; raises it when the device is lost, since every later step would fail as well."""
+        log.error("step %d (%s of %d) failed", step_id, kind, jobs, exc_info=error)
+        if type(error).__name__ == "AcceleratorError":
+            raise error
+        return error
+
+    def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
+        """Charge the compile events of the last step to everyone who waited, and name them in the events."""
+        settled = []
+        for event in self.events.drain():
+            waiting = [job for job in self.scheduler if job not in batch and job.recv_ns < event.end_ns]
+            held = [*batch, *waiting]
+            if event.kind in STALLING_KINDS:
+                self._stalls.append((event.start_ns, event.end_ns))
+                for job in held:
+                    # arrivals of this step were already charged for the stalls that submit() knew: not this one
+                    job.compile_stall_ns += max(0, event.end_ns - max(event.start_ns, job.recv_ns))
+            settled.append(replace(event, request_ids=tuple(job.request_id for job in held)))
+        return settled
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> StepOutput:
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"
+        status = "RESOURCE_EXHAUSTED" if out_of_memory else "INTERNAL"
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
+        finished = []
+        for job in jobs:
+            if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile
+                finished.append(self._finished(job, status, message=text))
+                self._release(job.request_id)
+        return StepOutput(emit_ns=now_ns(), finished=finished)
+
+    def _release(self, request_id: str) -> None:
+        move = self.scheduler.release(request_id)
+        if move is not None:
+            self.runner.move(move)
+
+    @staticmethod
+    def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:
+        waited_until = job.admitted_ns or now_ns()
+        timing = Timing(
+            queue_ns=max(0, waited_until - job.recv_ns),
+            prefill_ns=job.prefill_ns,
+            decode_ns=job.decode_ns,
+            compile_stall_ns=job.compile_stall_ns,
+            batch_id=job.batch_id,
+            batch_size=job.batch_size,
+            padded_batch=job.padded_batch,
+            padded_length=job.padded_length,
+        )
+        return Finished(request_id=job.request_id, status=status, reason=reason, message=message, timing=timing)
+
+
+def _still_held(step: Step | None) -> Step | None:
+    """`step` without the answers that have ended since it was planned; None when there is no other."""
+    if step is None:
+        return None
+    held = [index for index, job in enumerate(step.jobs) if job.row >= 0]
+    chunks = tuple(step.chunks[index] for index in held) if step.chunks else ()
+    return replace(step, jobs=tuple(step.jobs[index] for index in held), chunks=chunks) if held else None
+
+
+class Arrivals:
+    """Messages from the front, in order, as a thread read them off the pipe."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Submit | Cancel] = deque()
+        self._something = threading.Event()
+        self.closed = False
+
+    def put(self, message: Submit | Cancel) -> None:
+        """Add a message (called on the reader thread)."""
+        self._messages.append(message)
+        self._something.set()
+
+    def close(self) -> None:
+        """Say that no more messages will come."""
+        self.closed = True
+        self._something.set()
+
+    def take(self, engine: Engine) -> list[Finished]:
+        """Hand everything that has arrived to `engine`; answers for the requests it could not take."""
+        rejected = []
+        self._something.clear()
+        while self._messages:
+            message = self._messages.popleft()
+            if isinstance(message, Cancel):
+                engine.cancel(message.request_id)
+            elif (answer := engine.submit(message)) is not None:
+                rejected.append(answer)
+        return rejected
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something arrives, at most `timeout_s`."""
+        self._something.wait(timeout_s)

@@ -1,0 +1,198 @@
+"""Static KV memory in which every row stands at its own position.
+
+transformers' static cache advances all rows together. A continuous batch needs each row at a position of its own, so
+each layer here writes new keys and values to (row, position) and hands attention what it may look at. The model itself
+stays unchanged: it sees an ordinary `Cache`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from transformers.cache_utils import Cache, StaticLayer
+
+from servers.compiler.policy import fix_address
+from servers.compiler.recorder import EagerCanary
+
+
+class Window:
+    """Where the current step writes and what it reads; set by the step before the model runs.
+
+    index: [B · T] int64, where each new token is written, as row · (max_length + 1) + position.
+    positions: [B, T] int64. rows: [B] int64, the cache row of each batch row; read when `reads` is "rows".
+    context: positions attended to, unless `reads` is "fresh".
+    reads: what attention sees. "fresh": the new tokens alone (whole prompts). "rows": the cache rows named by `rows`
+    (later chunks of prompts). "slice": the first B cache rows (decode).
+    is_causal: the mask hides later positions and nothing else, in every layer.
+    in_kernel: attention writes the new tokens itself.
+    in_place: attention reads the rows where they lie, from the `segments` of the step.
+    memory: keys and values of the layer at hand, in both of these cases.
+    segments: int32: where each batch row's queries begin, [B + 1]; where its keys begin in the flat memory, [B + 1];
+    how many it sees, [B].
+    """
+
+    __slots__ = (
+        "canary",
+        "context",
+        "in_kernel",
+        "in_place",
+        "index",
+        "is_causal",
+        "memory",
+        "padding",
+        "positions",
+        "reads",
+        "rows",
+        "segments",
+    )
+
+    def __init__(self, padding: int = 0) -> None:
+        self.index: torch.Tensor | None = None
+        self.positions: torch.Tensor | None = None
+        self.rows: torch.Tensor | None = None
+        self.memory: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.segments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self.context = 0
+        self.padding = padding
+        self.reads: Literal["fresh", "rows", "slice"] = "fresh"
+        self.is_causal = False
+        self.in_kernel = False
+        self.in_place = False
+        self.canary = EagerCanary()
+
+
+class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
+    """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each, a token's heads side by
+    side.
+
+    The extra position of each row takes what padding writes; no mask ever lets attention see it. The tensors are flat
+    because the compiler writes in place only what it was given, not a view of it. `spare` positions follow the last
+    row: the padding of a chunk of so many tokens looks beyond its row's end.
+    """
+
+    def __init__(
+        self, *, slots: int, max_length: int, window: Window, spare: int = 0, static_address: bool = False
+    ) -> None:
+        super().__init__(max_cache_len=max_length + 1)
+        self.slots = slots
+        self.spare = spare
+        self.window = window
+        self.static_address = static_address
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate for `slots` rows, whatever the batch of the first call."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        for name, states in (("keys", key_states), ("values", value_states)):
+            shape = (self.slots * self.max_cache_len + self.spare, states.shape[1], states.shape[3])
+            tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            if self.static_address:
+                # CUDA-graph trees refuse a graph that changes memory without one; it also ties a graph to its layer
+                fix_address(tensor)
+            setattr(self, name, tensor)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write key_states, value_states [B, kv_heads, T, head_dim]; returns what attention reads, length L instead."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        window = self.window
+        if not torch.compiler.is_compiling():
+            window.canary.steps += 1
+        keys, values, index = self.keys, self.values, window.index
+        assert keys is not None
+        assert values is not None
+        if window.in_kernel:
+            window.memory = (keys, values)
+            return key_states, value_states
+        assert index is not None
+        keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
+        values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
+        if window.in_place:
+            window.memory = (keys, values)
+            return key_states, value_states
+        if window.reads == "fresh":
+            return key_states, value_states
+        return self._read(keys, key_states.shape[0]), self._read(values, key_states.shape[0])
+
+    def _read(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
+        rows = memory[: self.slots * self.max_cache_len]
+        by_row = rows.view(self.slots, self.max_cache_len, *memory.shape[1:])
+        if self.window.reads == "rows":
+            chosen = self.window.rows
+            assert chosen is not None
+            return by_row[chosen, : self.window.context].transpose(1, 2)
+        return by_row[:batch, : self.window.context].transpose(1, 2)
+
+    def get_seq_length(self) -> int:
+        """Nothing for the model to count: every step brings its own positions."""
+        return 0
+
+
+class LayerView:
+    """The cache as one layer sees it, for a block that is compiled by itself.
+
+    A block asks the cache for its layer by number, and the compiler would make a graph for every number. The view
+    ignores the number, so that one graph serves all layers.
+    """
+
+    __slots__ = ("layer",)
+
+    def __init__(self, layer: SlotLayer) -> None:
+        self.layer = layer
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the layer's own."""
+        return self.layer.update(key_states, value_states)
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """The KV memory of one arm replica: `slots` rows of `max_length` positions in every layer."""
+
+    def __init__(
+        self, *, layers: int, slots: int, max_length: int, spare: int = 0, static_address: bool = False
+    ) -> None:
+        self.window = Window(padding=max_length)
+        self.max_length = max_length
+        super().__init__(
+            layers=[
+                SlotLayer(
+                    slots=slots,
+                    max_length=max_length,
+                    window=self.window,
+                    spare=spare,
+                    static_address=static_address,
+                )
+                for _ in range(layers)
+            ]
+        )
+
+    @property
+    def padding_position(self) -> int:
+        """Where padded tokens are written: past every position that is ever attended to."""
+        return self.max_length
+
+    def views(self) -> list[LayerView]:
+        """One view for each layer."""
+        layers: list[Any] = self.layers
+        return [LayerView(layer) for layer in layers]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Keys and values of every layer that has been allocated."""
+        layers: list[Any] = self.layers
+        return [tensor for layer in layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
+
+    def move_row(self, source: int, target: int, positions: int) -> None:
+        """Copy the first `positions` of row `source` over those of row `target` in every layer."""
+        tensors = self.tensors()
+        ends = [row * (self.max_length + 1) for row in (source, target)]
+        sources, targets = ([tensor[end : end + positions] for tensor in tensors] for end in ends)
+        torch._foreach_copy_(targets, sources)
+
+    def memory_bytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())

@@ -1,0 +1,126 @@
+"""What the gRPC front and the engine process say to each other over their pipe. Plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """A checked request for the engine."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    recv_ns: int
+    deadline_ns: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """The client has gone: free the request's slot at the next step."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """End the engine process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where a request's time went, for its trailing metadata. Durations in ns."""
+
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+    compile_stall_ns: int
+    batch_id: int
+    batch_size: int
+    padded_batch: int
+    padded_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A request is over. `status` is a gRPC status name; `reason` is length or stop when it is OK."""
+
+    request_id: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One engine step. Columns as in the run directory."""
+
+    step_id: int
+    kind: str
+    start_ns: int
+    end_ns: int
+    batch: int
+    padded_batch: int
+    tokens: int
+    padded_tokens: int
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What one step produced: (request id, token) pairs, the requests that ended, and the step itself."""
+
+    emit_ns: int
+    tokens: list[tuple[str, int]] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    step: StepRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the start-up stands."""
+
+    at_ns: int
+    stage: str  # load | warmup | serving | draining | failed
+    done: int = 0
+    total: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The engine is warm. `startup_ns` holds every stretch of the start, one after the other; together they are the
+    time from the start of the replica's process to this message."""
+
+    vocab_size: int
+    device: str
+    dtype: str
+    versions: dict[str, str]
+    memory_bytes: dict[str, int]
+    startup_ns: dict[str, int]
+
+    @property
+    def startup_groups_ns(self) -> dict[str, int]:
+        """The items summed by group."""
+        return startup_groups(self.startup_ns)
+
+
+def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
+    """Start-up by group (process, import, load, prefill, extend, decode, capture, other) and in `total`.
+
+    An item belongs to the group that its first word names: "decode batch 4 × length 1, context 256" to decode.
+    """
+    groups: dict[str, int] = {}
+    for item, spent_ns in items_ns.items():
+        group = item.split(" ", 1)[0]
+        groups[group] = groups.get(group, 0) + spent_ns
+    return {**groups, "total": sum(items_ns.values())}

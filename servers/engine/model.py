@@ -1,0 +1,110 @@
+"""Load a Hugging Face causal language model, or build one from an architecture preset with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from servers.config import ConfigError, ModelConfig
+from servers.engine import attention
+from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `name` stands for; `auto` takes the first GPU, otherwise the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f'model.device is "{name}" but torch sees no GPU: use cpu, or install a CUDA build of torch')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count()
+        raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs: use cuda:0 to cuda:{seen - 1}')
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that `name` stands for; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+
+
+def model_config(model: ModelConfig) -> PreTrainedConfig:
+    """The architecture behind `model.id`, without its weights."""
+    if not model.id.startswith("random:"):
+        try:
+            found: PreTrainedConfig = AutoConfig.from_pretrained(model.id)
+            return found
+        except (OSError, ValueError) as error:
+            raise ConfigError(f'model.id "{model.id}" cannot be loaded: {str(error).splitlines()[0]}') from None
+    shape = RANDOM_PRESETS[model.id.removeprefix("random:")]
+    tokens = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
+    return AutoConfig.for_model(**{**shape, **tokens})
+
+
+def load_model(model: ModelConfig) -> nn.Module:
+    """The model in evaluation mode on its device, in its dtype, with the attention asked for.
+
+    Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them. On
+    cuda:N, N is this thread's current device afterwards.
+    """
+    device = resolve_device(model.device)
+    if device.type == "cuda" and device.index is not None:
+        # Kernels are launched and graphs captured on this thread's current device, wherever their tensors are.
+        torch.cuda.set_device(device)
+    dtype = resolve_dtype(model.dtype, device)
+    config = model_config(model)
+    implementation = attention.register() if model.attention == "sdpa" else model.attention
+    if model.id.startswith("random:"):
+        torch.manual_seed(model.seed)
+        with torch.device(device):
+            loaded: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype, attn_implementation=implementation
+            )
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=implementation)
+    module: nn.Module = loaded.to(device).eval().requires_grad_(False)
+    return module
+
+
+# Projections that read the same input, under the names that transformers' models share.
+_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@torch.no_grad()
+def join_weights(model: nn.Module) -> int:
+    """Weights of projections that read the same input stand side by side in memory; returns how many groups do.
+
+    The modules and what they compute are as before. A compiler pass (compilation.py) may then read them as one matrix.
+    """
+    joined = 0
+    for parent in model.modules():
+        for names in _JOINED:
+            parts = [getattr(parent, name, None) for name in names]
+            if not all(isinstance(part, nn.Linear) and part.bias is None for part in parts):
+                continue
+            linears: list[Any] = parts
+            if len({(part.weight.shape[1], part.weight.dtype) for part in linears}) > 1:
+                continue
+            together = torch.cat([part.weight for part in linears])
+            rows = torch.split(together, [part.weight.shape[0] for part in linears])
+            for part, own in zip(linears, rows, strict=True):
+                part.weight = nn.Parameter(own, requires_grad=False)
+            joined += 1
+    return joined
+
+
+def eos_ids(module: Any) -> frozenset[int]:
+    """The end-of-sequence ids of a loaded model."""
+    ids = module.generation_config.eos_token_id if module.generation_config is not None else None
+    ids = module.config.eos_token_id if ids is None else ids
+    if ids is None:
+        return frozenset()
+    return frozenset(ids) if isinstance(ids, list) else frozenset([ids])

@@ -1,0 +1,540 @@
+"""ModelRunner: padded prefill and decode steps on the one device thread.
+
+Every arm runs the same steps over the same cache; the shape policy decides their sizes and the compile policy whether
+they are compiled. A step is launched and collected apart: on a GPU the next step can be launched before the tokens of
+the last have come back, because the newest token of every row stays on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from servers.clock import now_ns
+from servers.compiler import policy as compiler_policy
+from servers.compiler.recorder import CompileRecorder, Trigger
+from servers.config import GRAPH_TREE_MODES, ArmConfig, ConfigError
+from servers.engine import attention, sampling
+from servers.engine.capture import CapturedStep
+from servers.engine.kv_cache import SlotCache
+from servers.engine.model import eos_ids, join_weights, load_model
+from servers.engine.scheduler import Job, Kind, Move, Step
+from servers.engine.shapes import StepShape, shape_policy
+from servers.engine.warmup import WARMUP_CALLS, every_planned, warmup_plan
+
+log = logging.getLogger("tailgate.runner")
+
+_ALIGNED = 8  # elements, 16 bytes of the smallest dtype
+
+Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [B]
+
+
+class _ModelStep(nn.Module):
+    """The model over the slot cache. Inputs are int64 on the device: input_ids, positions [B, T]; rows [B].
+
+    widest: no step attends to more positions.
+    """
+
+    def __init__(self, model: nn.Module, cache: SlotCache, widest: int) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = cache
+        self.widest = widest
+        config: Any = model.config
+        self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
+        self.sliding_window = getattr(config, "sliding_window", None) or 0
+        self.takes_window = attention.is_ours(model)
+        self.reads_in_place = attention.reads_in_place(model)
+        weight = next(model.parameters())
+        self.shown, self.hidden = weight.new_zeros(()), weight.new_full((), torch.finfo(weight.dtype).min)
+        # given where no attention reads a mask: without any, the model would make one of its own
+        self.no_mask = weight.new_zeros((1, 1, 1, 1))
+
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        width: int,
+        *,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [B, kept positions, vocab]; the cache holds the new tokens afterwards.
+
+        width: how many positions are attended to. `cache.window.reads` is set by the step.
+        """
+        window = self.cache.window
+        window.rows, window.positions, window.context = rows, positions, width
+        window.is_causal = not self.sliding_window
+        on_gpu = self.takes_window and input_ids.is_cuda
+        window.in_kernel = on_gpu and window.reads == "slice"
+        window.in_place = self.reads_in_place and window.is_causal and window.reads == "rows"
+        needs_mask = not (window.in_place or (on_gpu and window.is_causal and window.reads != "rows"))
+        if window.in_place:
+            window.segments = attention.segments(positions, rows, self.cache.max_length)
+        if not window.in_kernel:
+            window.index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
+        output = self.model(
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask=self._mask(positions, width) if needs_mask else self.no_mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            **({"window": window} if self.takes_window else {}),
+        )
+        window.index = window.rows = window.positions = window.segments = None
+        window.context = 0
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """[B, 1, T, width], which cache positions a token sees; one for each layer type where layers differ.
+
+        True or false for the decode kernel, otherwise what is added to the scores. A GPU's attention wants the rows of
+        what it adds aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic
+        width leaves the compiler no question about their layout.
+        """
+        reach = -(-self.widest // _ALIGNED) * _ALIGNED
+        distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
+        causal = distance >= 0
+        if not self.sliding_window:
+            return self._shown(causal, width)
+        sliding = self._shown(causal & (distance < self.sliding_window), width)
+        if not self.layer_types:
+            return sliding
+        full = self._shown(causal, width)
+        return {kind: sliding if kind == "sliding_attention" else full for kind in sorted(self.layer_types)}
+
+    def _shown(self, seen: torch.Tensor, width: int) -> torch.Tensor:
+        if not self.cache.window.in_kernel:
+            seen = torch.where(seen, self.shown, self.hidden)
+        return seen[..., :width]
+
+
+def _at_own_last(logits: torch.Tensor) -> Outputs:
+    """Logits [B, vocab] and argmax, from [B, B, vocab]: a model keeps one list of positions for all rows, so each row
+    was kept at every row's last position and its own stands on the diagonal."""
+    own = logits.diagonal(dim1=0, dim2=1).transpose(0, 1)
+    return own, sampling.largest(own)
+
+
+class PrefillStep(_ModelStep):
+    """Prompts, or their first chunks, into their rows; answers for each row's token at index `last` [B]."""
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
+    ) -> Outputs:
+        self.cache.window.reads = "fresh"
+        return _at_own_last(self.logits(input_ids, positions, rows, input_ids.shape[1], keep=last))
+
+
+class ExtendStep(_ModelStep):
+    """Later chunks of prompts: attend to what their rows hold already; answers as PrefillStep. context: [L]."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        last: torch.Tensor,
+        context: torch.Tensor,
+    ) -> Outputs:
+        self.cache.window.reads = "rows"
+        return _at_own_last(self.logits(input_ids, positions, rows, context.shape[0], keep=last))
+
+
+class DecodeStep(_ModelStep):
+    """One token on the first B rows; answers for each. rows: [B] = 0 … B-1. context: [L]."""
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
+    ) -> Outputs:
+        self.cache.window.reads = "slice"
+        logits = self.logits(input_ids, positions, rows, context.shape[0], keep=0)[:, -1]
+        return logits, sampling.largest(logits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A step on its way: what it was, and where its tokens will be once `done` has happened (at once when None)."""
+
+    kind: Kind
+    jobs: tuple[Job, ...]
+    answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
+    shape: StepShape
+    real_tokens: int  # computed for jobs, padding apart
+    batch_id: int
+    start_ns: int
+    compiled: bool
+    places: tuple[int, ...]  # where each job's token stands in `tokens`
+    tokens: torch.Tensor  # on the host
+    done: torch.cuda.Event | None
+
+
+class ModelRunner:
+    """Owns model, cache and compiled steps. Every method belongs to the device thread."""
+
+    def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
+        self.arm = arm
+        self.recorder = recorder
+        self.shapes = shape_policy(arm.shapes, arm.engine)
+        self.model: Any = None
+        self.startup_ns: dict[str, int] = {}
+        self._seen: set[tuple[Kind, StepShape]] = set()
+        self._graphs: dict[tuple[Kind, StepShape], CapturedStep] = {}
+        self._pool: Any = None
+        self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
+
+    # start-up
+
+    def load(self) -> None:
+        """Model, cache and steps exist; nothing is compiled yet. Raises ConfigError when they do not fit the device."""
+        started_ns = now_ns()
+        if self.arm.engine.threads:
+            torch.set_num_threads(self.arm.engine.threads)
+        # cuDNN's attention builds a plan for every size it has not met, 40 ms and more each time. Exact shapes are new
+        # at almost every step, so an eager control would pay for compiles of its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            self._build()
+        except torch.OutOfMemoryError as error:
+            engine = self.arm.engine
+            raise ConfigError(
+                f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
+                f"({str(error).splitlines()[0]}): lower engine.slots, max_prompt_tokens or max_new_tokens"
+            ) from None
+        self._finish()
+        self.startup_ns["load"] = now_ns() - started_ns
+
+    def _build(self) -> None:
+        policy, engine = self.arm.compile, self.arm.engine
+        self.model = load_model(self.arm.model)
+        if policy.join_projections:
+            join_weights(self.model)
+        text_config = self.model.config.get_text_config()
+        self.device = next(self.model.parameters()).device
+        self.overlaps = self.device.type == "cuda"
+        self.vocab_size = int(text_config.vocab_size)
+        self.eos_ids = eos_ids(self.model)
+        attention.prepare(self.device)
+        self.cache = SlotCache(
+            layers=text_config.num_hidden_layers,
+            slots=self.cache_rows,
+            max_length=engine.max_length,
+            spare=self._longest_chunk(),
+            static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
+        )
+        self._rows = torch.arange(self.cache_rows, device=self.device)
+        self._context = torch.arange(engine.max_length, device=self.device)
+        # the newest token of each row: what the next decode step reads, without a way over the host
+        self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
+        compiler_policy.configure_compiler(
+            policy,
+            planned_shapes=sum(1 for _ in every_planned(self.shapes)),
+            closed=self.shapes.is_closed(),
+            layers=len(self.cache.layers),
+        )
+        # a bucket may be longer than any prompt
+        widest = max([engine.max_length, *(shape.length for shape in self.shapes.every_prefill())])
+        steps = {
+            "prefill": PrefillStep(self.model, self.cache, widest),
+            "extend": ExtendStep(self.model, self.cache, widest),
+            "decode": DecodeStep(self.model, self.cache, widest),
+        }
+        self._allocate(steps["prefill"])
+        if policy.enabled and policy.regional:
+            compiler_policy.compile_blocks(self.model, self.cache, policy)
+            self._steps: dict[str, Callable[..., Outputs]] = dict(steps)
+        else:
+            self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in steps.items()}
+        self.cache.window.canary.ran_eagerly()
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
+        return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
+
+    def _longest_chunk(self) -> int:
+        """Tokens of the longest chunk that a later part of a prompt may be padded to, 0 where prompts are never cut."""
+        extends = [shape.length for shape in self.shapes.every_extend()]
+        return max(self.arm.engine.prefill_tokens, *extends) if extends else 0
+
+    @torch.no_grad()
+    def _allocate(self, prefill: nn.Module) -> None:
+        # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
+        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        prefill(one, one, one[0], one[0])
+
+    def warm_up(self, report: Callable[[int, int, str], None]) -> None:
+        """Run every shape that the policy can produce, on this thread, as often as graph capture needs.
+
+        `report(done, total, detail)` is called before each shape and once at the end.
+        """
+        plan = warmup_plan(self.arm.compile, self.shapes, longest=self.arm.engine.prefill_tokens)
+        for done, (kind, shape) in enumerate(plan):
+            report(done, len(plan), f"{kind} {shape}")
+            started_ns = now_ns()
+            self._warm(kind, shape)
+            self.startup_ns[f"{kind} {shape}"] = now_ns() - started_ns
+            if self.arm.compile.capture:
+                self._capture(kind, shape)
+        self._warm_kernels()
+        compiler_policy.settle(self.arm.compile)
+        report(len(plan), len(plan), "warm")
+
+    def _warm(self, kind: Kind, shape: StepShape) -> None:
+        self.recorder.trigger = Trigger(shape=f"{kind} {shape}")
+        step = _sample_step(kind, shape, self.vocab_size)
+        for _ in range(WARMUP_CALLS):
+            try:
+                self._run(step, shape)
+            except compiler_policy.UnprovenBounds as error:
+                if kind in self._unpromised or self.arm.compile.has_bounds:
+                    raise
+                # Conditions with remainders, as padded masks bring them, always hold and are still not proven. The
+                # warm-up meets both ends of every range: what needs a graph of its own has it before serving.
+                self._unpromised.add(kind)
+                log.warning("%s %s: compiled without promised bounds: %s", kind, shape, str(error).partition("\n")[0])
+                self._run(step, shape)
+            self._note_canary(0, 0)
+        self._finish()
+
+    @torch.no_grad()
+    def _warm_kernels(self) -> None:
+        """The decode kernel is there in every variant that exact shapes may ask for. Planned shapes have met theirs."""
+        if self.shapes.is_closed():
+            return
+        contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        started_ns = now_ns()
+        for context in contexts:
+            shape = self.shapes.decode(1, context)
+            varying, fixed = self._inputs(_sample_step("decode", shape, self.vocab_size), shape)
+            with compiler_policy.uncompiled():
+                self._steps["decode"](*varying, *fixed)
+        self._finish()
+        self.cache.window.canary.ran_eagerly()
+        if contexts:
+            self.startup_ns["decode kernels"] = now_ns() - started_ns
+
+    @torch.no_grad()
+    def _capture(self, kind: Kind, shape: StepShape) -> None:
+        if self.device.type != "cuda":
+            self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
+            return
+        started_ns = now_ns()
+        varying, fixed = self._inputs(_sample_step(kind, shape, self.vocab_size), shape)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        self._graphs[kind, shape] = CapturedStep(self._steps[kind], varying, fixed, self._pool)
+        self._finish()
+        ended_ns = now_ns()
+        self.recorder.record_capture(started_ns, ended_ns)
+        self.startup_ns[f"capture {kind} {shape}"] = ended_ns - started_ns
+
+    # steps
+
+    def shape_of(self, step: Step) -> StepShape:
+        """The padded shape that `step` runs at."""
+        if step.kind == "decode":
+            return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
+        length = max(stop - start for start, stop in step.chunks)
+        if step.kind == "prefill":
+            return self.shapes.prefill(len(step.jobs), length)
+        return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
+
+    def is_ready(self, step: Step) -> bool:
+        """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
+        policy = self.arm.compile
+        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
+        if not policy.enabled or policy.guarded or is_marked:
+            return True
+        return (step.kind, self.shape_of(step)) in self._seen
+
+    def launch(self, step: Step, batch_id: int) -> Launched:
+        """`step` is on its way; its jobs' rows are set. Errors of the device may show here or in `collect`."""
+        shape = self.shape_of(step)
+        self.recorder.trigger = Trigger(batch_id=batch_id, shape=f"{step.kind} {shape}", phase="serving")
+        started_ns = now_ns()
+        jobs = step.jobs
+        answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, step.chunks, strict=False))
+        try:
+            logits, greedy = self._run(step, shape)
+            places = [job.row for job in jobs] if step.kind == "decode" else list(range(len(jobs)))
+            tokens = greedy if sampling.is_greedy(jobs) else self._draw(logits, greedy, jobs, places)
+            if step.kind == "decode":
+                self._newest[: shape.batch].copy_(tokens)
+            else:
+                rows = self._tensor([job.row for job in jobs])
+                self._newest.index_copy_(0, rows, tokens[: len(jobs)])
+            host, done = self._to_host(tokens)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise
+        return Launched(
+            kind=step.kind,
+            jobs=jobs,
+            answers=answers or (True,) * len(jobs),
+            shape=shape,
+            real_tokens=sum(stop - start for start, stop in step.chunks) or len(jobs),
+            batch_id=batch_id,
+            start_ns=started_ns,
+            compiled=self._note_canary(started_ns, now_ns()),
+            places=tuple(places),
+            tokens=host,
+            done=done,
+        )
+
+    def collect(self, launched: Launched) -> list[int]:
+        """The token sampled for each job of `launched`, once the device has it."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        tokens: list[int] = launched.tokens.tolist()
+        return [tokens[place] for place in launched.places]
+
+    def step(self, step: Step, batch_id: int) -> list[int]:
+        """Launch and collect: the token sampled for each job."""
+        return self.collect(self.launch(step, batch_id))
+
+    @torch.no_grad()
+    def logits(self, step: Step) -> torch.Tensor:
+        """Logits [len(step.jobs), vocab] float32, nothing sampled: decode feeds each job's last output, whoever chose
+        it (teacher forcing)."""
+        places = list(range(len(step.jobs)))
+        if step.kind == "decode":
+            places = [job.row for job in step.jobs]
+            self._newest[self._tensor(places)] = self._tensor([job.output[-1] for job in step.jobs])
+        logits, _ = self._run(step, self.shape_of(step))
+        return logits[places].float()
+
+    def move(self, move: Move) -> None:
+        """Carry out the scheduler's row move."""
+        self.cache.move_row(move.source, move.target, move.positions)
+        self._newest[move.target] = self._newest[move.source]
+
+    def device_name(self) -> str:
+        """The accelerator's product name, or cpu."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes by owner: weights, KV cache, and the allocator's peak on a GPU."""
+        found = {
+            "weights": sum(item.numel() * item.element_size() for item in self.model.parameters()),
+            "kv_cache": self.cache.memory_bytes(),
+        }
+        if self.device.type == "cuda":
+            found["device_peak"] = torch.cuda.max_memory_allocated(self.device)
+            found["device_reserved"] = torch.cuda.memory_reserved(self.device)
+        return found
+
+    @torch.no_grad()
+    def _run(self, step: Step, shape: StepShape) -> Outputs:
+        """Outputs of the step at its padded shape: B = shape.batch rows."""
+        varying, fixed = self._inputs(step, shape)
+        self._seen.add((step.kind, shape))
+        graph = self._graphs.get((step.kind, shape))
+        if graph is not None:
+            logits, greedy = graph(varying)
+            return logits, greedy
+        self._mark(step.kind, varying, fixed)
+        with compiler_policy.step_boundary(self.arm.compile):
+            return self._steps[step.kind](*varying, *fixed)
+
+    def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+        """(inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
+        padding = self.cache.padding_position
+        if step.kind == "decode":
+            positions = [[padding]] * shape.batch
+            for job in step.jobs:
+                positions[job.row] = [job.context - 2]  # launched counts this step's token, which has no place yet
+            varying = [self._newest[: shape.batch, None], self._tensor(positions)]
+            return varying, (self._rows[: shape.batch], self._context[: shape.context])
+        ids, places, rows, last = [], [], [], []
+        for job, (start, stop) in zip(step.jobs, step.chunks, strict=True):
+            rest = shape.length - (stop - start)
+            ids.append(job.prompt[start:stop] + [0] * rest)
+            places.append([*range(start, stop), *[padding] * rest])
+            rows.append(job.row)
+            last.append(stop - start - 1)
+        for _ in range(shape.batch - len(step.jobs)):
+            # a padding row writes nowhere but the padding position, so any row may lend its place
+            ids.append([0] * shape.length)
+            places.append([padding] * shape.length)
+            rows.append(rows[0])
+            last.append(0)
+        varying = [self._tensor(item) for item in (ids, places, rows, last)]
+        return varying, () if step.kind == "prefill" else (self._context[: shape.context],)
+
+    def _draw(
+        self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
+    ) -> torch.Tensor:
+        table = sampling.draw_table(jobs, places, logits.shape[0])
+        draws = sampling.Draws(*self._tensor(table, torch.float32))
+        ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
+        return sampling.choose(logits, greedy, draws, ranked=ranked)
+
+    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return torch.tensor(values, dtype=dtype)
+        # from pinned memory the copy does not hold this thread up
+        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+
+    def _to_host(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        if self.device.type != "cuda":
+            return tokens.clone(), None
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        host.copy_(tokens, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return host, done
+
+    def _mark(self, kind: Kind, varying: list[torch.Tensor], fixed: tuple[torch.Tensor, ...]) -> None:
+        """Name the dimensions that vary, with their bounds, where the policy asks for it."""
+        policy, engine = self.arm.compile, self.arm.engine
+        if not policy.mark_dynamic:
+            return
+        promised = kind not in self._unpromised
+        low = max(2, self.arm.shapes.min_size)
+        rows = self.cache_rows if kind == "decode" else engine.prefill_batch
+        for tensor in varying if kind != "decode" else (*varying, fixed[0]):
+            compiler_policy.mark_dimension(tensor, 0, policy.batch_bounds or (low, rows), promised=promised)
+        if kind != "decode":
+            for tensor in varying[:2]:
+                compiler_policy.mark_dimension(
+                    tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), promised=promised
+                )
+        if kind != "prefill":
+            longest = engine.max_length if kind == "decode" else engine.max_prompt_tokens
+            compiler_policy.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest), promised=promised)
+
+    def _note_canary(self, start_ns: int, end_ns: int) -> bool:
+        ran_eagerly = self.cache.window.canary.ran_eagerly()
+        if not self.arm.compile.enabled:
+            return False
+        if ran_eagerly:
+            reason = "a guarded arm runs shapes that were not warmed eagerly" if self.arm.compile.guarded else ""
+            self.recorder.record_eager_step(start_ns, end_ns, reason=reason)
+        else:
+            self.recorder.record_compiled_step()
+        return not ran_eagerly
+
+    def _finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _sample_step(kind: Kind, shape: StepShape, vocab_size: int) -> Step:
+    """A step of fresh random prompts that fills `shape`."""
+    jobs = []
+    for row in range(shape.batch):
+        size = shape.context if kind != "decode" else shape.context - 1
+        prompt = torch.randint(vocab_size, (size,)).tolist()
+        # a decode step feeds the first output at the position after the prompt
+        jobs.append(Job(request_id="", prompt=prompt, max_tokens=2, recv_ns=0, row=row, launched=2))
+    if kind == "decode":
+        return Step(kind, tuple(jobs))
+    return Step(kind, tuple(jobs), ((max(0, shape.context - shape.length), shape.context),) * shape.batch)

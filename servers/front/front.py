@@ -1,0 +1,271 @@
+"""What the gRPC services of a replica share: the requests in flight, the engine's state, the telemetry log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import grpc
+
+from servers.clock import now_ns
+from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.config import ArmConfig
+from servers.engine.messages import (
+    Cancel,
+    Finished,
+    Progress,
+    Ready,
+    StepOutput,
+    StepRecord,
+    Submit,
+    Timing,
+)
+from servers.front.metrics import FrontMetrics
+from servers.front.request_limits import RefusedError
+from servers.front.tokenizer import Tokenizer
+from servers.front.watcher import Watcher
+
+# What Telemetry.Watch tells.
+TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts
+
+# What Telemetry.Watch can replay to a late subscriber.
+RETAINED_EVENTS = 100_000
+RETAINED_STEPS = 200_000
+
+NO_TIMING = Timing(
+    queue_ns=0,
+    prefill_ns=0,
+    decode_ns=0,
+    compile_stall_ns=0,
+    batch_id=-1,
+    batch_size=0,
+    padded_batch=0,
+    padded_length=0,
+)
+
+
+class Answer:
+    """The growing answer to one request: tokens as they come, then how it ended."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.emit_ns: list[int] = []
+        self.finished: Finished | None = None
+        self.output_tokens = 0
+        self._changed = asyncio.Event()
+
+    def add(self, token_id: int, emit_ns: int) -> None:
+        """Append a token."""
+        self.token_ids.append(token_id)
+        self.emit_ns.append(emit_ns)
+        self.output_tokens += 1
+        self._changed.set()
+
+    def finish(self, finished: Finished) -> None:
+        """Say how the request ended."""
+        self.finished = finished
+        self._changed.set()
+
+    async def next(self) -> tuple[list[int], list[int]]:
+        """Everything that has come since the last call, at least one token unless the answer is over.
+
+        A slow stream thus gets fewer, larger chunks instead of falling behind.
+        """
+        await self._changed.wait()
+        self._changed.clear()
+        token_ids, emit_ns = self.token_ids, self.emit_ns
+        self.token_ids, self.emit_ns = [], []
+        return token_ids, emit_ns
+
+
+class Front:
+    """What the services share: the requests in flight, the engine's state, and the telemetry log."""
+
+    def __init__(
+        self,
+        arm: ArmConfig,
+        replica: str,
+        send: Callable[[Submit | Cancel], None],
+        tokenizer: Tokenizer,
+        metrics: FrontMetrics,
+    ) -> None:
+        self.arm = arm
+        self.replica = replica
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self.warm: Ready | None = None  # the engine's word; `ready` once it was put to the test
+        self.ready: Ready | None = None
+        self.draining = False
+        self.failure = ""
+        self.counters = {
+            "requests": 0,
+            "tokens": 0,
+            "rejected": 0,
+            "compile_events": 0,
+            "steps": 0,
+            "eager_fallback_steps": 0,
+        }
+        self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
+        self.compile_log: deque[CompileEvent] = deque(maxlen=RETAINED_EVENTS)
+        self.step_log: deque[StepRecord] = deque(maxlen=RETAINED_STEPS)
+        self.progress_log: deque[Progress] = deque(maxlen=1000)
+        self._send = send
+        self._answers: dict[str, Answer] = {}
+        self._watchers: set[Watcher[TelemetryEvent]] = set()
+
+    # requests
+
+    @property
+    def in_flight(self) -> int:
+        """Requests queued or running."""
+        return len(self._answers)
+
+    def admit(self, submit: Submit) -> Answer:
+        """Pass a checked request on to the engine. Raises RefusedError when it cannot be taken now."""
+        if self.draining:
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is draining: send to another replica")
+        if self.failure:
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} has failed: {self.failure}")
+        if self.ready is None:
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is not warm yet: wait for health SERVING")
+        limit = self.arm.engine.slots + self.arm.engine.max_queue
+        if self.in_flight >= limit:
+            # Counted here and not in the engine, so that the answer comes at once even while a compile runs there.
+            self.counters["rejected"] += 1
+            raise RefusedError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self.in_flight} requests are in flight; the limit is {limit} (slots + max_queue): "
+                "send slower or raise max_queue",
+            )
+        if submit.request_id in self._answers:
+            raise RefusedError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f'request_id "{submit.request_id}" is already in flight: use a new id for each request',
+            )
+        answer = self._take(submit)
+        self.counters["requests"] += 1
+        self.metrics.in_flight.set(self.in_flight)
+        return answer
+
+    def try_out(self, submit: Submit) -> Answer:
+        """Pass a request of the replica's own on to the warm engine, before it serves; nothing counts or records it."""
+        return self._take(submit)
+
+    def _take(self, submit: Submit) -> Answer:
+        answer = self._answers[submit.request_id] = Answer()
+        self._send(submit)
+        return answer
+
+    def abandon(self, request_id: str) -> None:
+        """The client has gone, or has enough: free the request's slot."""
+        if self._answers.pop(request_id, None) is not None:
+            self.metrics.in_flight.set(self.in_flight)
+            self._send(Cancel(request_id=request_id))
+
+    # messages of the engine
+
+    def receive(self, messages: Iterable[object]) -> None:
+        """Take what the engine said, in order."""
+        for message in messages:
+            if isinstance(message, StepOutput):
+                self._take_output(message)
+            elif isinstance(message, CompileEvent):
+                if self._is_on_trial:
+                    message = replace(message, phase="warmup")
+                self.compile_log.append(message)
+                self.counters["compile_events"] += 1
+                self.metrics.count_compile(message)
+                self._publish(message)
+            elif isinstance(message, CompilerFacts):
+                self.metrics.count_facts(message, self.facts)
+                self.facts = message
+                self._publish(message)
+            elif isinstance(message, Progress):
+                if message.stage == "failed":
+                    self.failure = message.detail
+                self.report(message)
+            elif isinstance(message, Ready):
+                self.warm = message
+
+    @property
+    def _is_on_trial(self) -> bool:
+        """Whether the engine is warm and has not answered yet: what happens now is part of the warm-up."""
+        return self.warm is not None and self.ready is None
+
+    def open(self) -> None:
+        """The replica serves from now on: its engine is warm and has answered."""
+        assert self.warm is not None
+        self.ready = self.warm
+        self.metrics.show_start(self.ready)
+        self.report(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
+
+    def _take_output(self, output: StepOutput) -> None:
+        if not self._is_on_trial:
+            self.counters["tokens"] += len(output.tokens)
+            self.metrics.tokens.inc(len(output.tokens))
+        for request_id, token_id in output.tokens:
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                answer.add(token_id, output.emit_ns)
+        for finished in output.finished:
+            answer = self._answers.pop(finished.request_id, None)
+            if answer is not None:
+                answer.finish(finished)
+        self.metrics.in_flight.set(self.in_flight)
+        if output.step is not None and not self._is_on_trial:
+            fell_back = self.arm.compile.enabled and not output.step.compiled
+            self.counters["steps"] += 1
+            self.counters["eager_fallback_steps"] += fell_back
+            self.metrics.steps.labels(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
+            self.step_log.append(output.step)
+            self._publish(output.step)
+
+    def fail(self, message: str) -> None:
+        """The engine process has died: every request in flight ends with UNAVAILABLE."""
+        self.failure = self.failure or message
+        self.report(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
+        for request_id, answer in self._answers.items():
+            answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure, timing=NO_TIMING))
+        self._answers.clear()
+
+    # telemetry
+
+    @property
+    def eager_fallback_share(self) -> float:
+        """The share of steps that should have run compiled code and ran plain Python."""
+        return self.counters["eager_fallback_steps"] / max(1, self.counters["steps"])
+
+    def report(self, progress: Progress) -> None:
+        """Tell the watchers where the start-up stands."""
+        self.progress_log.append(progress)
+        self._publish(progress)
+
+    def _publish(self, event: TelemetryEvent) -> None:
+        for watcher in self._watchers:
+            watcher.put(event)
+
+    @contextlib.contextmanager
+    def watch(self, *kinds: type) -> Iterator[Watcher[TelemetryEvent]]:
+        """A queue that holds everything retained of `kinds` (all by default) and receives everything to come."""
+        wanted = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
+        logs: dict[type, Iterable[TelemetryEvent]] = {
+            Progress: self.progress_log,
+            CompileEvent: self.compile_log,
+            StepRecord: self.step_log,
+            CompilerFacts: (self.facts,),
+        }
+        watcher = Watcher(wanted, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in wanted))
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    def close(self) -> None:
+        """End every telemetry stream once it has delivered what it holds."""
+        for watcher in self._watchers:
+            watcher.close()

@@ -1,0 +1,257 @@
+"""Serve one arm replica: `python -m servers.front.serve --config ARM.json --port 50051`.
+
+Prints one JSON line {"port": …, "pid": …} once the port listens; health turns SERVING when the engine is warm and has
+answered a request.
+SIGTERM drains: no new request, running ones finish within the grace time, exit 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from servers import stdout
+from servers.clock import anchored_environment, now_ns
+from servers.complaint import fault, one_line
+from servers.config import ArmConfig, ConfigError
+from servers.engine.device import serve_engine
+from servers.engine.messages import Progress, Shutdown
+from servers.front.decode_check import DecodeCheck
+from servers.front.front import Front
+from servers.front.metrics import FrontMetrics
+from servers.front.readiness import try_out
+from servers.front.request_limits import METADATA_BYTES, message_bytes
+from servers.front.sender import Sender
+from servers.front.service import InferenceService, TelemetryService, TokenCheck
+from servers.front.tokenizer import load_tokenizer
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.security import ServerTls, check_named, server_tls, token_from_variable
+
+log = logging.getLogger("tailgate.serve")
+
+SERVICES = ("", "tailgate.v1.Inference")
+
+SERVER_OPTIONS = (
+    # grpcio answers CANCELLED at random once about 1,000 calls are pending; a burst must not look like a model failure.
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+    ("grpc.max_concurrent_streams", 1_000_000),
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+    # Two servers on one port would share it silently.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+async def serve(
+    arm: ArmConfig,
+    *,
+    host: str,
+    port: int,
+    replica: str,
+    cache_dir: str,
+    metrics_port: int,
+    tls: ServerTls | None = None,
+    token: str = "",
+    as_json: bool = False,
+) -> int:
+    """Run the replica until it is told to stop; returns the exit code: 0 drained, 1 the engine failed."""
+    loop = asyncio.get_running_loop()
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    engine = spawn.Process(target=serve_engine, args=(theirs, arm.to_dict(), cache_dir), name=replica)
+    send = Sender(ours).send
+    metrics = FrontMetrics(arm.name, replica)
+    front = Front(arm, replica, send, load_tokenizer(arm.model.id), metrics)
+    health_service = health.aio.HealthServicer()
+
+    async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in SERVICES:
+            await health_service.set(service, status)
+
+    await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(arm.engine)))
+    checks = (*((TokenCheck(token),) if token else ()), DecodeCheck())
+    server = grpc.aio.server(options=options, interceptors=checks)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    names = (
+        inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+        telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"].full_name,
+        health.SERVICE_NAME,
+        reflection.SERVICE_NAME,
+    )
+    reflection.enable_server_reflection(names, server)
+    try:
+        address = f"{host}:{port}"
+        bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, _credentials(tls))
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise ConfigError(f"port {port} on {host} is in use or not allowed: choose another --port, or 0 for a free one")
+    await server.start()
+    if metrics_port:
+        metrics.serve(host, metrics_port)
+
+    os.environ.update(anchored_environment())
+    engine.start()
+    theirs.close()
+    stop = asyncio.Event()
+    engine_gone = asyncio.Event()
+
+    useless = asyncio.Event()
+    proof: asyncio.Task[None] | None = None
+
+    async def prove() -> None:
+        try:
+            fault = await try_out(front)
+        except Exception as error:
+            log.exception("the first request of its own")
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            front.fail(fault)
+            useless.set()
+            return
+        front.open()
+        await set_health(health_pb2.HealthCheckResponse.SERVING)
+        log.info("%s is warm and has answered", replica)
+
+    async def take(messages: list[object]) -> None:
+        nonlocal proof
+        front.receive(messages)
+        if front.warm is not None and proof is None:
+            proof = asyncio.create_task(prove())
+
+    reader = threading.Thread(target=_read, args=(ours, loop, take, engine_gone), daemon=True)
+    reader.start()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    log.info("%s listens on %s:%d (pid %d) and warms up", replica, host, bound, os.getpid())
+    stdout.write("", {"port": bound, "pid": os.getpid()}, as_json=as_json)
+
+    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, useless)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    failed = (engine_gone.is_set() or useless.is_set()) and not stop.is_set()
+    if failed:
+        if engine_gone.is_set():
+            engine.join(5.0)
+        front.fail(front.failure or f"the engine process died with exit code {engine.exitcode}")
+        log.error("%s: %s", replica, front.failure)
+    else:
+        front.draining = True
+        front.report(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
+        deadline = loop.time() + arm.engine.drain_grace_s
+        while front.in_flight and not engine_gone.is_set() and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        if front.in_flight:
+            log.warning("%s: %d requests did not finish within the grace time", replica, front.in_flight)
+            front.fail("the server stopped before the request finished")
+    front.close()
+    await server.stop(grace=2.0)
+    send(Shutdown())
+    engine.join(1.0)
+    if engine.is_alive():
+        engine.kill()  # a compile holds it; nothing in it is worth waiting for
+        engine.join()
+    return 1 if failed else 0
+
+
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    authority = Path(tls.client_ca).read_bytes() if tls.client_ca else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
+def _read(connection: Connection, loop: asyncio.AbstractEventLoop, take: object, gone: asyncio.Event) -> None:
+    with contextlib.suppress(EOFError, OSError, RuntimeError):
+        while True:
+            messages = connection.recv()
+            asyncio.run_coroutine_threadsafe(take(messages), loop)  # type: ignore[operator]
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(gone.set)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line of `python -m servers.front.serve`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m servers.front.serve", description="Serve one arm replica over gRPC."
+    )
+    parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (default)")
+    parser.add_argument("--replica", default="", help="name in records; defaults to the arm's name and -0")
+    parser.add_argument("--cache-dir", default="", help="keep compile artifacts here; default: a fresh one each start")
+    parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics here; 0 is off")
+    parser.add_argument("--tls-certificate", default=None, help="serve TLS with this certificate chain (PEM)")
+    parser.add_argument("--tls-key", default=None, help="the certificate's key (PEM)")
+    parser.add_argument(
+        "--tls-client-ca", default=None, help="let in only clients with a certificate of this authority"
+    )
+    parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
+    parser.add_argument("--json", action="store_true", help="say port and pid as JSON at a terminal too")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # A cold cache is the honest default: a replica that found last week's artifacts would hide what a rollout meets.
+    temporary = "" if options.cache_dir else tempfile.mkdtemp(prefix="tailgate-compile-")
+    try:
+        try:
+            table = json.loads(Path(options.config).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--config {options.config} cannot be read: {error}") from None
+        arm = ArmConfig.from_dict(table)
+        secured = ("tls_certificate", "tls_key", "tls_client_ca", "token_env")
+        check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in secured})
+        tls = server_tls(options.tls_certificate or "", options.tls_key or "", options.tls_client_ca or "")
+        token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
+        return asyncio.run(
+            serve(
+                arm,
+                host=options.host,
+                port=options.port,
+                replica=options.replica or f"{arm.name}-0",
+                cache_dir=options.cache_dir or temporary,
+                metrics_port=options.metrics_port,
+                tls=tls,
+                token=token,
+                as_json=options.json,
+            )
+        )
+    except ConfigError as error:
+        print(f"tailgate: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        print(f"tailgate: {one_line(fault(error))}", file=sys.stderr)
+        return 1
+    finally:
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

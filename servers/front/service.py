@@ -1,0 +1,286 @@
+"""The gRPC front of an arm replica: checks requests, streams tokens, tells telemetry. Holds no model and no torch.
+
+Errors become status codes in one place, `RefusedError` and `InferenceService.Generate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from servers.clock import now_ns
+from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.complaint import one_line
+from servers.config import ArmConfig
+from servers.engine.messages import Progress, StepRecord, Submit
+from servers.front.front import NO_TIMING, Answer, Front, TelemetryEvent
+from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
+from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
+from servers.front.watcher import MOST_WAITING
+from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.security import is_bearer
+
+
+async def check_request(
+    request: inference_pb2.GenerateRequest, arm: ArmConfig, tokenizer: Tokenizer, vocab: int
+) -> Submit:
+    """The engine's form of `request`. Raises RefusedError(INVALID_ARGUMENT) naming value, limit and remedy."""
+    limits = arm.engine
+    check_sizes(request, limits)
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise invalid("the prompt is missing: give text or token_ids")
+    if kind == "token_ids":
+        prompt = list(request.token_ids.ids)
+    elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
+        prompt = tokenizer.encode(request.text)
+    else:  # other calls go on meanwhile
+        prompt = await asyncio.to_thread(tokenizer.encode, request.text)
+    if not prompt or (kind == "text" and not request.text):
+        raise invalid("the prompt is empty: give at least one token")
+    if len(prompt) > limits.max_prompt_tokens:
+        raise too_many_tokens(len(prompt), limits)
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        bad = min(prompt) if min(prompt) < 0 else max(prompt)
+        raise invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
+    if not 1 <= request.max_tokens <= limits.max_new_tokens:
+        raise invalid(
+            f"max_tokens is {request.max_tokens}; the limit is 1 to {limits.max_new_tokens}: "
+            "ask for fewer or raise max_new_tokens"
+        )
+    sampling = request.sampling
+    if not 0.0 <= sampling.temperature <= 100.0:
+        raise invalid(f"temperature is {sampling.temperature:g}: give a value from 0 to 100")
+    if sampling.top_k < 0:
+        raise invalid(f"top_k is {sampling.top_k}: give 0 (off) or a positive number")
+    if not 0.0 <= sampling.top_p <= 1.0:
+        raise invalid(f"top_p is {sampling.top_p:g}: give a value from 0 to 1")
+    return Submit(
+        request_id=request.request_id or uuid.uuid4().hex,
+        prompt=prompt,
+        max_tokens=request.max_tokens,
+        recv_ns=now_ns(),
+        stop_ids=frozenset(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+    )
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """`tailgate.v1.Inference` over a Front."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    async def Generate(  # noqa: N802  (gRPC's name)
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        """Stream the answer; every end, good or bad, carries the trailing metadata that inference.proto lists."""
+        recv_ns = now_ns()
+        front = self.front
+        submit: Submit | None = None
+        try:
+            vocab = front.ready.vocab_size if front.ready else 1 << 31
+            left_s = context.time_remaining()
+            submit = await check_request(request, front.arm, front.tokenizer, vocab)
+            deadline_ns = 0 if left_s is None else recv_ns + int(left_s * 1e9)
+            submit = dataclasses.replace(submit, recv_ns=recv_ns, deadline_ns=deadline_ns)
+            answer = front.admit(submit)
+        except RefusedError as refusal:
+            self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
+            front.metrics.requests.labels(status=refusal.code.name).inc()
+            await context.abort(refusal.code, one_line(refusal.message))
+            raise AssertionError("abort returned") from None
+        status = "CANCELLED"
+        try:
+            async for chunk in self.stream(request, submit, answer):
+                yield chunk
+            finished = answer.finished
+            status = finished.status if finished is not None else "OK"
+            self._trail(context, answer, len(submit.prompt), recv_ns)
+            if finished is not None and finished.status != "OK":
+                await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
+        finally:
+            front.metrics.requests.labels(status=status).inc()
+            front.abandon(submit.request_id)
+
+    async def stream(
+        self, request: inference_pb2.GenerateRequest, submit: Submit, answer: Answer
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        """The chunks of the answer, until it has finished or a stop string has ended it."""
+        wants_text = request.WhichOneof("prompt") == "text" or bool(request.stop)
+        text_stream: TextStream | None = self.front.tokenizer.stream() if wants_text else None
+        stops = StopStrings(request.stop)
+        while True:
+            token_ids, emit_ns = await answer.next()
+            finished = answer.finished
+            if token_ids:
+                chunk = inference_pb2.GenerateChunk(token_ids=token_ids, emit_ns=emit_ns)
+                stopped = False
+                if text_stream is not None:
+                    chunk.text, stopped = stops.push(text_stream.push(token_ids))
+                if stopped:
+                    chunk.finish_reason = inference_pb2.FINISH_REASON_STOP
+                elif finished is not None and finished.status == "OK":
+                    chunk.text += stops.rest()
+                    chunk.finish_reason = _REASONS[finished.reason]
+                yield chunk
+                if stopped:
+                    return
+            if finished is not None:
+                return
+
+    def _trail(
+        self, context: grpc.aio.ServicerContext[Any, Any], answer: Answer, prompt_tokens: int, recv_ns: int
+    ) -> None:
+        timing = answer.finished.timing if answer.finished is not None else NO_TIMING
+        fields = {
+            "arm": self.front.arm.name,
+            "replica": self.front.replica,
+            **dataclasses.asdict(timing),
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": answer.output_tokens,
+            "recv_ns": recv_ns,
+            "end_ns": now_ns(),
+        }
+        context.set_trailing_metadata(
+            tuple((f"tailgate-{key.replace('_', '-')}", str(value)) for key, value in fields.items())
+        )
+
+
+# Open to all: a splitter's or a cluster's health checks carry no token.
+OPEN_TO_ALL = "/grpc.health.v1.Health/"
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Calls without the bearer token end with UNAUTHENTICATED before they reach a service, except health checks."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        # As a stream, it refuses any kind of method, and before the first message.
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse_stranger)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """The method's own handler for those who may, a refusal for others."""
+        details: Any = handler_call_details
+        if not details.method.startswith(OPEN_TO_ALL):
+            given = next((value for key, value in details.invocation_metadata or () if key == "authorization"), None)
+            if not is_bearer(given, self._token):
+                return self._refusal
+        return await continuation(handler_call_details)
+
+
+async def _refuse_stranger(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    given = any(key == "authorization" for key, _ in context.invocation_metadata() or ())
+    what = "the bearer token is wrong" if given else "a bearer token is missing"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
+
+
+_REASONS = {
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+    "stop": inference_pb2.FINISH_REASON_STOP,
+}
+
+
+# How steps gather into one message: for how long, and how many at most.
+STEPS_GATHER_S = 0.05
+STEPS_A_MESSAGE = 1000
+
+
+class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
+    """`tailgate.v1.Telemetry` over a Front."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    async def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
+        """Replay what is retained, then follow until the server stops, or until the client no longer reads."""
+        wanted = {
+            CompileEvent: request.compile_events,
+            StepRecord: request.steps,
+            Progress: request.progress,
+            CompilerFacts: request.facts,
+        }
+        kinds = tuple(kind for kind, asked in wanted.items() if asked)
+        if not kinds:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "nothing to watch is named: set compile_events, steps, progress or facts",
+            )
+        steps: list[StepRecord] = []
+        with self.front.watch(*kinds) as watcher:
+            while (event := await watcher.get()) is not None:
+                if isinstance(event, StepRecord):
+                    steps.append(event)
+                    if watcher.empty():
+                        # a message costs as much as fifty records, and those who stream tokens here pay for it
+                        await asyncio.sleep(STEPS_GATHER_S)
+                if steps and (watcher.empty() or len(steps) == STEPS_A_MESSAGE or not isinstance(event, StepRecord)):
+                    yield step_records(steps)
+                    steps = []
+                if not isinstance(event, StepRecord):
+                    yield telemetry_event(event)
+            if steps:
+                yield step_records(steps)
+            if watcher.fell_behind:
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{MOST_WAITING} events wait to be read: watch again and read faster; what is retained comes again",
+                )
+
+    async def Snapshot(  # noqa: N802
+        self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> telemetry_pb2.SnapshotResponse:
+        """The arm as it runs: configuration, versions, counters, memory, start-up cost."""
+        front = self.front
+        answer = telemetry_pb2.SnapshotResponse(
+            arm=front.arm.name, replica=front.replica, config_json=json.dumps(front.arm.to_dict())
+        )
+        answer.counters.update({**front.counters, "in_flight": front.in_flight})
+        answer.graph_breaks.update(front.facts.graph_breaks)
+        answer.cudagraph_skips.update(front.facts.cudagraph_skips)
+        answer.eager_fallback_share = front.eager_fallback_share
+        if front.ready is not None:
+            answer.versions.update(front.ready.versions)
+            answer.memory_bytes.update(front.ready.memory_bytes)
+            answer.startup_ns.update(front.ready.startup_ns)
+            answer.startup_groups_ns.update(front.ready.startup_groups_ns)
+            answer.device = front.ready.device
+            answer.dtype = front.ready.dtype
+            answer.vocab_size = front.ready.vocab_size
+        return answer
+
+
+def step_records(steps: Sequence[StepRecord]) -> telemetry_pb2.TelemetryEvent:
+    """The wire form of engine steps."""
+    records = [telemetry_pb2.StepRecord(**_fields(step)) for step in steps]
+    return telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=records))
+
+
+def telemetry_event(event: CompileEvent | CompilerFacts | Progress) -> telemetry_pb2.TelemetryEvent:
+    """The wire form of an event; field names are the same on both sides."""
+    if isinstance(event, CompileEvent):
+        return telemetry_pb2.TelemetryEvent(compile=telemetry_pb2.CompileEvent(**_fields(event)))
+    if isinstance(event, CompilerFacts):
+        return telemetry_pb2.TelemetryEvent(facts=telemetry_pb2.CompilerFacts(**_fields(event)))
+    return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(**_fields(event)))
+
+
+def _fields(event: TelemetryEvent) -> dict[str, Any]:
+    return {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}

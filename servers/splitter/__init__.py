@@ -1,0 +1,1 @@
+"""What shares traffic among arms: Envoy, its configuration and its weights."""

@@ -1,0 +1,265 @@
+"""Whether a run's own data bear its tests: halves of the control, blocks, restarts, and the verdict in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis.foresight.calibration import (
+    Calibration,
+    Halves,
+    Restarts,
+    Share,
+    _half,
+    _material,
+    _tested,
+    _variances,
+    _verdict,
+    calibrate,
+    made_slower,
+)
+from analysis.records.export import export
+from analysis.records.requests import RecordError, read_run
+from analysis.run.run import Run
+from analysis.statistics.compare import Sample, compare_quantiles, compare_typical
+from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+
+QUICK = {"draws": 99, "metrics": ["e2e"]}
+
+
+def run_of(directory: Path, run: FakeRun) -> Run:
+    return Run.of(read_run(write_run(directory, run)))
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("long") / "run", FakeRun(duration_s=690, rate=6.0, gates=QUICK))
+
+
+@pytest.fixture(scope="module")
+def calibrated(long_run: Run) -> Calibration:
+    return calibrate(long_run, splits=30)
+
+
+def halves_of(found: Calibration, how: str, effect: float) -> Halves:
+    (item,) = [item for item in found.halves if item.how == how and item.effect == pytest.approx(effect)]
+    return item
+
+
+def test_equal_halves_are_called_equal_and_slower_ones_are_seen(calibrated: Calibration) -> None:
+    for how in ("at random", "in turn"):
+        equal = halves_of(calibrated, how, 1.0)
+        assert equal.slower.of == equal.faster.of == 30
+        assert max(equal.slower.count, equal.faster.count) <= 6
+        assert equal.covered.count == 30 - equal.slower.count - equal.faster.count
+    seen = [halves_of(calibrated, "at random", effect).slower.count for effect in (1.0, 1.1, 1.2)]
+    assert seen[0] < seen[1] < seen[2]
+    passed = [halves_of(calibrated, "at random", effect).passed.count for effect in (1.0, 1.1, 1.2)]
+    assert passed[0] > passed[1] >= passed[2]
+
+
+def test_the_same_run_and_seed_calibrate_alike(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=90, gates=QUICK))
+    one, other = (calibrate(Run.of(read_run(folder)), splits=5) for _ in range(2))
+    assert one == other
+    assert one.halves != calibrate(Run.of(read_run(folder), 77), splits=5).halves
+
+
+def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(long_run: Run) -> None:
+    material = _material(long_run, "e2e")
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        chosen = _half(long_run, material, "at random", rng)
+        (plain,) = _tested(long_run, "e2e", material, chosen, np.random.default_rng(9))
+        mine = material.half(chosen)
+        slow = Sample(values=mine.values * 1.2, block=mine.block, trial=mine.trial)
+        whole = compare_quantiles(
+            slow,
+            material.half(~chosen),
+            qs=(0.99,),
+            margin=plain.margin,
+            alpha=plain.alpha,
+            draws=long_run.limits.draws,
+            rng=np.random.default_rng(9),
+            paired=False,
+            restart_spread=0.0,
+        )
+        (really,) = compare_typical(slow, material.half(~chosen), whole=whole, restart_spread=0.0)
+        derived = made_slower(plain, 1.2)
+        for one, other in ((derived.ratio, really.ratio), (derived.low, really.low), (derived.high, really.high)):
+            assert one == pytest.approx(other, rel=0.01)
+
+
+@pytest.mark.parametrize(("sessions", "units"), [(7, 14), (None, None)])
+def test_a_session_is_never_torn_apart(tmp_path: Path, sessions: int | None, units: int | None) -> None:
+    """Seven sessions in each of two trials are fourteen; a request without one stands alone."""
+    records = read_run(write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, gates=QUICK)))
+    index = records.requests.schema.get_field_index("session_id")
+    names = [None if sessions is None else f"s{row % sessions}" for row in range(records.requests.num_rows)]
+    field = records.requests.schema.field(index)
+    table = records.requests.set_column(index, field, pa.array(names, field.type))
+    run = Run.of(replace(records, requests=table))
+    material = _material(run, "e2e")
+    assert len(np.unique(material.unit)) == (units or len(material.unit))
+    chosen = _half(run, material, "at random", np.random.default_rng(1))
+    for unit in np.unique(material.unit):
+        assert len(set(chosen[material.unit == unit].tolist())) == 1
+    assert 0 < chosen.sum() < len(chosen)
+
+
+def test_turns_are_shorter_than_a_block_and_each_block_has_both(long_run: Run) -> None:
+    material = _material(long_run, "e2e")
+    chosen = _half(long_run, material, "in turn", np.random.default_rng(1))
+    shares = [chosen[material.block == block].mean() for block in np.unique(material.block)]
+    assert min(shares) > 0.2
+    assert max(shares) < 0.8
+    changes = np.flatnonzero(np.diff(chosen[np.argsort(material.since_s, kind="stable")].astype(int)))
+    assert 690 / 15 - 2 <= len(changes) <= 690 / 5 + 2
+
+
+# --- The verdict in words ---------------------------------------------------------------------------------------------
+
+
+def share(count: int, of: int = 100) -> Share:
+    return Share.of_splits([True] * count + [False] * (of - count))
+
+
+GOOD = Halves(
+    metric="e2e",
+    quantile=0.99,
+    how="at random",
+    effect=1.0,
+    requests=2000,
+    blocks=25,
+    slower=share(5),
+    faster=share(4),
+    covered=share(91),
+    passed=share(60),
+    untested=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "trust", "said"),
+    [
+        ({}, "trustworthy", ""),
+        ({"slower": share(20)}, "do not trust", "20 of 100 equal halves (at random) are called slower on p99 E2E."),
+        ({"faster": share(20)}, "do not trust", "called faster"),
+        ({"covered": share(60)}, "do not trust", "holds the true 1 in 60 of 100 splits"),
+        ({"slower": share(12)}, "too few data to say", "more splits will tell"),
+        ({"blocks": 17}, "too few data to say", "17 steady blocks; 18 are needed"),
+        ({"requests": 499}, "too few data to say", "A half has 499 values; p99 E2E needs 500."),
+        ({"slower": share(0, 5), "untested": 95}, "too few data to say", "Only 5 of 100 splits could be tested"),
+        ({"slower": share(0, 0), "faster": share(0, 0), "covered": share(0, 0)}, "too few data to say", "Only 0 of"),
+        ({"effect": 1.2, "slower": share(100), "covered": share(90)}, "trustworthy", ""),
+    ],
+)
+def test_the_verdict_follows_from_what_was_counted(
+    long_run: Run, change: dict[str, object], trust: str, said: str
+) -> None:
+    found, reasons = _verdict(long_run, [replace(GOOD, **change)], [], [])  # type: ignore[arg-type]
+    assert found == trust
+    assert said in " ".join(reasons)
+
+
+def test_starts_that_differ_more_than_blocks_foretell_are_a_doubt_below_six_trials(long_run: Run) -> None:
+    apart = Restarts(arm="new", metric="e2e", quantile=0.99, trials=3, between=0.2, within=0.02, p_value=0.001)
+    trust, reasons = _verdict(long_run, [GOOD], [apart], [])
+    assert trust == "do not trust"
+    assert "100.0 times as much in variance as blocks foretell: run 6 trials or more" in reasons[0]
+    six = replace(long_run, trials=long_run.trials * 6)
+    assert _verdict(six, [GOOD], [apart], [])[0] == "trustworthy"
+
+
+def test_the_variance_between_trials_is_held_against_that_within() -> None:
+    alike = [(value, 0.01**2, 4.0) for value in (0.01, -0.005, 0.0, 0.004)]
+    apart = [(value * 20, variance, degrees) for value, variance, degrees in alike]
+    calm, wild = (_variances("new", "e2e", 0.99, found) for found in (alike, apart))
+    assert wild.between == pytest.approx(20 * calm.between)
+    assert calm.within == wild.within == pytest.approx(0.01)
+    assert (calm.p_value or 0) > 0.3
+    assert (wild.p_value or 1) < 0.001
+    still = _variances("new", "e2e", 0.99, [(0.0, 0.0, 1.0), (0.1, 0.0, 1.0)])
+    assert (still.p_value, still.ratio) == (None, None)
+
+
+def test_trials_that_differ_in_truth_are_seen(tmp_path: Path) -> None:
+    gates = {"draws": 99, "metrics": ["ttft"], "quantiles": [0.5]}
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=150, rate=1.0, trials=3, gates=gates, own_drift=0.01))
+    calm = calibrate(Run.of(read_run(folder)), splits=5)
+    assert not any("between 3 starts" in reason for reason in calm.reasons), calm.restarts
+    assert [row.trials for row in calm.restarts] == [3]
+    moved = read_run(folder)
+    trial = np.asarray(moved.requests.column("trial").to_numpy())
+    arm = np.asarray(moved.requests.column("arm").to_pylist())
+    late = np.where((arm == "compiled") & (trial == 2), 25_000_000, 0)
+    table = moved.requests
+    for name in ("first_token_ns", "end_ns"):
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), [table.column(name).to_numpy() + late])
+    wild = calibrate(Run.of(replace(moved, requests=table)), splits=5)
+    assert wild.trust == "do not trust"
+    assert any("between 3 starts" in reason for reason in wild.reasons)
+
+
+def test_a_check_that_doubts_the_statistics_is_told(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", FakeRun(duration_s=60, lag_ms=400.0, gates=QUICK))
+    found = calibrate(run, splits=5)
+    assert found.trust == "do not trust"
+    assert any("were sent 400.0 ms late" in reason for reason in found.reasons)
+
+
+def test_a_short_run_says_too_little_and_never_trustworthy(tmp_path: Path) -> None:
+    found = calibrate(run_of(tmp_path / "run", FakeRun(duration_s=60, gates=QUICK)), splits=20)
+    assert found.trust == "too few data to say"
+    assert any("steady block" in reason for reason in found.reasons)
+    assert any("One trial says nothing of how starts differ" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_every_form_of_records_calibrates_alike(tmp_path: Path, form: str) -> None:
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, gates=QUICK))
+    other = tmp_path / form / "run"
+    other.parent.mkdir()
+    export(folder, other, form=form, tables=["requests", "steps", "compile_events"])
+    assert calibrate(Run.of(read_run(other)), splits=5) == calibrate(Run.of(read_run(folder)), splits=5)
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"),
+    [
+        ((EAGER, FakeArm(name="compiled", weight=0.0)), None),
+        ((EAGER, FakeArm(name="compiled", error_share=1.0)), None),
+        ((FakeArm(name="eager", error_share=1.0), FakeArm(name="compiled")), None),
+        ((FakeArm(name="eager", weight=0.0), FakeArm(name="compiled")), "eager has no measured request"),
+    ],
+)
+def test_missing_and_failed_arms_are_no_traceback_and_never_trustworthy(
+    tmp_path: Path, arms: tuple[FakeArm, ...], said: str | None
+) -> None:
+    run = run_of(tmp_path / "run", FakeRun(duration_s=60, design="split", arms=arms, gates=QUICK))
+    if said is not None:
+        with pytest.raises(RecordError, match=said):
+            calibrate(run, splits=20)
+        return
+    assert calibrate(run, splits=5).trust != "trustworthy"
+
+
+def test_a_search_for_the_load_is_refused(tmp_path: Path) -> None:
+    run = Run.of(read_run(write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[4, 8, 16]])))
+    with pytest.raises(RecordError, match="calibrate a run with one steady load"):
+        calibrate(run, splits=20)
+
+
+def test_blocks_that_resemble_their_neighbours_show_at_short_blocks(calibrated: Calibration) -> None:
+    lengths = [item.block_s for item in calibrated.correlations]
+    assert lengths == [30.0, 60.0]
+    assert all(item.value is not None and math.isfinite(item.value) for item in calibrated.correlations)
+    assert json.dumps([item.limit for item in calibrated.correlations])

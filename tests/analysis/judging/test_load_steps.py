@@ -1,0 +1,289 @@
+"""What load an arm holds: steps judged one by one, brackets that contradictions widen, and the gate on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.judging.load_steps import Bracket, Held, Step, bracket, goodput_gate, knee_interval, load_ratio, steps_of
+from analysis.records.requests import REQUESTS, RecordWriter, read_run
+from analysis.run.run import Run
+from analysis.summary.summary import analyze
+from loadtests.traffic.rate_steps import closer, staircase
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+STEP_S, SETTLE_S = 10.0, 4.0
+
+
+def write_search(
+    folder: Path,
+    knees: dict[str, float],
+    rates: list[list[float]],
+    *,
+    settle_is_bad: bool = False,
+    seconds: float | None = None,
+    limits: str = "",
+    **facts: Any,
+) -> Path:
+    """A run whose arms answer in 100 ms up to their knee and in 2 s above it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arms = "".join(f'[[arms]]\nname = "{arm}"\ncontrol = {str(i == 0).lower()}\n' for i, arm in enumerate(knees))
+    limits = limits or "[slo]\np90_ttft_ms = 500\n[goodput]\nttft = 500\ne2el = 1000\nattainment_pct = 90\n"
+    (folder / "experiment.toml").write_text(f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}')
+    for number, levels in enumerate(rates, 1):
+        trial = folder / f"trial-{number:02}"
+        trial.mkdir()
+        steps = [
+            {"start_s": index * STEP_S, "end_s": (index + 1) * STEP_S, "rate": rate}
+            for index, rate in enumerate(levels)
+        ]
+        start = START + number * 1000 * SECOND
+        planned = 0
+        with RecordWriter(trial / "requests-0.arrow", REQUESTS) as writer:
+            for step in steps:
+                for place in range(int(step["rate"] * STEP_S)):
+                    at_s = step["start_s"] + place / step["rate"]
+                    settling = at_s - step["start_s"] < SETTLE_S
+                    planned += 1
+                    for arm, knee in knees.items():
+                        slow = step["rate"] > knee or (settle_is_bad and settling)
+                        due = start + int(at_s * SECOND)
+                        took = 2 * SECOND if slow else SECOND // 10
+                        writer.append(
+                            {
+                                "request_id": f"{number}-{planned}-{arm}",
+                                "trial": number,
+                                "arm": arm,
+                                "replica": f"{arm}-0",
+                                "pair_id": f"{number}-{planned}",
+                                "scheduled_ns": due,
+                                "sent_ns": due,
+                                "first_token_ns": due + took // 2,
+                                "end_ns": due + took,
+                                "status": "OK",
+                                "output_tokens": 2,
+                                "token_ns": [took // 2, took],
+                                "phase": "measure",
+                            }
+                        )
+        info = {
+            "trial": number,
+            "design": "mirrored",
+            "control": next(iter(knees)),
+            "start_ns": start,
+            "duration_s": seconds or STEP_S * len(levels),
+            "open_loop": True,
+            "complete": True,
+            "steps": steps,
+            "settle_s": SETTLE_S,
+            "planned": dict.fromkeys(knees, planned),
+            "arms": [{"name": arm, "replicas": [f"{arm}-0"], "config": {}} for arm in knees],
+            **facts,
+        }
+        (trial / "trial.json").write_text(json.dumps(info))
+    return folder
+
+
+def test_the_bracket_holds_the_knee_of_each_arm(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 9}, [[4, 8, 16, 32], [10, 12, 18, 24]])
+    summary = analyze(folder)
+    found = {row["arm"]: row for row in summary["saturation"]["brackets"]}
+    assert (found["eager"]["passed_rps"], found["eager"]["failed_rps"]) == (16, 18)
+    assert (found["new"]["passed_rps"], found["new"]["failed_rps"]) == (8, 10)
+    assert found["eager"]["goodput_rps"] == pytest.approx(16, rel=0.01)
+    assert found["eager"]["highest_rps"] == pytest.approx(16, rel=0.01)
+    assert found["eager"]["trials"] == 2
+    (gate,) = [row for row in summary["gates"] if row["gate"] == "goodput"]
+    assert "new holds 3.58 to 13.5 requests/s and eager" in gate["reason"]
+    for row, knee in ((found["eager"], 17), (found["new"], 9)):
+        assert row["low_rps"] < knee < row["high_rps"]
+    (ratio,) = summary["saturation"]["ratios"]
+    assert (ratio["arm"], ratio["control"], ratio["ratio"]) == ("new", "eager", 0.5)
+    assert ratio["low"] < 9 / 17 < ratio["high"]
+
+
+def test_a_step_is_held_to_its_token_gaps_too(tmp_path: Path) -> None:
+    limits = '[slo]\ntargets = ["p50_itl_ms <= 500"]\n'
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 9}, [[4, 8, 16]], limits=limits)
+    found = {(row["arm"], row["rate"]): row for row in analyze(folder)["saturation"]["steps"]}
+    assert (found["eager", 16]["held"], found["new", 16]["held"]) == ("held", "missed")
+    assert "token gaps miss p50_itl_ms" in found["new", 16]["reason"]
+
+
+def test_an_arm_that_holds_half_as_much_fails(tmp_path: Path) -> None:
+    summary = analyze(write_search(tmp_path / "run", {"eager": 33, "new": 9}, [[4, 8, 16, 32, 64], [8, 10, 32, 40]]))
+    (gate,) = [row for row in summary["gates"] if row["gate"] == "goodput"]
+    assert (gate["verdict"], summary["overall"]) == (FAIL, FAIL)
+
+
+def test_a_search_judges_no_latency(tmp_path: Path) -> None:
+    summary = analyze(write_search(tmp_path / "run", {"eager": 17, "new": 17}, [[16, 18], [16, 18]]))
+    kinds = {gate["kind"] for gate in summary["gates"]}
+    assert kinds == {"goodput", "recompile", "error"}
+    assert summary["comparisons"] == []
+    checks = {check["check"] for check in summary["validity"]}
+    assert not checks & {"blocks", "tail", "control errors", "run length", "cut requests"}
+
+
+def test_settling_time_is_left_out(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 17}, [[8, 16, 32]], settle_is_bad=True)
+    steps = steps_of(Run.of(read_run(folder)))
+    assert [step.held for step in steps if step.arm == "eager"] == ["held", "held", "missed"]
+    assert [step.requests for step in steps if step.arm == "eager"] == [48, 96, 192]
+
+
+def test_short_and_cut_steps_are_undecided(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 17}, [[1, 16, 32]], seconds=25.0)
+    steps = [step for step in steps_of(Run.of(read_run(folder))) if step.arm == "new"]
+    assert [step.held for step in steps] == ["undecided", "held", "undecided"]
+    assert "6 requests, 20 are needed" in steps[0].reason
+    assert "ended before" in steps[2].reason
+
+
+def test_a_late_generator_leaves_the_load_open(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "run", {"eager": 17, "new": 9}, [[4, 8, 16, 32], [10, 12, 18, 24]])
+    for number in (1, 2):
+        account = {"worker": 0, "lag_ms": {"p50": 1.0, "p99": 400.0, "max": 900.0}, "complete": True}
+        (folder / f"trial-{number:02}" / "generator-0.json").write_text(json.dumps(account))
+    (gate,) = [row for row in analyze(folder)["gates"] if row["gate"] == "goodput"]
+    assert gate["verdict"] == INCONCLUSIVE
+    assert "generator lag" in gate["blocked_by"]
+
+
+def step(rate: float, held: Held, trial: int = 1) -> Step:
+    return Step(
+        arm="a", trial=trial, rate=rate, requests=100, good=90, failed=0, offered_rps=rate, goodput_rps=rate, held=held,
+        reason="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "passed", "failed"),
+    [
+        ([step(1, "held"), step(2, "held"), step(4, "missed")], 2, 4),
+        ([step(1, "held"), step(2, "missed"), step(3, "held", 2), step(4, "missed")], 1, 4),
+        ([step(1, "missed"), step(2, "missed")], None, 1),
+        ([step(1, "held"), step(2, "held")], 2, None),
+        ([step(1, "undecided"), step(2, "undecided")], None, None),
+        ([step(1, "held"), step(2, "undecided"), step(4, "missed")], 1, 4),
+        ([step(1, "missed"), step(2, "held")], None, None),
+        ([step(2, "held"), step(2, "missed", 2), step(1, "held")], 1, None),
+        ([], None, None),
+    ],
+)
+def test_steps_that_contradict_each_other_widen_the_bracket(
+    steps: list[Step], passed: float | None, failed: float | None
+) -> None:
+    found = bracket("a", steps)
+    assert (found.passed_rps, found.failed_rps) == (passed, failed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["held", "missed", "undecided"])), max_size=30),
+)
+def test_a_bracket_never_contradicts_its_steps(drawn: list[tuple[int, Held]]) -> None:
+    steps = [step(rate, held) for rate, held in drawn]
+    found = bracket("a", steps)
+    for item in steps:
+        if item.held == "missed" and found.passed_rps is not None:
+            assert item.rate > found.passed_rps
+        if item.held == "held" and found.failed_rps is not None:
+            assert item.rate < found.failed_rps
+    if found.passed_rps is not None and found.failed_rps is not None:
+        assert found.passed_rps < found.failed_rps
+
+
+def span(low: float | None, high: float | None, *, trials: int = 2, arm: str = "new") -> Bracket:
+    return Bracket(
+        arm=arm,
+        passed_rps=low,
+        failed_rps=high,
+        low_rps=low,
+        high_rps=high,
+        goodput_rps=low,
+        highest_rps=low,
+        trials=trials,
+        steps=6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "control", "verdict"),
+    [
+        (span(20, 21), span(10, 11, arm="eager"), PASS),
+        (span(10, 10.5), span(10, 10.5, arm="eager"), PASS),
+        (span(10, 12), span(10, 12, arm="eager"), INCONCLUSIVE),
+        (span(5, 6), span(10, 11, arm="eager"), FAIL),
+        (span(None, 6), span(10, 11, arm="eager"), FAIL),
+        (span(30, None), span(10, 11, arm="eager"), PASS),
+        (span(20, 21, trials=1), span(10, 11, arm="eager", trials=1), INCONCLUSIVE),
+        (span(20, 21), span(None, 11, arm="eager"), INCONCLUSIVE),
+        (span(30, None), span(30, None, arm="eager"), INCONCLUSIVE),
+        (span(None, None), span(10, 11, arm="eager"), INCONCLUSIVE),
+    ],
+)
+def test_the_far_ends_of_the_intervals_decide(own: Bracket, control: Bracket, verdict: str) -> None:
+    gate = goodput_gate(own, control, margin=0.1)
+    assert gate.verdict == verdict
+    assert gate.reason.endswith(".")
+
+
+def test_the_ratio_of_loads_has_the_far_ends_of_both_intervals() -> None:
+    found = load_ratio(span(20, 24), span(10, 12, arm="eager"))
+    assert (found.ratio, found.low, found.high, found.goodput) == (2.0, 20 / 12, 2.4, 2.0)
+    open_end = load_ratio(span(20, None), span(None, 12, arm="eager"))
+    assert (open_end.ratio, open_end.low, open_end.high) == (None, 20 / 12, None)
+
+
+def test_the_next_trial_looks_over_the_interval_or_on_from_the_last_step() -> None:
+    assert span(8, 10).to_search == (8, 10)
+    assert span(8, None).to_search == (8, None)
+    assert span(None, 10).to_search == (None, 10)
+    assert span(None, None).to_search == (None, None)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 0.2])
+def test_the_interval_holds_the_knee_of_a_noisy_search(spread: float) -> None:
+    """A staircase and two refinements against a knee that varies from step to step: nominally in 95 % of searches."""
+    rng = np.random.default_rng(5)
+    inside = 0
+    for _ in range(20):
+        knee = float(np.exp(rng.uniform(np.log(4), np.log(30))))
+        steps: list[Step] = []
+        for trial in (1, 2, 3):
+            found = bracket("a", steps)
+            around = [found.to_search]
+            rates = closer(around, 8, low=2, high=40) if steps else staircase(2, 40, 8)
+            for rate in rates:
+                limit = knee * np.exp(spread * rng.standard_normal())
+                steps.append(step(rate, "held" if rate <= limit else "missed", trial))
+        low, high = bracket("a", steps).low_rps, bracket("a", steps).high_rps
+        inside += (low or 0.0) <= knee <= (high or np.inf)
+    assert inside >= 17
+
+
+def test_an_interval_is_open_where_no_step_bounds_it() -> None:
+    assert knee_interval([], []) == (None, None)
+    low, high = knee_interval([1, 2, 4], [])
+    assert low is not None
+    assert 1 < low < 4
+    assert high is None
+    low, high = knee_interval([], [1, 2, 4])
+    assert low is None
+    assert high is not None
+    assert 1 < high < 4
+
+
+def test_more_steps_narrow_the_interval() -> None:
+    few, many = knee_interval([8.0], [10.0]), knee_interval([8.0, 8.5, 8.8] * 3, [9.2, 9.5, 10.0] * 3)
+    assert all(end is not None for end in (*few, *many))
+    assert few[0] < many[0] < 9 < many[1] < few[1]  # type: ignore[operator]

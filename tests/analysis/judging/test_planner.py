@@ -1,0 +1,200 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.judging.planner import (
+    LONGEST_S,
+    MODEL_QUANTILES,
+    MODEL_RATE,
+    MODEL_SPREADS,
+    Noise,
+    clean_requests,
+    comparison_needed_s,
+    decidable_margin,
+    duration_text,
+    model_noise,
+    requests_for_share,
+    share_needed_s,
+)
+from analysis.run.slo import ShareResult, judge_share
+from analysis.statistics.compare import Comparison
+from tests.simulation.planning import planned_power
+from tests.simulation.scenario import Scenario
+from tests.simulation.spreads import between, spreads
+
+SEEN = Comparison(
+    quantile=0.99,
+    margin=0.10,
+    alpha=0.05,
+    ratio=1.0,
+    spread=0.08,
+    method="paired block label swap",
+    blocks=20,
+    groups=8,
+    trials=1,
+    requests=4000,
+)
+TRIALS = replace(SEEN, method="t-test over trials", blocks=120, groups=6, trials=6, spread=0.05)
+
+
+def needed(item, **more):
+    return comparison_needed_s(item, block_s=30, min_blocks=20, **more)
+
+
+def test_half_the_spread_asks_for_a_quarter_of_the_time():
+    wide, narrow = needed(replace(SEEN, spread=0.2)), needed(replace(SEEN, spread=0.1))
+    assert wide / narrow == pytest.approx(4, rel=0.02)
+
+
+def test_the_length_is_the_shortest_that_reaches_the_margin():
+    seconds = needed(SEEN)
+    noise = Noise.of(SEEN)
+    assert noise.reach(round(seconds / 30), alpha=0.05, power=0.8) <= math.log(1.1)
+    assert noise.reach(round(seconds / 30) - 1, alpha=0.05, power=0.8) > math.log(1.1)
+
+
+def test_more_power_and_less_error_take_longer():
+    assert needed(SEEN, power=0.5) < needed(SEEN) < needed(SEEN, power=0.95)
+    assert needed(replace(SEEN, alpha=0.2)) < needed(SEEN) < needed(replace(SEEN, alpha=0.01))
+
+
+def test_the_true_ratio_to_plan_for_replaces_what_was_seen():
+    lucky = replace(SEEN, ratio=0.9)
+    assert needed(lucky) < needed(lucky, ratio=1.0) == needed(SEEN)
+    assert needed(lucky, ratio=1.1) is None
+    assert needed(SEEN, ratio=1.2) == pytest.approx(needed(SEEN, ratio=1.1**2 / 1.2), rel=0.01), "a FAIL takes as long"
+
+
+def test_the_margin_of_a_length_needs_that_length():
+    margin = decidable_margin(SEEN, seconds=3600, block_s=30, overhead_s=30)
+    back = needed(replace(SEEN, margin=margin), overhead_s=30, ratio=1.0)
+    assert back == pytest.approx(3600, abs=30)
+    assert decidable_margin(SEEN, seconds=14_400, block_s=30) < margin
+    assert decidable_margin(SEEN, seconds=45, block_s=30) is None
+    assert decidable_margin(replace(SEEN, obstacle="no request", spread=None), seconds=3600, block_s=30) is None
+
+
+def test_a_run_is_never_shorter_than_the_blocks_it_needs():
+    assert needed(replace(SEEN, spread=0.001)) == 600
+    assert needed(replace(SEEN, spread=0.0)) == 600
+    assert needed(replace(SEEN, spread=0.001), overhead_s=30) == 630
+
+
+def test_few_groups_ask_for_more_since_the_spread_is_a_guess():
+    assert needed(replace(SEEN, blocks=3, groups=3)) / 3 > needed(SEEN) / 20
+
+
+def test_from_six_trials_on_trials_are_added_and_not_made_longer():
+    trial_s = 120 * 30 / 6 + 30
+    seconds = needed(TRIALS, overhead_s=180)
+    assert seconds % trial_s == pytest.approx(0)
+    assert seconds > 6 * trial_s
+    assert needed(replace(TRIALS, spread=0.001), overhead_s=180) == 6 * trial_s, "fewer trials would be another test"
+
+
+def test_one_block_asks_for_the_fewest_that_can_be_judged():
+    assert needed(replace(SEEN, blocks=1, groups=1, spread=None, obstacle="one time block")) == 600
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ratio": 1.1},
+        {"ratio": 1.0999},
+        {"obstacle": "no request", "blocks": 0, "groups": 0},
+    ],
+)
+def test_what_no_length_decides_has_none(change):
+    assert needed(replace(SEEN, **change)) is None
+
+
+def test_planned_runs_decide_about_as_often_as_was_asked():
+    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: tests.simulation.planning."""
+    found = planned_power(Scenario(cox=0.3, rate=2.0), q=0.95, ratio=1.0, margin=0.05, power=0.8, seeds=20, draws=199)
+    assert found.planned == found.seeds
+    assert found.median_s > 900, "the pilot alone decides nothing"
+    assert 0.65 <= found.decided / found.planned < 1.0
+
+
+def share(missed, requests, *, allowed=0.01, effect=1.0):
+    return ShareResult(
+        missed=missed,
+        requests=requests,
+        allowed=allowed,
+        low=0.0,
+        high=1.0,
+        design_effect=effect,
+        verdict="INCONCLUSIVE",
+    )
+
+
+def share_needed(result, rate=1.0):
+    return share_needed_s(result, requests_per_s=rate, block_s=30, min_blocks=1, alpha=0.05)
+
+
+def test_clean_requests_need_three_over_the_share():
+    assert share_needed(share(0, 50)) == pytest.approx(300, abs=30)
+
+
+def test_a_share_near_the_limit_needs_longer():
+    assert share_needed(share(9, 1000)) > share_needed(share(5, 1000)) > 0
+    assert share_needed(share(20, 1000, effect=4.0)) > share_needed(share(20, 1000))
+
+
+@pytest.mark.parametrize("result", [share(0, 0), share(10, 1000), share(0, 10, allowed=0.0)])
+def test_a_share_that_no_length_decides_has_none(result):
+    assert share_needed(result) is None
+
+
+@pytest.mark.parametrize(("allowed", "count"), [(0.01, 299), (0.005, 598), (0.001, 2995), (0.5, 5)])
+def test_as_many_clean_requests_pass_and_one_fewer_does_not(allowed, count):
+    assert clean_requests(allowed, alpha=0.05) == count
+    verdicts = [
+        judge_share(np.zeros(size, dtype=bool), np.zeros(size, dtype=int), allowed=allowed, alpha=0.05).verdict
+        for size in (count - 1, count)
+    ]
+    assert verdicts == ["INCONCLUSIVE", "PASS"]
+
+
+def test_as_many_requests_tell_a_share_with_the_power_asked_for():
+    size = requests_for_share(0.005, 0.01, alpha=0.05, power=0.8)
+    rng = np.random.default_rng(4)
+    block = np.zeros(size, dtype=int)
+    passed = [
+        judge_share(rng.uniform(size=size) < 0.005, block, allowed=0.01, alpha=0.05).verdict == "PASS"
+        for _ in range(300)
+    ]
+    assert 0.72 <= np.mean(passed) <= 0.9
+    assert requests_for_share(0.01, 0.01, alpha=0.05, power=0.8) is None
+
+
+def test_a_trickle_of_requests_takes_too_long():
+    assert share_needed(share(0, 1), rate=1e-9) is None
+    assert LONGEST_S == 604_800
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(90, "90 seconds"), (601, "11 minutes"), (1260, "21 minutes"), (9000, "2.5 hours")]
+)
+def test_lengths_read_in_the_unit_of_their_size(seconds, text):
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize("design", MODEL_SPREADS)
+def test_the_model_of_a_run_without_a_pilot_is_near_made_up_servers(design):
+    """To a factor of two; `python -m tests.simulation.spreads 200` prints the same from more seeds."""
+    seen = between(spreads(design, rate=MODEL_RATE, seeds=30))
+    for q, spread in zip(MODEL_QUANTILES, seen, strict=True):
+        model = model_noise(design, rate=MODEL_RATE, quantile=q, block_s=1200.0).per_unit
+        assert 0.5 < spread / model < 2.0
+
+
+def test_more_requests_a_second_help_less_than_more_time():
+    slow, fast = (
+        model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0).reach(40, alpha=0.05, power=0.8)
+        for rate in (4.0, 16.0)
+    )
+    longer = model_noise("mirrored", rate=4.0, quantile=0.99, block_s=30.0).reach(160, alpha=0.05, power=0.8)
+    assert longer < fast < slow

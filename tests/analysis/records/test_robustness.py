@@ -1,0 +1,407 @@
+"""Data that cannot carry a verdict: a reasoned INCONCLUSIVE or an error of one line; no traceback, no PASS."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from analysis.records.requests import REQUESTS, RecordError, read_run, read_table
+from analysis.run.run import Run
+from analysis.summary.summary import analyze, write_summary
+from loadtests.commands.main import main
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+# Limits that a run of a few minutes can meet.
+SLO = {"p90_ttft_ms": 2000, "p90_e2e_ms": 6000}
+GATES = {"draws": 99, "metrics": ["ttft", "e2e"], "quantile": 0.9, "min_blocks": 8, "max_error_pct": 1.0}
+S = 10**9
+NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(3)])
+
+
+class Base:
+    """A run, and its requests to be changed and written again beside the rest of it."""
+
+    def __init__(self, directory, run):
+        self.directory = write_run(directory / "base", run)
+        self.rows = read_table(self.directory / "trial-01" / "requests-0.arrow", REQUESTS)[0].to_pylist()
+
+    def changed(self, target, edit, form="arrow"):
+        """A copy of the run in `target` whose requests are what `edit` makes of them, a list of rows, in `form`."""
+        shutil.copytree(self.directory, target)
+        (target / "trial-01" / "requests-0.arrow").unlink()
+        write_table(target / "trial-01" / f"requests-0.{form}", table_of(edit(self.rows)))
+        return target
+
+
+def table_of(rows):
+    return rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema=REQUESTS)
+
+
+def write_table(path, table):
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A run that passes, so that whatever is done to it could be passed by mistake."""
+    return Base(tmp_path_factory.mktemp("long"), FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    return Base(tmp_path_factory.mktemp("short"), FakeRun(slo=SLO, gates=GATES, duration_s=60, rate=1))
+
+
+def test_the_run_that_is_spoilt_below_passes_as_it_is(long, tmp_path):
+    assert analyze(long.changed(tmp_path / "run", lambda rows: rows))["overall"] == "PASS"
+
+
+# --- Runs that are spoilt ---------------------------------------------------------------------------------------------
+
+
+def every(change, share=1):
+    """Each `share`-th row changed by `change`, which takes a row and gives the columns that differ."""
+    return lambda rows: [row | (change(row) if place % share == 0 else {}) for place, row in enumerate(rows)]
+
+
+def tied(row):
+    due = row["scheduled_ns"]
+    return {"first_token_ns": due + S // 10, "end_ns": due + S, "sent_ns": due, "token_ns": None}
+
+
+def nan_times(rows):
+    """Every fifth end is not a number, as systems write that keep times as floats."""
+    table = pa.Table.from_pylist(rows, schema=REQUESTS)
+    ends = table.column("end_ns").to_numpy().astype(np.float64)
+    ends[::5] = math.nan
+    return table.set_column(table.schema.get_field_index("end_ns"), "end_ns", pa.array(ends))
+
+
+DEGENERATE = {
+    "no requests": lambda rows: [],
+    "one request": lambda rows: rows[:1],
+    "one request an arm": lambda rows: [rows[0], next(row for row in rows if row["arm"] == "compiled")],
+    "all ties": every(tied),
+    "all failed": every(lambda row: {"status": "UNAVAILABLE", "first_token_ns": None, "token_ns": None}),
+    "all cancelled": every(lambda row: {"status": "CANCELLED", "first_token_ns": None, "token_ns": None}),
+    "no treatment": lambda rows: [row for row in rows if row["arm"] == "eager"],
+    "no control": lambda rows: [row for row in rows if row["arm"] == "compiled"],
+    "not a number": nan_times,
+    "clock goes back": every(lambda row: {"end_ns": row["scheduled_ns"] - S}, 5),
+    "clock goes back once": lambda rows: [rows[0] | {"end_ns": rows[0]["scheduled_ns"] - 1}, *rows[1:]],
+    "tokens go back": every(lambda row: {"token_ns": row["token_ns"][::-1]}, 5),
+    "negative latencies": every(
+        lambda row: {"first_token_ns": row["scheduled_ns"] - 2 * S, "end_ns": row["scheduled_ns"] - S, "token_ns": None}
+    ),
+    "only broken times": every(lambda row: {"end_ns": 1}),
+    "no times at all": every(lambda row: {"scheduled_ns": None, "sent_ns": None, "end_ns": None}),
+    "huge values": every(lambda row: {"end_ns": 2**63 - 1}, 3),
+    "least values": every(lambda row: {"scheduled_ns": -(2**63), "first_token_ns": -(2**63)}, 3),
+    "one block": lambda rows: [row for row in rows if row["scheduled_ns"] - rows[0]["scheduled_ns"] < 29 * S],
+    "no pairs": lambda rows: [row | {"pair_id": None} for row in rows][: len(rows) // 2],
+    "duplicate rows": lambda rows: rows + rows,
+    "one duplicate row": lambda rows: [*rows, rows[0]],
+    "all ramp-up": every(lambda row: {"phase": "rampup"}),
+    "zero latency": every(
+        lambda row: {"first_token_ns": row["scheduled_ns"], "end_ns": row["scheduled_ns"], "token_ns": None}
+    ),
+    "no status": every(lambda row: {"status": None}),
+    "unheard of status": every(lambda row: {"status": "FINE"}),
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
+    summary = analyze(long.changed(tmp_path / "run", DEGENERATE[name]))
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert not any(arm["verdict"] == "PASS" for arm in summary["arms"])
+    assert all(item["reason"] for item in summary["gates"])
+    write_summary(summary, tmp_path / "summary.json")
+
+
+BARE = ("request_id", "arm", "end_ns", "status")  # what a table must hold, and a name
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ["no requests", "one request", "all failed", "huge values", "no times at all", "bare"])
+def test_no_format_lets_them_pass(name, form, short, tmp_path):
+    spoil = DEGENERATE.get(name, lambda rows: pa.Table.from_pylist(rows, schema=REQUESTS).select(BARE))
+    assert analyze(short.changed(tmp_path / "run", spoil, form))["overall"] == "INCONCLUSIVE"
+
+
+WEIGHTY = ("trial", "pair_id", "scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "status", "output_tokens")
+REST = [name for name in REQUESTS.names if name not in {*WEIGHTY, "arm"}]
+
+
+@pytest.mark.parametrize("columns", [*[[name] for name in WEIGHTY], REST], ids=lambda names: names[0])
+def test_columns_without_values_never_make_a_pass(columns, short, tmp_path):
+    directory = short.changed(tmp_path / "run", every(lambda row: dict.fromkeys(columns)))
+    assert analyze(directory)["overall"] == "INCONCLUSIVE"
+
+
+def test_without_an_arm_there_is_an_error(short, tmp_path):
+    with pytest.raises(RecordError, match="name no arm: fill the column arm"):
+        analyze(short.changed(tmp_path / "run", every(lambda row: {"arm": None})))
+
+
+@pytest.mark.parametrize("share", [0, 300, 0.5, 0.99])
+def test_a_kill_in_mid_write_never_passes(share, long, tmp_path):
+    directory = long.changed(tmp_path / "run", lambda rows: rows)
+    path = directory / "trial-01" / "requests-0.arrow"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: share if isinstance(share, int) else int(share * len(whole))])
+    assert analyze(directory)["overall"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, tmp_path):
+    directory = long.changed(tmp_path / "run", lambda rows: rows, form)
+    path = directory / "trial-01" / f"requests-0.{form}"
+    path.write_bytes(path.read_bytes()[:-40])
+    if form == "parquet":
+        with pytest.raises(RecordError, match=r"requests-0\.parquet cannot be read"):
+            analyze(directory)
+    else:
+        summary = analyze(directory)
+        assert summary["overall"] == "INCONCLUSIVE"
+        assert any("cut off at its end" in check["reason"] for check in summary["validity"] if not check["ok"])
+
+
+def test_a_trial_without_requests_decides_nothing(tmp_path):
+    directory = write_run(tmp_path / "run", FakeRun(slo=SLO, gates=GATES, duration_s=390, rate=2, trials=2))
+    write_table(directory / "trial-02" / "requests-0.arrow", REQUESTS.empty_table())
+    summary = analyze(directory)
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert any(not check["ok"] for check in summary["validity"])
+
+
+# --- Documents whose values are of other kinds ------------------------------------------------------------------------
+
+ODD = [None, [], {}, [None], "x", -1, 10**400, 1e308, [[1]], [{}], [{"name": ["x"]}], {"a": {"b": None}}, "\x00", 2**63]
+PLACES = [
+    ("trial.json", key)
+    for key in ("trial", "arms", "start_ns", "duration_s", "block_s", "complete", "deaths", "weights", "startup")
+]
+PLACES += [("trial.json", key) for key in ("planned", "final", "answers", "steps", "control", "design", "open_loop")]
+PLACES += [
+    ("generator-0.json", key) for key in ("lag_ms", "records", "cpu", "clock", "worker", "finished", "loop_lag_ms")
+]
+
+
+@pytest.mark.parametrize("steps", [[None], [[1]], {}, 7, [{"start_s": 0, "end_s": 1e300, "rate": 1}], [{"rate": "x"}]])
+def test_steps_of_any_kind_are_judged(steps, short, tmp_path):
+    """A list that held null ended in a traceback."""
+    shutil.copytree(short.directory, tmp_path / "run")
+    path = tmp_path / "run" / "trial-01" / "trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": steps}))
+    assert analyze(tmp_path / "run")["overall"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("name", "key"), PLACES)
+def test_values_of_any_kind_in_a_document_are_judged_or_one_line(name, key, short, tmp_path):
+    for number, value in enumerate(ODD):
+        for nested in (value, [value], {"compiled-0": value}, {"replicas": [value], "counters": value}):
+            directory = tmp_path / f"run-{number}"
+            shutil.copytree(short.directory, directory)
+            path = directory / "trial-01" / name
+            path.write_text(json.dumps(json.loads(path.read_text()) | {key: nested}))
+            with contextlib.suppress(RecordError):
+                Run.of(read_run(directory))
+            shutil.rmtree(directory)
+
+
+# --- Anything at all --------------------------------------------------------------------------------------------------
+
+NASTY = st.sampled_from([None, 0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_100_000_000_000_000])
+COLUMNS = st.sampled_from(["scheduled_ns", "sent_ns", "first_token_ns", "end_ns", "compile_stall_ns", "batch_id"])
+COUNTS = st.sampled_from(["trial", "prompt_tokens", "max_tokens", "output_tokens", "batch_size"])
+SMALL = st.sampled_from([None, 0, -1, 7, 2**31 - 1, -(2**31)])
+TEXTS = st.sampled_from([None, "", "eager", "compiled", "1-0-eager", "OK", "CANCELLED", "rampup", "é" * 40, "x" * 300])
+NAMES = st.sampled_from(["request_id", "session_id", "replica", "pair_id", "status", "error", "phase"])
+TIMES = st.lists(st.sampled_from([None, 0, -5, 10**6, 2**62]), max_size=4)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 119),
+        st.one_of(
+            st.tuples(COLUMNS, NASTY),
+            st.tuples(COUNTS, SMALL),
+            st.tuples(NAMES, TEXTS),
+            st.tuples(st.just("token_ns"), TIMES),
+        ),
+    ),
+    min_size=1,
+    max_size=60,
+)
+FUZZ = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@FUZZ
+@given(changes=CHANGES, form=st.sampled_from(["arrow", "parquet", "jsonl"]))
+def test_no_values_in_the_columns_make_a_pass_or_a_traceback(changes, form, short, tmp_path_factory):
+    def spoil(rows):
+        rows = [dict(row) for row in rows]
+        for place, (column, value) in changes:
+            rows[place % len(rows)][column] = value
+        return rows
+
+    directory = short.changed(tmp_path_factory.mktemp("fuzz") / "run", spoil, form)
+    try:
+        summary = analyze(directory)
+    except RecordError as error:
+        summary = {"overall": None, "error": str(error)}
+    assert summary["overall"] in {None, "INCONCLUSIVE", "FAIL"}
+    assert "\n" not in summary.get("error", "")
+    json.dumps(summary, allow_nan=False)
+
+
+VALUES = st.sampled_from([None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "x", [], {}, [None], [{}], {"a": "b"}])
+KEYS = st.sampled_from(
+    [
+        *("trial", "design", "control", "arms", "start_ns", "duration_s", "block_s", "open_loop", "max_concurrency"),
+        *("complete", "deaths", "weights", "startup", "planned", "loop", "load_processes", "answers", "dropped"),
+    ]
+)
+
+
+@FUZZ
+@given(changes=st.dictionaries(KEYS, VALUES, min_size=1, max_size=3))
+@example(changes={"duration_s": 1e300})
+@example(changes={"trial": 2**70, "start_ns": 2**70})
+@example(changes={"block_s": 1e300})
+def test_no_values_in_trial_json_make_a_pass_or_a_traceback(changes, short, tmp_path_factory):
+    directory = short.changed(tmp_path_factory.mktemp("fuzz") / "run", lambda rows: rows)
+    path = directory / "trial-01" / "trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    try:
+        summary = analyze(directory)
+    except RecordError as error:
+        summary = {"overall": None, "error": str(error)}
+    assert summary["overall"] in {None, "INCONCLUSIVE", "FAIL"}
+    assert "\n" not in summary.get("error", "")
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["no requests", "one request an arm", "all failed", "clock goes back", "all ties"])
+def test_the_command_ends_with_a_reason_and_not_with_a_traceback(name, short, tmp_path, capsys):
+    directory = short.changed(tmp_path / "run", DEGENERATE[name])
+    assert main(["analyze", str(directory)]) == 3
+    out, err = capsys.readouterr()
+    line = json.loads(out.splitlines()[-1])
+    assert line["verdict"] == "INCONCLUSIVE"
+    assert line["headline"]
+    assert "Traceback" not in err
+    assert (directory / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "requests-0.arrow").unlink(), "holds no requests"),
+        (lambda folder: (folder / "requests-0.arrow").rename(folder / "requests-0.parquet"), "cannot be read"),
+        (lambda folder: (folder.parent / "experiment.toml").write_text("a = ["), "cannot be read"),
+        (lambda folder: write_table(folder / "requests-0.arrow", pa.table({"arm": ["a"]})), '"end_ns" is missing'),
+    ],
+    ids=["no table", "another format", "no TOML", "no end"],
+)
+def test_what_cannot_be_judged_is_one_line_and_exit_code_2(spoil, message, short, tmp_path, capsys):
+    directory = short.changed(tmp_path / "run", lambda rows: rows)
+    spoil(directory / "trial-01")
+    assert main(["analyze", str(directory)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+# --- Requests that failed ---------------------------------------------------------------------------------------------
+
+
+def gate(summary, name):
+    return next(item for item in summary["gates"] if (item["arm"], item["gate"]) == ("compiled", name))
+
+
+def row_of(summary, arm):
+    return next(item for item in summary["arms"] if item["name"] == arm)
+
+
+def some_time_out(rows):
+    """One in five of the arm's requests ends by its deadline without a token; its row says that it was over at once."""
+    found = []
+    for place, row in enumerate(rows):
+        lost = row["arm"] == "compiled" and place % 5 == 0
+        end = {"status": "DEADLINE_EXCEEDED", "first_token_ns": None, "token_ns": None, "output_tokens": 0}
+        found.append(row | end | {"end_ns": row["scheduled_ns"] + 1000} if lost else row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def timed_out(long, tmp_path_factory):
+    directory = long.changed(tmp_path_factory.mktemp("late") / "run", some_time_out)
+    text = (directory / "experiment.toml").read_text().replace("max_error_pct = 1.0", "max_error_pct = 50")
+    (directory / "experiment.toml").write_text(text)
+    return analyze(directory)
+
+
+def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail(timed_out):
+    # The deadline is 60 s, and one in five puts p90 there. Dropped, or taken as they end, they would pass.
+    for metric in ("ttft", "e2e"):
+        assert row_of(timed_out, "compiled")["metrics"][metric]["p90_ms"] >= 60_000
+        assert gate(timed_out, f"noninferiority p90_{metric}")["value"] > 10
+        assert gate(timed_out, f"noninferiority p90_{metric}")["verdict"] != "PASS"
+        assert gate(timed_out, f"slo p90_{metric}_ms")["verdict"] == "FAIL"
+
+
+def test_a_timeout_is_not_left_out_of_the_count(timed_out, long):
+    arm = row_of(timed_out, "compiled")
+    planned = sum(row["arm"] == "compiled" for row in long.rows)
+    assert arm["requests"] == planned == arm["metrics"]["e2e"]["n"] == arm["metrics"]["ttft"]["n"]
+    assert arm["metrics"]["e2e"]["failed"] == arm["failed"] == pytest.approx(planned / 5, abs=1)
+
+
+def test_a_timeout_is_no_good_request(timed_out):
+    good = {arm["name"]: arm["goodput_rps"] for arm in timed_out["arms"]}
+    assert good["compiled"] == pytest.approx(0.8 * good["eager"], rel=0.002)
+
+
+def test_timeouts_are_errors(long, tmp_path):
+    errors = gate(analyze(long.changed(tmp_path / "run", some_time_out)), "errors")
+    assert errors["verdict"] == "FAIL"
+    assert errors["value"] == pytest.approx(20.0, abs=0.1)
+
+
+# --- The same again ---------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_hash_and_thread_differently_write_the_same_bytes(tmp_path):
+    run = FakeRun(slo=SLO, gates=GATES, duration_s=60, rate=1, arms=(EAGER, NAIVE))
+    directory = write_run(tmp_path / "run", run)
+    code = (
+        "import sys; from pathlib import Path; from analysis.summary.summary import analyze, write_summary; "
+        "write_summary(analyze(Path(sys.argv[1])), Path(sys.argv[2]))"
+    )
+    root = Path(__file__).resolve().parents[3]
+    processes = []
+    for number in (1, 2):
+        threads = {name: str(number) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS")}
+        environment = {**os.environ, **threads, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(root)}
+        command = [sys.executable, "-c", code, str(directory), str(tmp_path / f"{number}.json")]
+        processes.append(subprocess.Popen(command, env=environment))
+    assert [process.wait() for process in processes] == [0, 0]
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()

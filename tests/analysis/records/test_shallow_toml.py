@@ -1,0 +1,32 @@
+"""TOML that is no setting."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from analysis.records.requests import RecordError, read_run
+from analysis.records.shallow_toml import TomlError, parse
+from tests.fakes.runs import FakeRun, write_run
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (".".join("a" * 50_000) + " = 1", "a key has 50000 parts; the limit is 32"),
+        ("x = " + "[" * 300_000 + "]" * 300_000, "values are nested too deep"),
+        ("x = " + "9" * 5000, "a value cannot be read"),
+        ("x", "not valid TOML"),
+    ],
+)
+def test_the_experiment_of_a_run_is_refused_at_once(text: str, reason: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", FakeRun(duration_s=10.0, rate=1.0))
+    (run / "experiment.toml").write_text(text)
+    started = time.process_time()
+    with pytest.raises(TomlError, match=reason):
+        parse(text)
+    with pytest.raises(RecordError, match=reason):
+        read_run(run)
+    assert time.process_time() - started < 10.0

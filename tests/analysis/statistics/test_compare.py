@@ -1,0 +1,299 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.statistics.compare import (
+    Comparison,
+    Sample,
+    compare,
+    compare_quantiles,
+    compare_typical,
+    decide,
+    holm,
+)
+
+
+def drifting(rng, blocks, *, spread=0.2, rho=0.7):
+    """A level for each block that neighbours share."""
+    level, levels = rng.standard_normal(), []
+    for _ in range(blocks):
+        level = rho * level + math.sqrt(1 - rho**2) * rng.standard_normal()
+        levels.append(spread * level)
+    return np.array(levels)
+
+
+def mirrored(seed, *, blocks=24, per_block=60, ratio=1.0, trials=1, own=0.05):
+    """Two arms under one drifting load; each arm adds its own noise by block and by request."""
+    rng = np.random.default_rng(seed)
+    block = np.repeat(np.arange(blocks * trials), per_block)
+    shared = drifting(rng, blocks * trials)[block] + 0.5 * rng.standard_normal(block.size)
+    samples = []
+    for scale in (ratio, 1.0):
+        noise = own * rng.standard_normal(blocks * trials)[block] + 0.1 * rng.standard_normal(block.size)
+        values = 100.0 * scale * np.exp(shared + noise)
+        samples.append(Sample(values=values, block=block, trial=block // blocks + 1))
+    return samples
+
+
+def judged(treatment, control, *, q=0.99, margin=0.1, draws=999, seed=0, paired=True, question="run", **more):
+    rng = np.random.default_rng(seed)
+    item = compare(treatment, control, q=q, margin=margin, alpha=0.05, draws=draws, rng=rng, paired=paired, **more)
+    if question == "block":
+        (item,) = compare_typical(treatment, control, whole=[item])
+    return decide([item])[0]
+
+
+def test_equal_arms_pass_the_margin():
+    result = judged(*mirrored(1))
+    assert result.verdict == "PASS"
+    assert result.low < 1.0 < result.high < 1.1
+    assert result.method == "paired block label swap"
+
+
+def test_an_arm_far_beyond_the_margin_fails():
+    result = judged(*mirrored(2, ratio=1.4))
+    assert result.verdict == "FAIL"
+    assert result.low > 1.1
+    assert result.ratio == pytest.approx(1.4, rel=0.1)
+
+
+def test_the_block_bootstrap_says_much_the_same():
+    swap, bootstrap = (judged(*mirrored(1), method=method) for method in ("label swap", "block bootstrap"))
+    assert bootstrap.method == "paired block bootstrap"
+    assert bootstrap.low < 1.0 < bootstrap.high
+    assert bootstrap.ratio == swap.ratio
+    assert math.log(bootstrap.high / bootstrap.low) == pytest.approx(math.log(swap.high / swap.low), rel=0.5)
+    assert (bootstrap.high <= 1.1) == (bootstrap.p_noninferior <= 0.05)
+
+
+def test_several_quantiles_are_compared_as_each_alone():
+    treatment, control = mirrored(3)
+    together = compare_quantiles(
+        treatment, control, qs=(0.5, 0.99), margin=0.1, alpha=0.05, draws=999, rng=np.random.default_rng(0)
+    )
+    for item, q in zip(together, (0.5, 0.99), strict=True):
+        alone = compare(treatment, control, q=q, margin=0.1, alpha=0.05, draws=999, rng=np.random.default_rng(0))
+        assert item == alone
+
+
+def test_noise_that_lasts_widens_the_limits():
+    """The arms' difference drifts over several blocks: the same blocks in another order look more certain."""
+    wider = []
+    for seed in range(12):
+        treatment, control = mirrored(seed, own=0.0)
+        drift = drifting(np.random.default_rng(seed), 24, spread=0.1, rho=0.9)
+        widths = []
+        for levels in (drift, np.random.default_rng(seed + 100).permutation(drift)):
+            moved = treatment.values * np.exp(levels[treatment.block])
+            item = judged(Sample(values=moved, block=treatment.block, trial=treatment.trial), control, q=0.5)
+            widths.append(math.log(item.high / item.low))
+        wider.append(widths[0] / widths[1])
+    assert np.median(wider) > 1.25
+
+
+def test_blocks_that_only_one_arm_has_are_left_out():
+    treatment, control = mirrored(1)
+    inside = control.block < 20
+    trimmed = [
+        Sample(values=item.values[inside], block=item.block[inside], trial=item.trial[inside])
+        for item in (treatment, control)
+    ]
+    result = judged(treatment, trimmed[1])
+    assert result.blocks == 20
+    assert (result.ratio, result.low, result.high) == (
+        (same := judged(*trimmed)).ratio,
+        same.low,
+        same.high,
+    )
+
+
+def test_an_arm_on_the_margin_is_undecided():
+    result = judged(*mirrored(4, ratio=1.1))
+    assert result.verdict == "INCONCLUSIVE"
+    assert result.low < 1.1 < result.high
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.0, 1.08, 1.12, 1.3])
+def test_verdict_limits_and_p_values_agree_about_the_margin(ratio):
+    for seed in range(4):
+        result = judged(*mirrored(seed, ratio=ratio), draws=4999)
+        assert (result.verdict == "PASS") == (result.p_noninferior <= 0.05)
+        assert (result.verdict == "FAIL") == (result.p_inferior <= 0.05)
+        assert (result.high <= 1.1 + 1e-9) == (result.verdict == "PASS")
+        assert (result.low >= 1.1 - 1e-9) == (result.verdict == "FAIL")
+
+
+def test_three_blocks_decide_nothing_and_set_no_limits():
+    result = judged(*mirrored(1, blocks=3, ratio=3.0), restart_spread=0.0)
+    assert result.verdict == "INCONCLUSIVE"
+    assert result.low is None
+    assert result.high is None
+    assert result.p_inferior == pytest.approx(1 / 8)
+
+
+def test_same_seed_gives_the_same_result():
+    assert judged(*mirrored(4), seed=7) == judged(*mirrored(4), seed=7)
+
+
+def test_block_swaps_keep_their_level_on_drifting_equal_arms():
+    """One-sided level 0.05, autocorrelated load: at most 10 of 100 runs may call equal arms different."""
+    worse = sum(judged(*mirrored(seed, blocks=20, per_block=30), draws=199).p_worse <= 0.05 for seed in range(100))
+    assert worse <= 10
+
+
+def test_block_swaps_keep_their_level_at_the_margin():
+    """Arms exactly on the margin pass at most 10 of 100 times."""
+    passed = sum(
+        judged(*mirrored(1000 + seed, blocks=20, per_block=30, ratio=1.1), draws=199).verdict == "PASS"
+        for seed in range(100)
+    )
+    assert passed <= 10
+
+
+def test_unequal_split_keeps_its_level():
+    """Nine tenths of the traffic on one arm: at most 10 of 100 runs may call equal arms different."""
+    worse = 0
+    for seed in range(100):
+        treatment, control = mirrored(5000 + seed, blocks=20, per_block=40)
+        few = np.random.default_rng(seed).uniform(size=len(treatment)) < 0.1
+        treatment = Sample(values=treatment.values[few], block=treatment.block[few], trial=treatment.trial[few])
+        worse += judged(treatment, control, q=0.9, draws=199, paired=False).p_worse <= 0.05
+    assert worse <= 10
+
+
+def test_six_trials_are_judged_by_their_own_ratios():
+    result = judged(*mirrored(6, trials=6, blocks=6, ratio=0.95))
+    assert result.method == "t-test over trials"
+    assert result.trials == 6
+    assert result.verdict == "PASS"
+    assert result.low < result.ratio < result.high
+
+
+def test_five_trials_are_judged_by_blocks():
+    assert judged(*mirrored(6, trials=5, blocks=6)).method == "paired block label swap"
+
+
+def empty():
+    nothing = np.zeros(0)
+    return Sample(values=nothing, block=nothing.astype(int), trial=nothing.astype(int))
+
+
+def sample(values, block=None):
+    values = np.asarray(values, dtype=float)
+    block = np.zeros(len(values), dtype=int) if block is None else np.asarray(block)
+    return Sample(values=values, block=block, trial=np.ones(len(values), dtype=int))
+
+
+@pytest.mark.parametrize(
+    ("treatment", "control", "words"),
+    [
+        (empty(), empty(), "no request"),
+        (sample([1.0]), empty(), "control has no request"),
+        (sample([1.0]), sample([1.0]), "only 1 different"),
+        (sample([5.0] * 400, np.arange(400) % 40), sample([5.0] * 400, np.arange(400) % 40), "different latencies"),
+        (sample(np.arange(1.0, 50.0)), sample(np.arange(1.0, 50.0)), "one time block"),
+        (sample(np.arange(1.0, 50.0)), sample(np.arange(1.0, 50.0), np.ones(49, dtype=int)), "share no time block"),
+    ],
+)
+def test_data_that_carry_no_test_are_undecided_and_say_why(treatment, control, words):
+    result = judged(treatment, control)
+    assert result.verdict == "INCONCLUSIVE"
+    assert words in result.reason
+
+
+def test_holm_steps_down_in_order():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+
+
+def test_holm_holds_back_one_failure_among_many():
+    def item(p_value):
+        return Comparison(
+            quantile=0.99,
+            margin=0.1,
+            alpha=0.05,
+            ratio=1.2,
+            p_noninferior=0.9,
+            p_inferior=p_value,
+            method="made up",
+            blocks=20,
+            trials=1,
+            requests=1000,
+        )
+
+    assert decide([item(0.03)])[0].verdict == "FAIL"
+    assert [row.verdict for row in decide([item(0.03), item(0.5)])] == ["INCONCLUSIVE", "INCONCLUSIVE"]
+
+
+def two_kinds(seed, *, slow, control_slow):
+    """Two arms in which a share of the requests is a kind of its own that takes twenty times as long."""
+    rng = np.random.default_rng(seed)
+    block = np.repeat(np.arange(20), 120)
+    work = 0.5 * rng.standard_normal(block.size)
+    samples = []
+    for share in (slow, control_slow):
+        values = 100.0 * np.exp(work + 0.1 * rng.standard_normal(block.size))
+        values[rng.uniform(size=block.size) < share] *= 20.0
+        samples.append(Sample(values=values, block=block, trial=np.ones_like(block)))
+    return samples
+
+
+def test_slow_requests_of_a_kind_of_their_own_are_seen_in_every_block():
+    """Swapping half of the groups leaves one in a hundred slow on either side: the swaps alone would decide nothing."""
+    assert [judged(*two_kinds(seed, slow=0.02, control_slow=0.0)).verdict for seed in range(8)] == ["FAIL"] * 8
+    assert [judged(*two_kinds(seed, slow=0.0, control_slow=0.02)).verdict for seed in range(8)] == ["PASS"] * 8
+    equal = [judged(*two_kinds(seed, slow=0.01, control_slow=0.01)).verdict for seed in range(30)]
+    assert equal.count("FAIL") <= 4
+
+
+def jammed(seed, *, ratio, jam):
+    """Two arms, and one block in which the treatment takes `jam` times as long as the control does."""
+    treatment, control = mirrored(seed, blocks=40, per_block=120, ratio=ratio, own=0.02)
+    inside = treatment.block == 11
+    return [
+        Sample(values=np.where(inside, own.values * factor, own.values), block=own.block, trial=own.trial)
+        for own, factor in ((treatment, 20.0 * jam), (control, 20.0))
+    ]
+
+
+def test_a_jam_that_decides_nothing_over_the_run_leaves_a_typical_block_to_pass():
+    arms = jammed(1, ratio=1.0, jam=1.05)
+    assert judged(*arms).verdict == "INCONCLUSIVE"
+    result = judged(*arms, question="block")
+    assert (result.verdict, result.question, result.method) == ("PASS", "block", "paired typical block")
+    assert result.whole == pytest.approx(judged(*arms).ratio)
+
+
+def test_a_typical_block_does_not_pass_where_the_whole_run_was_seen_to_be_worse():
+    result = judged(*jammed(1, ratio=1.0, jam=2.0), question="block")
+    assert result.p_noninferior <= 0.05
+    assert result.verdict == "INCONCLUSIVE"
+    assert "over the whole run it is 2." in result.reason
+
+
+def test_a_whole_run_that_is_surely_worse_fails_where_a_typical_block_is_open():
+    item = judged(*mirrored(1), question="block")
+    open_one = replace(item, p_noninferior=0.4, p_inferior=0.4, p_inferior_whole=0.001, whole=1.5)
+    assert decide([open_one])[0].verdict == "FAIL"
+    assert decide([replace(open_one, p_inferior_whole=0.03)])[0].verdict == "INCONCLUSIVE", "two tests, so Holm"
+
+
+def test_a_tail_too_thin_for_its_groups_is_judged_over_the_run():
+    result = judged(*mirrored(3, blocks=24, per_block=8), question="block")
+    assert result.question == "run"
+    assert result.whole is None
+
+
+def test_six_trials_have_typical_ratios_of_their_own():
+    for blocks in (3, 10):
+        result = judged(*mirrored(6, trials=6, blocks=blocks, per_block=120, ratio=0.95), question="block")
+        assert (result.method, result.question, result.groups) == ("t-test over trials", "block", 6)
+    assert result.verdict == "PASS"
+
+
+def test_one_start_near_the_margin_does_not_pass_once_restarts_are_allowed_for():
+    arms = mirrored(1, blocks=40, per_block=400, ratio=1.05, own=0.01)
+    assert judged(*arms, restart_spread=0.0).verdict == "PASS"
+    assert judged(*arms, restart_spread=0.03).verdict == "INCONCLUSIVE"

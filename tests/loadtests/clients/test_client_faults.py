@@ -1,0 +1,541 @@
+"""The client against a peer that does whatever HTTP/2 allows, and much that it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import gevent
+import gevent.socket
+import pytest
+
+from loadtests.clients.connection import Call, InferenceClient, _Connection
+from servers.clock import now_ns
+from servers.rpc.inference_pb2 import GenerateRequest
+from tests.fakes import http2 as wire
+from tests.fakes.http2 import OK_END, OK_HEADERS, RawPeer, Wire, chunk, frame, grpc_message, literals
+from tests.fakes.inference import Behaviour, serve
+
+WAIT_S = 10.0
+WHOLE = wire.END_HEADERS
+LAST = wire.END_HEADERS | wire.END_STREAM
+FLOW_CONTROL_ERROR, PROTOCOL_ERROR, FRAME_SIZE_ERROR = 3, 1, 6
+
+
+def request(prompt: int = 4) -> GenerateRequest:
+    message = GenerateRequest(request_id="r", max_tokens=3)
+    message.token_ids.ids.extend([70_000] * prompt)  # three bytes each
+    return message
+
+
+def finished(call: Call) -> Call:
+    assert call.wait(WAIT_S), "the call did not end"
+    return call
+
+
+def ask(peer: RawPeer, **settings: float) -> Call:
+    client = InferenceClient(peer.target, **settings)  # type: ignore[arg-type]
+    call = finished(client.generate(request()))
+    client.close()
+    return call
+
+
+def good(stream_id: int, *ids: int) -> bytes:
+    """A whole good answer."""
+    return b"".join(
+        (
+            frame(wire.HEADERS, WHOLE, stream_id, OK_HEADERS),
+            *(frame(wire.DATA, 0, stream_id, chunk([number])) for number in ids),
+            frame(wire.HEADERS, LAST, stream_id, OK_END),
+        )
+    )
+
+
+def setting(key: int, value: int) -> bytes:
+    return struct.pack(">HI", key, value)
+
+
+INITIAL_WINDOW, LARGEST_FRAME = 4, 5
+
+
+def window(stream_id: int, increment: int) -> bytes:
+    return frame(wire.WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        gevent.sleep(0.005)
+
+
+# --- Flow control -----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_larger_than_the_window_goes_out_in_pieces_as_credit_comes() -> None:
+    sizes: list[int] = []
+
+    def script(link: Wire) -> None:
+        link.greet(setting(INITIAL_WINDOW, 10))
+        stream_id = link.until(wire.HEADERS)[2]
+        ended = False
+        while not ended:
+            _, flags, _, payload = link.until(wire.DATA)
+            sizes.append(len(payload))
+            ended = bool(flags & wire.END_STREAM)
+            link.send(window(stream_id, 7))
+        link.send(good(stream_id, 1))
+
+    with RawPeer(script) as peer:
+        assert ask(peer).status == "OK"
+    size = len(request().SerializeToString()) + 5
+    assert sum(sizes) == size
+    assert sizes[:2] == [10, 7]
+    assert set(sizes[1:-1]) == {7}
+
+
+def test_a_window_that_settings_shrink_below_zero_holds_the_request_until_it_is_positive_again() -> None:
+    held = threading.Event()
+
+    def script(link: Wire) -> None:
+        link.greet(setting(INITIAL_WINDOW, 1_000))
+        stream_id = link.until(wire.HEADERS)[2]
+        while sum(len(item[3]) for item in link.seen if item[0] == wire.DATA) < 1_000:
+            link.until(wire.DATA)
+        # 1,000 bytes are on their way, so the stream's window is 100 - 1,000 from here on.
+        link.send(frame(wire.SETTINGS, 0, 0, setting(INITIAL_WINDOW, 100)), frame(wire.PING, 0, 0, b"12345678"))
+        while link.read()[:2] != (wire.PING, wire.ACK):
+            pass
+        link.send(window(stream_id, 900), frame(wire.PING, 0, 0, b"12345678"))  # exactly 0: still nothing
+        while link.read()[:2] != (wire.PING, wire.ACK):
+            pass
+        assert sum(len(item[3]) for item in link.seen if item[0] == wire.DATA) == 1_000
+        held.set()
+        link.send(frame(wire.SETTINGS, 0, 0, setting(INITIAL_WINDOW, 65_535)))
+        link.request()
+        link.send(good(stream_id, 1))
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target)
+        call = finished(client.generate(request(prompt=1_000)))
+        client.close()
+        assert held.is_set()
+    assert call.status == "OK"
+
+
+def test_larger_frames_are_used_once_the_server_allows_them() -> None:
+    def script(link: Wire) -> None:
+        link.greet(setting(LARGEST_FRAME, 40_000))
+        link.send(good(link.request(), 1))
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target)
+        assert finished(client.generate(request(prompt=15_000))).status == "OK"
+        client.close()
+        assert [len(item[3]) for item in peer.frames(wire.DATA)] == [40_000, len(peer.frames(wire.DATA)[1][3])]
+
+
+@pytest.mark.parametrize(("increment", "code"), [(2**31 - 1, FLOW_CONTROL_ERROR), (0, PROTOCOL_ERROR)])
+def test_a_stream_whose_window_overflows_is_reset_and_the_others_live(increment: int, code: int) -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        first, second = link.request(), link.request()
+        link.send(window(first, increment), good(second, 1))
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target)
+        first, second = client.generate(request()), client.generate(request())
+        assert (finished(first).status, finished(second).status) == ("INTERNAL", "OK")
+        eventually(lambda: bool(peer.frames(wire.RST_STREAM)))
+        client.close()
+        assert peer.frames(wire.RST_STREAM) == [(wire.RST_STREAM, 0, 1, code.to_bytes(4, "big"))]
+    assert "window" in first.error
+
+
+def breaks(code: int, *bad: bytes) -> str:
+    """What the client says of a connection that such bytes broke, and that it told the server `code`."""
+
+    def script(link: Wire) -> None:
+        link.greet()
+        link.request()
+        link.send(*bad)
+        with contextlib.suppress(ConnectionError):
+            link.until(wire.GOAWAY)
+
+    with RawPeer(script) as peer:
+        call = ask(peer)
+        eventually(lambda: bool(peer.frames(wire.GOAWAY)))
+        assert struct.unpack(">II", peer.frames(wire.GOAWAY)[0][3]) == (0, code)
+    assert call.status == "UNAVAILABLE"
+    return call.error
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "bad"),
+    [
+        (FLOW_CONTROL_ERROR, "connection window overflowed", [window(0, 2**31 - 1)]),
+        (PROTOCOL_ERROR, "grows by 0", [window(0, 0)]),
+        (FLOW_CONTROL_ERROR, "initial window is 2147483648", [frame(wire.SETTINGS, 0, 0, setting(4, 2**31))]),
+        (FLOW_CONTROL_ERROR, "by SETTINGS", [window(1, 2**30), frame(wire.SETTINGS, 0, 0, setting(4, 2**31 - 1))]),
+        (PROTOCOL_ERROR, "largest frame is 1", [frame(wire.SETTINGS, 0, 0, setting(5, 1))]),
+        (PROTOCOL_ERROR, "SETTINGS came on stream 1", [frame(wire.SETTINGS, 0, 1)]),
+        (FRAME_SIZE_ERROR, "wrong size", [frame(wire.SETTINGS, 0, 0, b"12345")]),
+        (FRAME_SIZE_ERROR, "PING has 7 bytes", [frame(wire.PING, 0, 0, b"1234567")]),
+        (FRAME_SIZE_ERROR, "wrong size", [frame(wire.RST_STREAM, 0, 1, b"123")]),
+        (FRAME_SIZE_ERROR, "has 16385 bytes", [frame(wire.DATA, 0, 1, bytes(16_385))]),
+        (PROTOCOL_ERROR, "names stream 0", [frame(wire.DATA, 0, 0, b"x")]),
+        (PROTOCOL_ERROR, "names stream 2", [frame(wire.HEADERS, WHOLE, 2, OK_HEADERS)]),
+        (PROTOCOL_ERROR, "names stream 77", [frame(wire.DATA, 0, 77, b"x")]),
+        (PROTOCOL_ERROR, "names stream 0", [frame(wire.RST_STREAM, 0, 0, bytes(4))]),
+        (PROTOCOL_ERROR, "padding", [frame(wire.DATA, wire.PADDED, 1, b"\x05abc")]),
+        (PROTOCOL_ERROR, "padding", [frame(wire.HEADERS, wire.PADDED | WHOLE, 1, b"")]),
+        (PROTOCOL_ERROR, "pushed", [frame(wire.PUSH_PROMISE, WHOLE, 1, bytes(4))]),
+        (PROTOCOL_ERROR, "without a header block", [frame(wire.CONTINUATION, WHOLE, 1, OK_END)]),
+        (PROTOCOL_ERROR, "interrupted", [frame(wire.HEADERS, 0, 1, b""), frame(wire.DATA, 0, 1, b"x")]),
+        (PROTOCOL_ERROR, "interrupted", [frame(wire.HEADERS, 0, 1, b""), frame(wire.CONTINUATION, WHOLE, 3, b"")]),
+        (9, "cannot be decoded: a field", [frame(wire.HEADERS, WHOLE, 1, b"\xbe")]),
+        (
+            PROTOCOL_ERROR,
+            "more than 262144 bytes",
+            [frame(wire.HEADERS, 0, 1, b""), *[frame(wire.CONTINUATION, 0, 1, bytes(16_384))] * 17],
+        ),
+    ],
+)
+def test_what_breaks_the_connection_is_told_to_both_sides(code: int, text: str, bad: list[bytes]) -> None:
+    assert text in breaks(code, *bad)
+
+
+def test_a_server_that_overruns_a_streams_window_is_stopped() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        first = link.request()
+        link.send(frame(wire.HEADERS, WHOLE, first, OK_HEADERS), frame(wire.DATA, 0, first, bytes(6_000)))
+        assert link.until(wire.RST_STREAM)[3] == FLOW_CONTROL_ERROR.to_bytes(4, "big")
+
+    with RawPeer(script) as peer:
+        call = ask(peer, stream_window=5_000)
+    assert (call.status, call.error) == ("INTERNAL", "the server sent more than the stream's window")
+
+
+def test_padding_counts_towards_the_window_and_is_thrown_away() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        stream_id = link.request()
+        link.send(
+            frame(wire.HEADERS, wire.PADDED | WHOLE | 0x20, stream_id, b"\x04" + bytes(5) + OK_HEADERS + bytes(4)),
+            *[frame(wire.DATA, wire.PADDED, stream_id, b"\xff" + chunk([1]) + bytes(255))] * 10,
+            frame(wire.HEADERS, wire.PADDED | LAST, stream_id, b"\x00" + OK_END),
+        )
+
+    with RawPeer(script) as peer:
+        call = ask(peer, stream_window=2_000)
+        eventually(lambda: sum(int.from_bytes(item[3], "big") for item in peer.frames(wire.WINDOW_UPDATE)[1:]) > 2_000)
+    assert (call.status, call.output_tokens) == ("OK", 10)
+
+
+# --- Frames of an answer ----------------------------------------------------------------------------------------------
+
+
+def answer(*frames: Callable[[int], bytes], **settings: float) -> Call:
+    def script(link: Wire) -> None:
+        link.greet()
+        stream_id = link.request()
+        link.send(*(make(stream_id) for make in frames))
+
+    with RawPeer(script) as peer:
+        return ask(peer, **settings)
+
+
+def test_informational_responses_come_before_the_answer() -> None:
+    call = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, literals((":status", "100"))),
+        lambda s: frame(wire.HEADERS, WHOLE, s, literals((":status", "103"), ("link", "<x>"))),
+        lambda s: good(s, 1, 2),
+    )
+    assert (call.status, call.output_tokens) == ("OK", 2)
+    assert "link" not in call.initial_metadata
+
+
+def test_an_informational_response_cannot_be_the_answer() -> None:
+    call = answer(lambda s: frame(wire.HEADERS, LAST, s, literals((":status", "100"))))
+    assert (call.status, call.error) == ("UNKNOWN", "the stream ended with an informational response")
+
+
+def test_a_header_block_may_come_in_pieces_with_frames_of_other_streams_before_and_after() -> None:
+    call = answer(
+        lambda s: frame(wire.HEADERS, 0, s, OK_HEADERS[:3]),
+        lambda s: frame(wire.CONTINUATION, 0, s, b""),
+        lambda s: frame(wire.CONTINUATION, WHOLE, s, OK_HEADERS[3:]),
+        lambda s: frame(wire.DATA, 0, s, chunk([1])),
+        # END_STREAM is said by HEADERS, not by the last CONTINUATION
+        lambda s: frame(wire.HEADERS, wire.END_STREAM, s, OK_END[:2]),
+        lambda s: frame(wire.CONTINUATION, WHOLE, s, OK_END[2:]),
+    )
+    assert (call.status, call.output_tokens) == ("OK", 1)
+
+
+def test_a_second_header_block_that_does_not_end_the_stream_fails_the_call() -> None:
+    call = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS), lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS)
+    )
+    assert call.status == "INTERNAL"
+    assert "second header block" in call.error
+
+
+def test_a_proxys_error_page_is_not_read_as_messages() -> None:
+    head = literals((":status", "503"), ("content-type", "text/html"))
+    call = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, head),
+        lambda s: frame(wire.DATA, 0, s, b"<html>upstream connect error"),
+        lambda s: frame(wire.DATA, wire.END_STREAM, s, b"</html>"),
+    )
+    assert (call.status, call.error) == ("UNAVAILABLE", "HTTP status 503")
+
+
+def test_a_page_with_status_200_is_called_what_it_is() -> None:
+    head = literals((":status", "200"), ("content-type", "text/html"))
+    call = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, head), lambda s: frame(wire.DATA, 1, s, b"<html>hello</html>")
+    )
+    assert call.status == "INTERNAL"
+    assert 'the answer is "text/html" and not gRPC' in call.error
+
+
+def test_a_compressed_message_and_one_beyond_the_limit_are_refused() -> None:
+    compressed = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS), lambda s: frame(wire.DATA, 0, s, b"\x01\0\0\0\x01x")
+    )
+    huge = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS), lambda s: frame(wire.DATA, 0, s, b"\0\x00\x50\0\0x")
+    )
+    assert "compressed although no compression was offered" in compressed.error
+    assert huge.error == "a message has 5242880 bytes; the limit is 4194304"
+
+
+def test_a_message_of_megabytes_comes_through_hundreds_of_frames_and_a_small_window() -> None:
+    ids = [70_000] * 1_200_000  # 3.6 MB
+    message = chunk(ids)
+
+    def script(link: Wire) -> None:
+        link.greet()
+        stream_id = link.request()
+        link.send(frame(wire.HEADERS, WHOLE, stream_id, OK_HEADERS))
+        credit = {0: 65_535, stream_id: 65_535}
+        for start in range(0, len(message), 16_000):
+            piece = message[start : start + 16_000]
+            while min(credit.values()) < len(piece):
+                _, _, where, payload = link.until(wire.WINDOW_UPDATE)
+                credit[where] += int.from_bytes(payload, "big")
+            for where in credit:
+                credit[where] -= len(piece)
+            link.send(frame(wire.DATA, 0, stream_id, piece))
+        link.send(frame(wire.HEADERS, LAST, stream_id, OK_END))
+
+    with RawPeer(script) as peer:
+        call = ask(peer, stream_window=65_535, connection_window=65_535)
+    assert (call.status, call.output_tokens) == ("OK", len(ids))
+    assert len(set(call.token_ns)) == 1  # one message: new to the user when its last byte came
+
+
+def test_an_empty_message_and_an_empty_frame_are_no_tokens() -> None:
+    call = answer(
+        lambda s: frame(wire.HEADERS, WHOLE, s, OK_HEADERS),
+        lambda s: frame(wire.DATA, 0, s, b""),
+        lambda s: frame(wire.DATA, 0, s, grpc_message(b"")),
+        lambda s: frame(wire.HEADERS, LAST, s, OK_END),
+    )
+    assert (call.status, call.output_tokens, call.first_token_ns) == ("OK", 0, None)
+
+
+def test_frames_of_unknown_kinds_and_for_streams_that_ended_are_passed_over() -> None:
+    call = answer(
+        lambda s: frame(0xFE, 0xFF, s, b"what"),
+        lambda s: frame(2, 0, s, bytes(5)),
+        lambda s: good(s, 1),
+        lambda s: frame(wire.DATA, 0, s, b"late") + window(s, 5) + frame(wire.RST_STREAM, 0, s, bytes(4)),
+    )
+    assert call.status == "OK"
+
+
+# --- Going away -------------------------------------------------------------------------------------------------------
+
+
+def goaway(last_id: int, code: int = 0, debug: bytes = b"") -> bytes:
+    return frame(wire.GOAWAY, 0, 0, struct.pack(">II", last_id, code) + debug)
+
+
+def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_seen() -> None:
+    """First with the highest id, as a warning; then with the last stream that will be served (RFC 9113, 6.8)."""
+    warned = threading.Event()
+
+    def script(link: Wire) -> None:
+        link.greet()
+        if link.number == 2:
+            link.send(good(link.request(), 20), good(link.request(), 30))
+            return
+        first = link.request()
+        link.request()
+        link.send(frame(wire.HEADERS, WHOLE, first, OK_HEADERS), goaway(2**31 - 1))
+        warned.set()
+        assert until_third.wait(WAIT_S)
+        link.send(goaway(first), frame(wire.DATA, 0, first, chunk([10])), frame(wire.HEADERS, LAST, first, OK_END))
+
+    until_third = threading.Event()
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target)
+        first, second = client.generate(request()), client.generate(request())
+        eventually(lambda: warned.is_set() and client._connections[0].draining)
+        third = client.generate(request())
+        eventually(lambda: len(peer.wires) == 2)
+        assert second.status == ""  # the warning alone restarts nothing
+        until_third.set()
+        ids = [[list(item.token_ids) for item in call] for call in (first, second, third)]
+        eventually(lambda: len(client._connections) == 1)  # the old one is closed
+        client.close()
+    assert [call.status for call in (first, second, third)] == ["OK"] * 3
+    assert ids[0] == [[10]]
+    assert sorted(ids[1] + ids[2]) == [[20], [30]]
+    assert second.sent_ns < third.sent_ns  # the retry does not hide when it was first sent
+
+
+def test_a_call_is_started_elsewhere_once_and_no_more() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        link.request()
+        link.send(goaway(0, debug=b"deploy"))
+
+    with RawPeer(script) as peer:
+        call = ask(peer)
+        assert len(peer.wires) == 2
+    assert (call.status, call.error) == ("UNAVAILABLE", "the server is going away")
+
+
+def test_a_refused_stream_is_started_again_once() -> None:
+    refusals = 1
+
+    def script(link: Wire) -> None:
+        link.greet()
+        for _ in range(refusals):
+            link.send(frame(wire.RST_STREAM, 0, link.request(), (7).to_bytes(4, "big")))
+        link.send(good(link.request(), 1))
+
+    with RawPeer(script) as peer:
+        call = ask(peer)
+        assert len(peer.wires) == 1
+    assert call.status == "OK"
+    refusals = 2
+    with RawPeer(script) as peer:
+        call = ask(peer)
+    assert (call.status, call.error) == ("UNAVAILABLE", "the server reset the stream (HTTP/2 error 7)")
+
+
+def test_calls_go_on_when_a_server_dies_and_comes_back() -> None:
+    with serve(Behaviour(token_s=0.5)) as served:
+        port = int(served.target.rpartition(":")[2])
+        client = InferenceClient(served.target, retry_s=0.02)
+        cut = client.generate(GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=WAIT_S)
+        eventually(lambda: cut.output_tokens > 0)
+        served.process.kill()
+        served.process.wait(WAIT_S)
+        assert finished(cut).status == "UNAVAILABLE"
+        while_down = finished(client.generate(request(), timeout_s=WAIT_S))
+        assert while_down.status == "UNAVAILABLE"
+        assert "refused" in while_down.error
+    with serve(Behaviour(), port=port):
+        gevent.sleep(0.03)
+        assert finished(client.generate(request(), timeout_s=WAIT_S)).status == "OK"
+    client.close()
+
+
+# --- Keep-alive -------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_server_is_pinged_and_then_given_up() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        link.request()
+        link.until(wire.PING)
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target, keepalive_s=0.1, keepalive_timeout_s=0.2)
+        call = finished(client.generate(request()))
+        assert len(peer.frames(wire.PING)) == 1
+        client.close()
+    assert call.status == "UNAVAILABLE"
+    assert "answered no ping" in call.error
+    assert 0.29 <= (call.end_ns - call.start_ns) / 1e9 < 3
+
+
+def test_a_server_that_answers_pings_may_be_silent_for_long() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        stream_id = link.request()
+        for _ in range(4):
+            link.send(frame(wire.PING, wire.ACK, 0, link.until(wire.PING)[3]))
+        link.send(good(stream_id, 1))
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target, keepalive_s=0.05, keepalive_timeout_s=1.0)
+        call = finished(client.generate(request()))
+        client.close()
+    assert call.status == "OK"
+    assert (call.end_ns - call.start_ns) / 1e9 > 0.19
+
+
+def test_no_ping_without_calls_and_none_while_data_flows() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        stream_id = link.request()
+        link.send(frame(wire.HEADERS, WHOLE, stream_id, OK_HEADERS))
+        for number in range(20):
+            time.sleep(0.01)
+            link.send(frame(wire.DATA, 0, stream_id, chunk([number])))
+        link.send(frame(wire.HEADERS, LAST, stream_id, OK_END))
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target, keepalive_s=0.1, keepalive_timeout_s=0.1)
+        assert finished(client.generate(request())).status == "OK"
+        gevent.sleep(0.5)  # idle: a stock server would count pings as abuse
+        assert client._connections[0].usable
+        client.close()
+        assert peer.frames(wire.PING) == []
+
+
+def test_pings_come_half_as_often_once_a_server_calls_them_too_many() -> None:
+    def script(link: Wire) -> None:
+        link.greet()
+        stream_id = link.request()
+        if link.number == 1:
+            link.send(goaway(0, 11, b"too_many_pings"))
+        else:
+            link.send(good(stream_id, 1))
+
+    with RawPeer(script) as peer:
+        client = InferenceClient(peer.target, keepalive_s=30.0)
+        assert finished(client.generate(request())).status == "OK"
+        assert client.keepalive_s == 60.0
+        client.close()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_client_that_stood_still_itself_does_not_blame_the_server(answered: bool) -> None:
+    """The answer may lie in the socket while the time runs out: a stall of this process is no silence of the server."""
+    near, far = gevent.socket.socketpair()
+    near.setblocking(False)
+    client = InferenceClient("127.0.0.1:1", keepalive_s=0.1, keepalive_timeout_s=0.2)
+    connection = _Connection(client, near)
+    connection.feed(frame(wire.SETTINGS, 0, 0), now_ns())
+    client._connections.append(connection)
+    call = client.start(b"")
+    connection._asked_ns = now_ns() - 300_000_000
+    connection._last_read_ns = connection._asked_ns - 100_000_000
+    if answered:
+        far.sendall(frame(wire.PING, wire.ACK, 0, b"tailgate"))
+    connection._check_alive()  # as if the timer came before the reader, in the first turn after the stall
+    assert connection.closed is not answered
+    assert call.status == ("" if answered else "UNAVAILABLE")
+    client.close()
+    far.close()

@@ -1,0 +1,308 @@
+"""TLS and the bearer token of the client, with real sockets, in this process and under Locust."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gevent
+import pyarrow as pa
+import pytest
+
+from loadtests.clients.connection import Call, InferenceClient
+from loadtests.external.tls import SecurityConfig
+from servers.clock import now_ns
+from servers.config import ConfigError
+from servers.rpc.inference_pb2 import GenerateRequest
+from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_S = 10.0
+SECRET = "s3cret-T0ken"
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def context(
+    pem: Certificates, *, protocols: tuple[str, ...] = ("h2",), asks: bool = False, newest: bool = True
+) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(pem.certificate, pem.key)
+    if not newest:
+        made.maximum_version = ssl.TLSVersion.TLSv1_2
+    if protocols:
+        made.set_alpn_protocols(list(protocols))
+    if asks:
+        made.verify_mode = ssl.CERT_REQUIRED
+        made.load_verify_locations(pem.ca)
+    return made
+
+
+def request() -> GenerateRequest:
+    return GenerateRequest(request_id="r", text="hello", max_tokens=3)
+
+
+def finished(call: Call) -> Call:
+    assert call.wait(WAIT_S), "the call did not end"
+    return call
+
+
+def answer(exchange: Exchange) -> None:
+    exchange.answer(*(chunk([number]) for number in range(3)))
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
+def test_calls_go_through_tls(pem: Certificates, newest: bool) -> None:
+    with Peer(answer, tls=context(pem, newest=newest)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
+        assert client.connect(WAIT_S) == ""
+        calls = [finished(client.generate(request())) for _ in range(20)]
+        client.close()
+    assert {(call.status, call.output_tokens) for call in calls} == {("OK", 3)}
+    assert peer.requests[0].headers[":scheme"] == "https"
+    assert not peer.problems
+
+
+def test_large_requests_and_answers_flow_both_ways(pem: Certificates) -> None:
+    ids = list(range(200_000))
+
+    def everything(exchange: Exchange) -> None:
+        exchange.start()
+        exchange.all_data(chunk(ids))
+
+    with Peer(everything, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca), stream_window=70_000)
+        big = GenerateRequest(request_id="r", text="x" * 1_000_000, max_tokens=3)
+        calls = [client.generate(big) for _ in range(3)]
+        assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", len(ids))}
+        client.close()
+    assert {len(item.body) for item in peer.requests} == {len(big.SerializeToString()) + 5}
+
+
+def test_token_times_are_stamped_at_the_read_under_tls_too(pem: Certificates) -> None:
+    sent_at: list[int] = []
+
+    def paced(exchange: Exchange) -> None:
+        exchange.start()
+        for number in range(10):
+            time.sleep(0.01)
+            sent_at.append(now_ns())
+            exchange.data(chunk([number]))
+        exchange.trailers()
+
+    with Peer(paced, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
+        call = client.generate(request())
+        consumed_at = []
+        for _ in call:
+            gevent.sleep(0.05)
+            consumed_at.append(now_ns())
+        client.close()
+    late_ms = [(stamp - sent) / 1e6 for stamp, sent in zip(call.token_ns, sent_at, strict=True)]
+    behind_ms = [(seen - sent) / 1e6 for seen, sent in zip(consumed_at, sent_at, strict=True)]
+    assert min(late_ms) >= 0
+    assert max(late_ms) < behind_ms[-1] / 3
+
+
+def refused(peer: Peer, security: SecurityConfig) -> str:
+    client = InferenceClient(peer.target, security=security, connect_timeout_s=WAIT_S)
+    call = finished(client.generate(request()))
+    client.close()
+    assert call.status == "UNAVAILABLE"
+    assert "\n" not in call.error
+    return call.error.removeprefix(f"cannot connect to {client.target}: ")
+
+
+def test_a_server_without_http2_is_refused_with_the_remedy(pem: Certificates) -> None:
+    security = SecurityConfig(tls_ca=pem.ca)
+    with Peer(answer, tls=context(pem, protocols=())) as peer:
+        assert refused(peer, security).startswith("it agreed on nothing by ALPN and not on HTTP/2: make the server")
+    with Peer(answer, tls=context(pem, protocols=("http/1.1",))) as peer:
+        assert "ALPN" in refused(peer, security)
+
+
+def test_a_certificate_that_is_not_trusted_or_for_another_name_is_refused(pem: Certificates) -> None:
+    with Peer(answer, tls=context(pem)) as peer:
+        assert refused(peer, SecurityConfig()).startswith("its certificate is not trusted")
+        assert refused(peer, SecurityConfig(tls_ca=pem.other_ca)).endswith("give its authority's PEM file as tls_ca")
+        wrong = SecurityConfig(tls_ca=pem.ca, tls_server_name="arms.example")
+        assert refused(peer, wrong).startswith('its certificate is for another name than "arms.example"')
+        assert not peer.requests
+        right = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, tls_server_name="localhost"))
+        assert finished(right.generate(request())).status == "OK"
+        right.close()
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["TLS 1.3", "TLS 1.2"])
+def test_a_server_that_asks_for_a_client_certificate_gets_it(pem: Certificates, newest: bool) -> None:
+    with Peer(answer, tls=context(pem, asks=True, newest=newest)) as peer:
+        assert refused(peer, SecurityConfig(tls_ca=pem.ca)).startswith("it refused this client")
+        security = SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key)
+        client = InferenceClient(peer.target, security=security)
+        assert finished(client.generate(request())).status == "OK"
+        client.close()
+
+
+def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> None:
+    with Peer(answer, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target.removeprefix("https://"))
+        assert "TLS: use https://" in finished(client.generate(request())).error
+        client.close()
+
+    with RawPeer(lambda link: link.send(b"\x15\x03\x01\x00\x02\x02\x46" + bytes(9))) as raw:
+        client = InferenceClient(raw.target)
+        assert "the server speaks TLS: use https://" in finished(client.generate(request())).error
+        client.close()
+
+    def plain(link: Wire) -> None:
+        link.sock.recv(1_000)
+        link.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with RawPeer(plain) as raw:
+        client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca))
+        assert "it does not speak TLS: use http://" in finished(client.generate(request())).error
+        client.close()
+
+
+def test_a_handshake_that_never_comes_is_given_up(pem: Certificates) -> None:
+    with RawPeer(lambda link: None) as raw:
+        client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca), connect_timeout_s=0.2)
+        assert "no TLS handshake in 0.2 s" in finished(client.generate(request())).error
+        client.close()
+
+
+def test_a_lost_secure_connection_ends_calls_and_the_next_call_reconnects(pem: Certificates) -> None:
+    def cut(exchange: Exchange) -> None:
+        if len(peer.links) == 1:
+            exchange.start()
+            exchange.link.sock.shutdown(socket.SHUT_RDWR)
+        else:
+            answer(exchange)
+
+    with Peer(cut, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
+        lost = finished(client.generate(request()))
+        again = finished(client.generate(request()))
+        client.close()
+    assert lost.status == "UNAVAILABLE"
+    assert again.status == "OK"
+
+
+def test_the_token_goes_with_every_call_and_proxies_are_told_not_to_keep_it(
+    pem: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
+    with Peer(answer, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN"))
+        monkeypatch.delenv("TAILGATE_TEST_TOKEN")  # read once, when the client is made
+        for _ in range(2):
+            assert finished(client.generate(request())).status == "OK"
+        client.close()
+        assert b"\x10\x0dauthorization" in client.header_prefix
+    assert [item.headers["authorization"] for item in peer.requests] == [f"Bearer {SECRET}"] * 2
+
+
+def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILGATE_TEST_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="TAILGATE_TEST_TOKEN, which is not set"):
+        InferenceClient("https://localhost:1", security=SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
+
+
+# --- By hand, under Locust --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tls_peer(pem: Certificates) -> Iterator[Peer]:
+    def checked(exchange: Exchange) -> None:
+        if exchange.headers.get("authorization") == f"Bearer {SECRET}":
+            answer(exchange)
+        else:
+            exchange.start(extra=[("grpc-status", "16"), ("grpc-message", "a bearer token is missing")], end=True)
+
+    with Peer(checked, tls=context(pem)) as peer:
+        yield peer
+
+
+def locust(host: str, *arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    if token:
+        environment["TAILGATE_TEST_TOKEN"] = token
+    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", host]
+    command += ["-u", "2", "-r", "2", "-t", "4s", "--request-rate", "10", "--exit-code-on-error", "0"]
+    command += ["--stop-timeout", "5", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_load_by_hand_over_tls_with_a_token_which_no_file_or_line_shows(
+    tls_peer: Peer, pem: Certificates, tmp_path: Path
+) -> None:
+    """Locust patches ssl as well as sockets: that this works is not to be taken for granted."""
+    done = locust(
+        *(tls_peer.target, "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN", "--records", str(tmp_path)),
+        token=SECRET,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    with pa.OSFile(str(tmp_path / "requests-0.arrow")) as file:
+        rows = pa.ipc.open_stream(file).read_all().to_pylist()
+    assert len(rows) > 5
+    assert {row["status"] for row in rows} == {"OK"}
+    assert SECRET not in done.stdout + done.stderr
+    for path in tmp_path.iterdir():
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_load_by_hand_without_the_token_is_told_so_in_the_records(
+    tls_peer: Peer, pem: Certificates, tmp_path: Path
+) -> None:
+    done = locust(tls_peer.target, "--tls-ca", pem.ca, "--records", str(tmp_path))
+    assert "UNAUTHENTICATED: a bearer token is missing" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--tls-ca", "/nowhere/ca.pem"], 'TLS authority "/nowhere/ca.pem" cannot be read'),
+        (["--token-env", "TAILGATE_TEST_TOKEN"], "TAILGATE_TEST_TOKEN, which is not set"),
+        (["--token-env", "s3cret-T0ken"], "token_env is not the name of an environment variable"),
+        (["--client-key", "k.pem"], "tls_key is set alone"),
+    ],
+)
+def test_bad_security_settings_end_locust_with_one_line_and_code_2(arguments: list[str], text: str) -> None:
+    done = locust("https://127.0.0.1:1", *arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_a_running_load_shows_no_token_in_the_process_list(tls_peer: Peer, pem: Certificates) -> None:
+    environment = {**os.environ, "TAILGATE_TEST_TOKEN": SECRET}
+    command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", tls_peer.target]
+    command += ["-u", "1", "-r", "1", "-t", "30s", "--tls-ca", pem.ca, "--token-env", "TAILGATE_TEST_TOKEN"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not tls_peer.requests and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        assert tls_peer.requests
+        line = Path(f"/proc/{process.pid}/cmdline")
+        if line.exists():
+            assert SECRET.encode() not in line.read_bytes()
+            assert b"TAILGATE_TEST_TOKEN" in line.read_bytes()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    assert json.dumps(SECRET) not in json.dumps(command)

@@ -1,0 +1,149 @@
+"""The stock client and the frame client side by side, against the same real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from loadtests.generator.generator import TrialConfig
+from servers.config import ConfigError
+from tests.fakes.certificates import make_certificates
+from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def both(target: str, script: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What the frame client saw, what grpcio saw, and the log."""
+    argument = json.dumps({"target": target, "script": script, **options})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.two_clients", argument],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    out = json.loads(done.stdout.splitlines()[-1])
+    return out["frames"], out["grpcio"], done.stderr
+
+
+@pytest.mark.parametrize("kind", ["sync", "aio"])
+def test_both_clients_tell_the_same_of_a_paced_server(kind: Kind) -> None:
+    """Counts and statuses to the last one. Times by the medians of the quietest of four rounds: machines are busy."""
+    with grpc_peer(kind, token_s=0.02) as target:
+        frames, grpcio, _ = both(target, "paced", streams=20, tokens=15, rounds=4)
+    for key in ("connect", "statuses", "tokens", "tags", "ordered"):
+        assert frames[key] == grpcio[key], key
+    assert frames["connect"] == ""
+    assert frames["statuses"] == ["OK"]
+    assert frames["tokens"] == [15] * 20
+    assert frames["tags"] == list(range(20))
+    assert frames["ordered"]
+    assert grpcio["trailing"] == [key for key, _ in TRAILERS]
+    assert set(frames["trailing"]) - {"grpc-status", "grpc-message"} == set(grpcio["trailing"])
+    assert abs(frames["ttft_ms"] - grpcio["ttft_ms"]) < 25, (frames["ttft_ms"], grpcio["ttft_ms"])
+    assert abs(frames["itl_ms"] - grpcio["itl_ms"]) < 5, (frames["itl_ms"], grpcio["itl_ms"])
+    assert 19 < frames["itl_ms"] < 40
+
+
+def test_both_clients_end_calls_alike() -> None:
+    with grpc_peer("aio", token_s=0.02) as target:
+        frames, grpcio, _ = both(target, "ends")
+    assert grpcio["failed"] == ["RESOURCE_EXHAUSTED", "as you asked: \u2713 100 %"]
+    assert grpcio["late"] == "DEADLINE_EXCEEDED"
+    assert grpcio["dropped"] == ["CANCELLED", "cancelled by the client"]
+    assert grpcio["chunks"] == ["OK", [[0], [1], [2]]]
+    assert grpcio["running"] == ["CANCELLED", "the client was closed"]
+    assert grpcio["after"] == ["UNAVAILABLE", "the client is closed"]
+    assert frames == grpcio
+
+
+def test_tls_and_the_token_are_the_same_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = make_certificates(tmp_path, "arms.example")
+    monkeypatch.setenv("TAILGATE_TEST_TOKEN", "s3cret")
+    security = {
+        **{"tls_ca": pem.ca, "tls_server_name": "arms.example", "token_env": "TAILGATE_TEST_TOKEN"},
+        **{"tls_certificate": pem.client_certificate, "tls_key": pem.client_key},
+    }
+    with grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token="s3cret") as target:
+        frames, grpcio, log = both(f"https://{target}", "paced", streams=5, tokens=3, security=security)
+    assert frames["statuses"] == grpcio["statuses"] == ["OK"]
+    assert "s3cret" not in log
+
+
+def test_a_crowd_is_refused_and_the_log_says_why_once() -> None:
+    with grpc_peer("aio", token_s=0.02) as target:
+        _, grpcio, log = both(target, "crowd")
+    assert grpcio["statuses"] == ["OK"] * 100 + ["ABORTED"] * 5
+    assert "at most 100 calls at once" in grpcio["error"]
+    assert log.count("at most 100 calls at once") == 1
+
+
+def test_without_a_server_connect_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    environment = dict(os.environ)
+    program = (
+        "from gevent import monkey; monkey.patch_all()\n"
+        "from loadtests.clients.grpcio import GrpcioClient\n"
+        f"client = GrpcioClient('127.0.0.1:{port}')\n"
+        "print(client.connect(0.5)); call = client.generate(__import__('servers.rpc.inference_pb2', fromlist='x')"
+        ".GenerateRequest(max_tokens=1), timeout_s=5); print(list(call), call.status); client.close()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    first, second = done.stdout.splitlines()
+    assert first == f"cannot connect to 127.0.0.1:{port} within 0.5 s"
+    assert second == "[] UNAVAILABLE"
+
+
+def test_it_needs_a_process_that_gevent_has_patched() -> None:
+    from loadtests.clients.grpcio import GrpcioClient
+
+    with pytest.raises(RuntimeError, match="monkey"):
+        GrpcioClient("127.0.0.1:1")
+
+
+def test_the_client_of_a_trial_is_frames_or_grpcio_and_nothing_else(tmp_path: Path) -> None:
+    assert TrialConfig(targets={"*": "h:1"}).client == "frames"
+    path = tmp_path / "generator.json"
+    path.write_text(json.dumps({"targets": {"*": "h:1"}, "client": "other"}))
+    with pytest.raises(ConfigError, match=r"generator\.client is 'other': use one of frames, grpcio"):
+        TrialConfig.read(path)
+
+
+def test_locust_drives_grpcio_when_told_to(tmp_path: Path) -> None:
+    with grpc_peer("aio", token_s=0.005) as target:
+        command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", target]
+        command += ["-u", "2", "-r", "2", "-t", "4s", "--request-rate", "10", "--client", "grpcio"]
+        done = subprocess.run(
+            [*command, "--records", str(tmp_path), "--stop-timeout", "5"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    with pa.OSFile(str(tmp_path / "requests-0.arrow")) as file:
+        rows = pa.ipc.open_stream(file).read_all().to_pylist()
+    assert len(rows) > 5
+    assert {row["status"] for row in rows} == {"OK"}
+    assert all(row["output_tokens"] == row["max_tokens"] == len(row["token_ns"]) for row in rows)

@@ -1,0 +1,391 @@
+"""The OpenAI client against scripted HTTP/1.1 servers. gevent runs here without patching, servers on threads."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtests.clients.connection import STATUS_NAMES
+from loadtests.clients.openai import OpenAiCall, OpenAiClient, _Answer
+from loadtests.external.addresses import ExternalConfig, OpenAiOptions
+from loadtests.external.tls import SecurityConfig
+from servers.clock import now_ns
+from servers.config import ConfigError
+from tests.fakes.certificates import make_certificates
+from tests.fakes.http1 import (
+    DONE,
+    END,
+    STREAM_HEAD,
+    HttpPeer,
+    Request,
+    answer,
+    chunked,
+    event,
+    plain,
+    said,
+    scripted,
+    usage,
+)
+
+MS = 1_000_000
+GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(2), DONE)
+
+
+def client_of(address: str, **settings: Any) -> OpenAiClient:
+    config = ExternalConfig(kind="openai", addresses=(address,), model_name="m", openai=OpenAiOptions(), **settings)
+    return OpenAiClient(config, address)
+
+
+def ask(client: OpenAiClient, timeout_s: float | None = 10.0) -> OpenAiCall:
+    call = client.start(b"{}", timeout_s=timeout_s)
+    assert call.wait(20)
+    return call
+
+
+def outcome(peer_script: Callable[[Request], object], timeout_s: float = 10.0) -> OpenAiCall:
+    with HttpPeer(peer_script) as peer:
+        client = client_of(peer.address)
+        call = ask(client, timeout_s)
+        client.close()
+        return call
+
+
+def test_answer_has_a_time_for_each_chunk_and_the_servers_token_count() -> None:
+    with HttpPeer(scripted([answer(said("a"), said("b c d"), said("", finish="length"), usage(4, 21), DONE)])) as peer:
+        client = client_of(peer.address)
+        before = now_ns()
+        call = client.start(b'{"x": 1}', headers=b"X-Request-Id: 1-7\r\n", timeout_s=10, tag="mine")
+        assert call.wait(10)
+        client.close()
+    assert (call.status, call.error, call.tag) == ("OK", "", "mine")
+    assert (call.chunks, len(call.token_ns), call.output_tokens) == (2, 2, 4)
+    assert call.trailing_metadata == {"tailgate-prompt-tokens": "21"}
+    assert call.first_token_ns == call.token_ns[0]
+    assert before <= call.start_ns <= call.sent_ns <= call.token_ns[0] <= call.token_ns[1] <= call.end_ns
+    request = peer.requests[0]
+    assert request.line == "POST /v1/completions HTTP/1.1"
+    assert request.body == b'{"x": 1}'
+    assert request.headers["x-request-id"] == "1-7"
+    assert request.headers["host"] == f"127.0.0.1:{peer.port}"
+    assert "authorization" not in request.headers
+
+
+def test_token_has_the_time_at_which_its_bytes_came() -> None:
+    came: list[int] = []
+
+    def script(request: Request) -> None:
+        request.send(STREAM_HEAD)
+        for _ in range(4):
+            time.sleep(0.05)
+            came.append(now_ns())
+            request.send(chunked(said("x")))
+        request.send(chunked(said("", finish="stop"), DONE) + END)
+
+    call = outcome(script)
+    assert call.status == "OK"
+    assert all(0 <= seen - sent < 40 * MS for seen, sent in zip(call.token_ns, came, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_answer_is_understood_at_any_byte_boundary(size: int) -> None:
+    def script(request: Request) -> None:
+        for start in range(0, len(GOOD), size):
+            request.send(GOOD[start : start + size])
+
+    call = outcome(script)
+    assert (call.status, call.chunks, call.output_tokens) == ("OK", 2, 2)
+
+
+def test_counts_in_every_event_give_each_token_its_chunks_time() -> None:
+    stream = answer(
+        said("a", usage={"completion_tokens": 1}),
+        said("b c", usage={"completion_tokens": 3}),
+        said(" d", finish="length", usage={"completion_tokens": 4}),
+        DONE,
+    )
+    call = outcome(scripted([stream]))
+    assert (call.chunks, call.output_tokens, len(call.token_ns)) == (3, 4, 4)
+    assert call.token_ns[1] == call.token_ns[2]
+
+
+def test_one_count_at_the_end_invents_no_token_times() -> None:
+    last = said(" b", finish="length", usage={"completion_tokens": 9})
+    for stream in (answer(said("a"), last, DONE), answer(last, DONE)):
+        call = outcome(scripted([stream]))
+        assert call.output_tokens == 9
+        assert len(call.token_ns) == call.chunks < 3
+
+
+def test_without_usage_chunks_are_counted() -> None:
+    call = outcome(scripted([answer(said("a", chat=True), said("b", chat=True), said("", finish="stop"), DONE)]))
+    assert (call.status, call.output_tokens, dict(call.trailing_metadata)) == ("OK", 2, {})
+
+
+def test_stream_without_done_is_whole_when_it_gave_a_finish_reason() -> None:
+    assert outcome(scripted([answer(said("a"), said("", finish="length"))])).status == "OK"
+    call = outcome(scripted([answer(said("a"), said("b"))]))
+    assert call.status == "UNAVAILABLE"
+    assert "without a finish_reason and without [DONE]" in call.error
+
+
+def test_broken_stream_is_unavailable_and_keeps_its_tokens() -> None:
+    def script(request: Request) -> bool:
+        request.send(STREAM_HEAD + chunked(said("a"), said("b")))
+        return False
+
+    call = outcome(script)
+    assert (call.status, call.output_tokens) == ("UNAVAILABLE", 2)
+    assert "closed the connection inside its answer" in call.error
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "text"),
+    [
+        (plain("429 Too Many", b'{"error": {"message": "slow down"}}'), "RESOURCE_EXHAUSTED", "slow down"),
+        (plain("503 Busy", b"<html>try later</html>"), "UNAVAILABLE", "try later"),
+        (plain("400 Bad", b'{"detail": "prompt must be a string."}'), "INVALID_ARGUMENT", "must be a string"),
+        (plain("401 No", b"{}"), "UNAUTHENTICATED", "HTTP 401"),
+        (plain("404 Nowhere"), "NOT_FOUND", "HTTP 404"),
+        (plain("307 Moved", b"", "Location: /other"), "FAILED_PRECONDITION", "redirects to /other"),
+        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "INTERNAL", "no event stream"),
+        (answer(said("a"), event({"error": {"message": "boom", "code": 500}})), "INTERNAL", "boom"),
+        (answer(said("a"), event({"error": {"message": "full", "code": 429}})), "RESOURCE_EXHAUSTED", "full"),
+        (answer(event("{not json")), "INTERNAL", "unknown form"),
+        (answer(event("[1]")), "INTERNAL", "unknown form"),
+        (answer(event({"choices": ["x"]})), "INTERNAL", "unknown form"),
+        (b"\x00\x00\x18\x04\x00\x00\x00\x00\x00", "UNAVAILABLE", "does not speak HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: zzz\r\n\r\n", "UNAVAILABLE", "does not speak HTTP/1.1"),
+    ],
+)
+def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str, text: str) -> None:
+    call = outcome(scripted([reply]))
+    assert call.status == status
+    assert text in call.error
+
+
+def test_server_that_says_nothing_and_leaves_is_unavailable() -> None:
+    call = outcome(lambda request: False)
+    assert call.status == "UNAVAILABLE"
+    assert "without an answer" in call.error
+
+
+def test_body_that_ends_with_the_connection_is_read_to_its_end() -> None:
+    def script(request: Request) -> bool:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + said("a") + DONE)
+        return False
+
+    assert outcome(script).status == "OK"
+
+
+@given(
+    st.sampled_from([GOOD, plain("500 Broken", b'{"error": 1}'), b"HTTP/1.1 100 Continue\r\n\r\n" + GOOD]),
+    st.lists(st.tuples(st.integers(0, 800), st.integers(0, 20), st.binary(max_size=6)), max_size=3),
+    st.integers(1, 400),
+)
+def test_any_bytes_end_the_call_with_a_status_and_raise_nothing(
+    reply: bytes, changes: list[tuple[int, int, bytes]], size: int
+) -> None:
+    for place, gone, instead in changes:
+        reply = reply[:place] + instead + reply[place + gone :]
+    call = OpenAiCall(request=b"", deadline_ns=0, on_done=None, tag=None, calls=set())
+    heard = _Answer(call, lambda text: text)
+    for start in range(0, len(reply), size):
+        if not call.status:
+            heard.feed(reply[start : start + size], start)
+    if not call.status:
+        heard.feed(b"", len(reply))
+    assert call.status in STATUS_NAMES
+    assert call.error or call.status == "OK"
+
+
+def test_interim_answers_are_passed_over() -> None:
+    assert outcome(scripted([b"HTTP/1.1 100 Continue\r\n\r\n" + GOOD])).status == "OK"
+
+
+def test_connections_are_kept_and_used_again() -> None:
+    def script(request: Request) -> None:
+        if request.body == b"slow":
+            time.sleep(0.2)
+        request.send(GOOD)
+
+    with HttpPeer(script) as peer:
+        client = client_of(peer.address)
+        assert client.connect(5) == ""
+        assert [ask(client).status for _ in range(5)] == ["OK"] * 5
+        assert (peer.connections, client.opened) == (1, 1)
+        together = [client.start(b"slow", timeout_s=10) for _ in range(3)]
+        assert all(call.wait(10) and call.status == "OK" for call in together)
+        assert peer.connections == 3
+        client.close()
+
+
+def test_connection_is_not_kept_when_the_server_says_close_or_the_answer_failed() -> None:
+    closing = GOOD.replace(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n")
+    for first in (closing, answer(event({"error": "boom"}))[: -len(END)]):
+        with HttpPeer(scripted([first, GOOD])) as peer:
+            client = client_of(peer.address)
+            ask(client)
+            assert ask(client).status == "OK"
+            assert peer.connections == 2
+            client.close()
+
+
+def test_connection_that_the_server_closed_while_idle_costs_no_request() -> None:
+    def script(request: Request) -> bool:
+        request.send(GOOD)  # without Connection: close, as a server whose keep-alive time is over
+        return False
+
+    with HttpPeer(script) as peer:
+        client = client_of(peer.address)
+        for _ in range(4):
+            assert ask(client).status == "OK"
+        assert len(peer.requests) == 4
+        client.close()
+
+
+def test_request_that_crossed_the_servers_goodbye_is_sent_again_once() -> None:
+    def script(request: Request) -> bool | None:
+        if request.connection == 1 and len(peer.requests) == 2:
+            return False  # read, and closed without a byte
+        request.send(GOOD)
+        return None
+
+    with HttpPeer(script) as peer:
+        client = client_of(peer.address)
+        assert [ask(client).status for _ in range(3)] == ["OK"] * 3
+        assert len(peer.requests) == 4
+        client.close()
+
+
+def test_server_that_drops_a_request_late_is_told_of_and_not_asked_again() -> None:
+    def script(request: Request) -> bool | None:
+        if len(peer.requests) == 2:
+            time.sleep(0.4)
+            return False
+        request.send(GOOD)
+        return None
+
+    with HttpPeer(script) as peer:
+        client = client_of(peer.address)
+        assert [ask(client).status for _ in range(2)] == ["OK", "UNAVAILABLE"]
+        assert len(peer.requests) == 2
+        client.close()
+
+
+def test_deadline_ends_the_call_on_time_and_hangs_up() -> None:
+    gone = threading.Event()
+
+    def script(request: Request) -> bool:
+        request.send(STREAM_HEAD + chunked(said("a")))
+        request.link.recv(1)  # until the client hangs up
+        gone.set()
+        return False
+
+    began = now_ns()
+    call = outcome(script, timeout_s=0.3)
+    assert (call.status, call.output_tokens) == ("DEADLINE_EXCEEDED", 1)
+    assert 250 * MS < call.end_ns - began < 1500 * MS
+    assert gone.wait(5)
+
+
+def test_cancelled_call_ends_at_once_and_hangs_up() -> None:
+    gone = threading.Event()
+
+    def script(request: Request) -> bool:
+        request.link.recv(1)
+        gone.set()
+        return False
+
+    with HttpPeer(script) as peer:
+        client = client_of(peer.address)
+        done: list[OpenAiCall] = []
+        call = client.start(b"{}", on_done=done.append)
+        gevent.sleep(0.1)
+        call.cancel(error="enough")
+        assert (call.status, call.error, done) == ("CANCELLED", "enough", [call])
+        gevent.sleep(0.1)
+        assert gone.wait(5)
+        client.close()
+
+
+def test_close_ends_every_call_once() -> None:
+    with HttpPeer(lambda request: request.link.recv(1)) as peer:
+        client = client_of(peer.address)
+        done: list[OpenAiCall] = []
+        calls = [client.start(b"{}", on_done=done.append) for _ in range(3)]
+        gevent.sleep(0.1)
+        client.close()
+        assert [call.status for call in calls] == ["CANCELLED"] * 3
+        assert len(done) == 3
+        assert client.start(b"{}").status == "UNAVAILABLE"
+
+
+def test_refused_connect_fails_at_once_for_a_while() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    client = client_of(address)
+    calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
+    assert all(call.wait(5) for call in calls)
+    assert {call.status for call in calls} == {"UNAVAILABLE"}
+    assert all("cannot connect to 127.0.0.1" in call.error and "refused" in call.error for call in calls)
+    client.close()
+
+
+def test_token_is_sent_and_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret-token")
+    refusal = plain("401 No", b'{"error": {"message": "Incorrect API key provided: s3cret-token."}}')
+    security = SecurityConfig(token_env="MY_TOKEN")
+    with HttpPeer(scripted([refusal])) as peer:
+        client = client_of(peer.address, security=security)
+        call = ask(client)
+        client.close()
+    assert peer.requests[0].headers["authorization"] == "Bearer s3cret-token"
+    assert call.error == "HTTP 401: Incorrect API key provided: ***."
+    monkeypatch.delenv("MY_TOKEN")
+    with pytest.raises(ConfigError, match="MY_TOKEN"):
+        client_of("http://127.0.0.1:1/v1", security=security)
+
+
+def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    with HttpPeer(scripted([GOOD]), tls=context) as peer:
+        trusting = client_of(peer.address, security=SecurityConfig(tls_ca=files.ca))
+        assert trusting.connect(5) == ""
+        assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3
+        assert peer.connections == 1
+        trusting.close()
+        for security, says in (
+            (SecurityConfig(), "certificate is not trusted"),
+            (SecurityConfig(tls_ca=files.ca, tls_server_name="elsewhere"), "is for another name"),
+        ):
+            doubting = client_of(peer.address, security=security)
+            call = ask(doubting)
+            assert call.status == "UNAVAILABLE"
+            assert says in call.error
+            doubting.close()
+
+
+def test_large_request_and_a_server_that_refuses_it_early() -> None:
+    def script(request: Request) -> bool:
+        request.send(plain("413 Too Large", b'{"error": {"message": "prompt is too long"}}', "Connection: close"))
+        return False
+
+    with HttpPeer(script) as peer:
+        client = client_of(peer.address)
+        call = client.start(b"x" * 4_000_000, timeout_s=10)
+        assert call.wait(10)
+        client.close()
+    assert call.status == "INVALID_ARGUMENT"
+    assert "too long" in call.error

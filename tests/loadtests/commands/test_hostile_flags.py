@@ -1,0 +1,166 @@
+"""Every flag of every command with values that no one should give. The flags are read from the parser itself, so that
+a new one is tried from the day it is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from loadtests.commands.main import build_parser, main
+from loadtests.trials.run import Orchestrator, RunOutcome
+from servers.complaint import LONGEST
+from servers.splitter.envoy import Envoy, SplitterError
+from tests.fakes.runs import FakeRun, write_run
+
+HOSTILE = {
+    "empty": "",
+    "space": " ",
+    "nan": "nan",
+    "inf": "inf",
+    "-inf": "-inf",
+    "1e30": "1e30",
+    "1e-320": "1e-320",
+    "30 digits": "9" * 30,
+    "5,000 digits": "9" * 5000,
+    "zero": "0",
+    "below zero": "-1",
+    "other digits": "٣",
+    "superscript": "²",
+    "NUL": "a\0b",
+    "300 characters": "x" * 300,
+    "20,000 characters": "x" * 20_000,
+    "a long path": "x/" * 3000,
+    "not UTF-8": "a\udcffb",
+    "an escape": "\x1b[31mred\nline",
+    "right to left": "a\u202eb",
+    "deep key": ".".join("a" * 40) + "=1",
+    "deep value": "engine.slots=" + "[" * 5000,
+    "huge value": "engine.slots=" + "9" * 5000,
+    "huge index": f"arms[{'9' * 5000}].weight=1",
+    "nobody's home": "~nobody9/x",
+    "a file at nobody's home": "security.token_file=~nobody9/x",
+    "a secret that is empty": "security.token_env=",
+    "pair": "a=b",
+    "equals": "=",
+    "comma": ",",
+    "percent": "%s %(prog)s {0}",
+    "folder": "..",
+    "device": "/dev/null",
+    "target": "p99_ttft_ms <= nan",
+    "huge target": "p99_ttft_ms <= " + "9" * 400,
+    "shape": "prefill 99999999999999999999x1",
+    "goodput": "ttft:nan",
+    "address": "eager=127.0.0.1:99999999999999",
+}
+
+# What a command needs besides the flag that is tried, each in all its ways. Names in capitals stand for what the
+# fixture makes.
+BASE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "run": (("demo", "--out", "OUT"),),
+    "parity": (("demo", "--out", "OUT"),),
+    "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),
+    "serve": (("--preset", "eager", "--port", "0"),),
+    "split": (("--arm", "eager=127.0.0.1:50051"), ("--admin", "127.0.0.1:1", "--set-weights", "eager=1")),
+    "worker": (("--master", "127.0.0.1:5557", "--keep", "OUT"),),
+    "analyze": (("RUN",),),
+    "export": (("RUN", "--format", "csv"),),
+    "forecast": (("TRACE",), ("TRACE", "--batch", "4", "--window-ms", "50")),
+    "plan": (("--rate", "4"), ("RUN",)),
+    "calibrate": (("RUN",),),
+    "breakeven": (("RUN",),),
+}
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    parser = build_parser()
+    (chosen,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(chosen.choices)
+
+
+def cases() -> Iterator[Any]:
+    for name, parser in commands().items():
+        for action in parser._actions:
+            if action.nargs == 0:
+                continue
+            flag = action.option_strings[-1] if action.option_strings else ""
+            for number, base in enumerate(BASE.get(name, ((),))):
+                yield pytest.param(name, base, flag, id=f"{name} {flag or action.dest} {number}")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("made")
+    trace = folder / "trace.csv"
+    trace.write_text("time_s,input_tokens,output_tokens\n0,10,5\n1,300,2\n2,10,5\n")
+    run = write_run(folder / "run", FakeRun(duration_s=60.0, rate=1.0))
+    return {"OUT": str(folder / "out"), "RUN": str(run), "TRACE": str(trace)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def outcome(orchestrator: Orchestrator) -> RunOutcome:
+        return RunOutcome(run_dir=tmp_path, complete=False, interrupted=True)
+
+    def stopped(*_: object, **__: object) -> NoReturn:
+        raise SystemExit(0)
+
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise SplitterError("not started")
+
+    monkeypatch.setattr(Orchestrator, "run", outcome)
+    monkeypatch.setattr(Envoy, "start", refused)
+    monkeypatch.setattr(os, "execve", stopped)
+    monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
+    monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)
+
+
+def run(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+
+
+def without(base: tuple[str, ...], flag: str) -> list[str]:
+    """`base` without `flag` and its value, or without its first word where a positional one is tried."""
+    words = list(base)
+    if not flag:
+        return words[1:] if words and not words[0].startswith("-") else words
+    if flag in words:
+        place = words.index(flag)
+        del words[place : place + 2]
+    return words
+
+
+@pytest.mark.parametrize(("command", "base", "flag"), cases())
+def test_a_hostile_value_is_one_line_and_an_exit_code(
+    command: str, base: tuple[str, ...], flag: str, made: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [made.get(word, word) for word in without(base, flag)]
+    for name, value in HOSTILE.items():
+        given = [f"{flag}={value}"] if flag.startswith("--") else ["--", value]
+        code = run([command, *others, *given])
+        out, err = capsys.readouterr()
+        case = f"{command} {flag} with {name}: {err[:500]!r}"
+        assert code in (0, 1, 2, 3, 99), case
+        assert "Traceback" not in err + out, case
+        assert "a fault in tailgate" not in err + out, case
+        if code == 2:
+            assert err.startswith("tailgate: "), case
+            assert err.count("\n") == 1, case
+            assert len(err) < LONGEST + 200, case
+            assert err[:-1].isprintable(), case
+        if code == 0 and "{" in out[:1]:
+            json.loads(out, parse_constant=pytest.fail)
+
+
+def test_every_command_is_tried() -> None:
+    assert set(commands()) == set(BASE)

@@ -1,0 +1,424 @@
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from loadtests.commands.main import build_parser, main, parse_weights, serve_config
+from loadtests.commands.reweight import reweight
+from servers.config import ConfigError
+from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.splitter.envoy import SplitterError
+from tests.fakes.runs import FakeRun, write_run
+
+ROOT = Path(__file__).resolve().parents[3]
+FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command says on stderr; it must be one line, with exit code 2 and nothing on stdout."""
+    code: object
+    try:
+        code = main(arguments)
+    except SystemExit as leaving:
+        code = leaving.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("tailgate: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("command", ["run", "parity", "serve", "split", "analyze", "plan", "calibrate", "breakeven"])
+def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([command, "--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    assert f"tailgate {command} " in text.partition("examples:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["foretell"], "invalid choice: 'foretell'"),
+        (["run"], "required: EXPERIMENT: see `tailgate run --help`"),
+        (["run", "none.toml"], 'experiment "none.toml" does not exist'),
+        (["run", "demo", "--seed", "x"], "'x' is no seed"),
+        (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
+        (["run", "demo", "--set", "traffic.rate=fast"], "traffic.rate is 'fast': expected float"),
+        (["run", "demo", "--set", "traffic.speed=1"], "traffic.speed is unknown"),
+        (["run", "demo", "--trace", "none.csv"], '--trace "none.csv" does not exist'),
+        (["run", "h200"], "add --trace FILE"),
+        (["analyze", "none"], 'run directory "none" does not exist'),
+        (["serve"], "required: --preset"),
+        (["serve", "--preset", "fast"], 'preset "fast" is unknown'),
+        (["serve", "--preset", "eager", "--port", "70000"], "'70000' is no port"),
+        (["serve", "--preset", "eager", "--device", "tpu"], 'model.device is "tpu"'),
+        (["serve", "--preset", "eager", "--dtype", "int4"], "model.dtype is 'int4'"),
+        (["serve", "--preset", "eager", "--slots", "0"], "engine.slots is 0"),
+        (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
+        (["serve", "--preset", "eager", "--set", "speed=1"], "--set speed is unknown"),
+        (["split"], "no arm is given"),
+        (["split", "--arm", "eager"], '--arm "eager" is not NAME=HOST:PORT'),
+        (["split", "--arm", "eager=localhost"], 'address "localhost" is not host:port'),
+        (["split", "--arm", "a=h:1", "--arm", "a=h:2"], 'arm name "a" is taken'),
+        (["split", "--arm", "a=h:1", "--weight", "b=2"], '--weight names the arm "b"'),
+        (["split", "--arm", "a=h:1", "--weight", "a=x"], '--weight "a=x" is not NAME=WEIGHT'),
+        (["split", "--arm", "a=h:1", "--weight", "a=0"], "every arm has weight 0"),
+        (["split", "--arm", "a=h:1", "--stickiness", "glue"], "splitter.stickiness is 'glue'"),
+        (["split", "--admin", "localhost:1"], "--admin and --set-weights belong together"),
+        (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
+        (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
+    ],
+)
+def test_bad_usage_is_one_line_with_exit_code_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_malformed_trace_is_named_by_line_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "conv.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\nyesterday,1,2\n")
+    message = refusal(capsys, "run", "demo", "--trace", str(trace), "--out", str(tmp_path / "runs"))
+    assert "line 3" in message
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_port_in_use_is_named_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        out = str(tmp_path / "runs")
+        message = refusal(capsys, "run", "demo", "--out", out, "--set", f"splitter.port={port}")
+        assert f"splitter.port is {port}" in message
+        assert f"--port is {port}" in refusal(capsys, "serve", "--preset", "eager", "--port", str(port))
+        message = refusal(capsys, "split", "--arm", "eager=127.0.0.1:9", "--port", str(port))
+        assert f"port {port} on 127.0.0.1 is in use" in message
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_output_folder_that_is_a_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    assert "cannot be made" in refusal(capsys, "run", "demo", "--out", str(tmp_path / "runs"))
+
+
+def test_a_platform_without_envoy_is_told_so_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "envoy", None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", sys.executable)
+    assert "Envoy missing" in refusal(capsys, "run", "demo", "--out", str(tmp_path / "runs"))
+
+
+def test_serve_flags_become_an_arm() -> None:
+    options = build_parser().parse_args(
+        [
+            *("serve", "--preset", "compiled-padded", "--name", "blue", "--dtype", "bfloat16", "--slots", "4"),
+            *("--max-prompt-tokens", "64", "--set", "compile.mode=max-autotune", "--set", "engine.max_queue=7"),
+        ]
+    )
+    arm = serve_config(options)
+    assert (arm.name, arm.preset, arm.model.dtype) == ("blue", "compiled-padded", "bfloat16")
+    assert (arm.engine.slots, arm.engine.max_prompt_tokens, arm.engine.max_queue) == (4, 64, 7)
+    assert arm.compile.mode == "max-autotune"
+    assert arm.shapes.kind == "pad"
+
+
+def test_weights_are_read_from_text() -> None:
+    assert parse_weights("eager=90,compiled=10", "--weight") == {"eager": 90, "compiled": 10}
+    with pytest.raises(ConfigError, match="is not NAME=WEIGHT"):
+        parse_weights("eager=-1", "--weight")
+
+
+def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--weight", "compiled=3"]
+    assert main(["split", *arms, "--print-config"]) == 0
+    assert "static_resources" in json.loads(capsys.readouterr().out)
+    assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
+
+
+# --- Real processes ---------------------------------------------------------------------------------------------------
+
+
+class Command:
+    """`tailgate` in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, fake_flags: tuple[str, ...] = ()) -> None:
+        code = (
+            "import sys; from loadtests.commands.main import main; "
+            f"sys.exit(main({list(arguments)!r}, arm_command={[sys.executable, str(FAKE_ARM), *fake_flags]!r}))"
+        )
+        self.stderr_path = folder / "stderr.txt"
+        with self.stderr_path.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+
+    def wait_for(self, text: str, within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not re.search(text, self.stderr_path.read_text()):
+            assert time.monotonic() < deadline, f"no {text!r} in {self.stderr_path.read_text()}"
+            assert self.process.poll() is None, self.stderr_path.read_text()
+            time.sleep(0.02)
+
+    def end(self, timeout_s: float = 60.0) -> tuple[int, list[str], str]:
+        """(exit code, lines on stdout, stderr)."""
+        out, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out.splitlines(), self.stderr_path.read_text()
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines that hold `text`, zombies left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+def nothing_left(text: str, within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while processes_naming(text):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+RUN = ("run", "demo", "--set", "traffic.duration_s=30", "--set", "traffic.block_s=2", "--set", "traffic.rate=8")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_interrupted_at_start_up_leaves_no_process_and_says_so(number: signal.Signals, tmp_path: Path) -> None:
+    command = Command(tmp_path, *RUN, fake_flags=("--never-ready", "eager-0"))
+    command.wait_for("starting arms")
+    command.process.send_signal(number)
+    code, out, err = command.end()
+    assert code == 1
+    line = json.loads(out[-1])
+    assert (line["verdict"], line["exit_code"], line["complete"], line["interrupted"]) == (None, 1, False, True)
+    assert "interrupted: what was recorded is in runs/" in err
+    assert nothing_left(str(tmp_path))
+    (facts,) = tmp_path.glob("runs/*/trial-01/trial.json")
+    assert json.loads(facts.read_text())["complete"] is False
+
+
+def test_a_run_interrupted_in_traffic_keeps_and_judges_what_was_recorded(tmp_path: Path) -> None:
+    command = Command(tmp_path, *RUN)
+    command.wait_for(r"ttft p50 \d")  # answers have come
+    command.process.send_signal(signal.SIGINT)
+    code, out, _ = command.end()
+    assert code == 1
+    line = json.loads(out[-1])
+    assert line["verdict"] in ("INCONCLUSIVE", "FAIL")
+    assert (line["exit_code"], line["complete"], line["interrupted"]) == (1, False, True)
+    assert (tmp_path / line["report"]).stat().st_size > 1000
+    assert nothing_left(str(tmp_path))
+    assert main(["analyze", str(tmp_path / line["run_dir"])]) in (3, 99)
+
+
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    command = Command(tmp_path, *RUN)
+    command.wait_for("traffic")
+    command.process.send_signal(signal.SIGINT)
+    command.process.send_signal(signal.SIGTERM)
+    code, _, _ = command.end(timeout_s=10.0)
+    assert code == 1
+    assert nothing_left(str(tmp_path))
+
+
+def test_a_target_of_the_command_line_is_judged_in_place_of_the_experiments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", FakeRun(duration_s=60, rate=2, slo={"p99_ttft_ms": 2000}))
+    assert main(["analyze", str(folder), "--slo", "p99_ttft_ms <= 0.5", "--slo", "error_rate <= 0.5%"]) == 3
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {gate["gate"]: gate["limit"] for gate in summary["gates"] if gate["kind"] == "slo"} == {
+        "slo p99_ttft_ms": 0.5,
+        "slo error_pct": 0.5,
+    }
+    capsys.readouterr()
+    assert '--slo holds "p99_ttft_ms": the operator is missing' in refusal(
+        capsys, "analyze", str(folder), "--slo", "p99_ttft_ms"
+    )
+
+
+def test_a_killed_run_leaves_no_process_and_its_records_can_be_read(tmp_path: Path) -> None:
+    command = Command(tmp_path, *RUN)
+    command.wait_for(r"ttft p50 \d")
+    command.process.kill()
+    command.end()
+    assert nothing_left(str(tmp_path))
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert main(["analyze", str(run_dir)]) in (3, 99)
+
+
+def test_a_run_that_broke_ends_with_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    command = Command(tmp_path, *RUN, fake_flags=("--fail-start", "compiled-naive-0"))
+    code, out, err = command.end()
+    assert code == 1
+    assert "the weights are missing" in json.loads(out[-1])["error"]
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith('tailgate: arm "compiled-naive": compiled-naive-0 ended')
+
+
+class Named(inference_pb2_grpc.InferenceServicer):
+    """Answers at once with one token."""
+
+    def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateChunk]:
+        yield inference_pb2.GenerateChunk(token_ids=[1])
+
+
+@pytest.fixture
+def arms() -> Iterator[dict[str, str]]:
+    """Two real gRPC servers that are healthy: {arm name: address}."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    servers, addresses = [], {}
+    for name in ("eager", "compiled"):
+        server = grpc.server(ThreadPoolExecutor(4))
+        inference_pb2_grpc.add_InferenceServicer_to_server(Named(), server)  # type: ignore[no-untyped-call]
+        checks = health.HealthServicer()
+        checks.set("tailgate.v1.Inference", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        addresses[name] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        servers.append(server)
+    yield addresses
+    for server in servers:
+        server.stop(None)
+
+
+def arms_chosen(target: str, count: int) -> list[str]:
+    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        chosen = []
+        for _ in range(count):
+            call = stub.Generate(inference_pb2.GenerateRequest(max_tokens=1), timeout=10)
+            list(call)
+            chosen.append(dict(call.initial_metadata())["x-tailgate-arm"])
+        return chosen
+
+
+def test_a_running_split_takes_new_weights_from_outside(tmp_path: Path, arms: dict[str, str]) -> None:
+    flags = [flag for name, address in arms.items() for flag in ("--arm", f"{name}={address}")]
+    command = Command(tmp_path, "split", *flags, "--weight", "compiled=0", "--port", "0")
+    assert command.process.stdout is not None
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.append(command.process.stdout.readline()))  # type: ignore[union-attr]
+    reader.start()
+    reader.join(30.0)
+    where = json.loads(lines[0])
+    command.wait_for("compiled 1/1")
+    assert set(arms_chosen(where["target"], 8)) == {"eager"}
+    assert reweight(where["admin"], {"eager": 0, "compiled": 5}) == {"eager": 0, "compiled": 5}
+    assert set(arms_chosen(where["target"], 8)) == {"compiled"}
+    # arms that are not named keep the weight that they have now
+    assert reweight(where["admin"], {"eager": 2}) == {"eager": 2, "compiled": 5}
+    with pytest.raises(ConfigError, match='arm "other" is unknown to the split'):
+        reweight(where["admin"], {"other": 1})
+    with pytest.raises(ConfigError, match="every arm would have weight 0"):
+        reweight(where["admin"], {"eager": 0, "compiled": 0})
+    with pytest.raises(ConfigError, match="give a whole number from 0"):
+        reweight(where["admin"], {"eager": 10**9})
+    command.process.send_signal(signal.SIGINT)
+    code, _, err = command.end(timeout_s=20.0)
+    assert code == 0
+    assert "Traceback" not in err
+    with pytest.raises(SplitterError, match="no split answers"):
+        reweight(where["admin"], {"eager": 1})
+
+
+def test_a_fault_is_one_line_with_the_file_of_its_traceback_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr("loadtests.commands.main.calibrate", fail)
+    assert main(["calibrate", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    (path,) = tmp_path.glob("traceback-*.txt")
+    assert said.count("\n") == 1
+    assert f"its traceback is in {path}" in said
+    assert "RecursionError" in path.read_text()
+
+
+def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("loadtests.trials.run._Trial.run", fail)
+    assert main(["run", "demo", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    (path,) = tmp_path.glob("*/traceback-*.txt")
+    assert f"its traceback is in {path}" in told.err
+    assert "Traceback" not in told.err
+    assert json.loads(told.out.splitlines()[-1])["error"].startswith("out of memory")
+
+
+@pytest.mark.parametrize("stream", ["/dev/full", "closed"])
+def test_a_stdout_that_takes_nothing_is_told_in_one_line(stream: str) -> None:
+    command = [sys.executable, "-m", "loadtests.commands.main", "plan", "--rate", "4"]
+    redirect = ">&-" if stream == "closed" else f"> {stream}"
+    done = subprocess.run(
+        ["sh", "-c", f"{' '.join(command)} {redirect}"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback (most" not in done.stderr
+    assert done.stderr.count("\n") <= 1
+    assert done.returncode == (1 if stream == "/dev/full" else 0)
+
+
+def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def become(program: str, command: list[str], environment: dict[str, str]) -> None:
+        given.append(json.loads(Path(command[command.index("--config") + 1]).read_text()))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", become)
+    large = [part for name in "abc" for part in ("--set", f'compile.options.{name}="{"x" * 60_000}"')]
+    with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
+        main(["serve", "--preset", "eager", "--port", "0", *large])
+    assert len(given[0]["compile"]["options"]["c"]) == 60_000

@@ -1,0 +1,108 @@
+"""Every command at a real terminal: words that fit its width, and no JSON unless it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.commands.main import build_parser
+from tests.fakes.runs import FakeRun, write_run
+from tests.fakes.terminal import ROOT, at_terminal, tailgate
+
+COLUMNS = 80
+FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+# Commands of one process that ends by itself: arguments after the name. RUN is a run directory, TRACE a trace.
+ENDING: dict[str, tuple[str, ...]] = {
+    "analyze": ("RUN",),
+    "plan": ("RUN", "--duration", "600"),
+    "calibrate": ("RUN", "--splits", "20"),
+    "breakeven": ("RUN",),
+    "export": ("RUN", "--format", "csv"),
+    "forecast": ("TRACE",),
+    "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
+}
+# Others have a test of their own below; a worker finds nothing out.
+APART = {"run", "serve", "split", "parity", "worker"}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("terminal")
+    write_run(folder / "run", FakeRun(duration_s=300, rate=4, slo={"p99_ttft_ms": 2000}))
+    trace = folder / "trace.csv"
+    rows = "".join(f"2023-11-16 18:15:{second:02}.0,{40 + 7 * second},20\n" for second in range(60))
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    yield {"RUN": str(folder / "run"), "TRACE": str(trace)}
+    shutil.rmtree(folder)
+
+
+def objects(lines: list[str]) -> list[Any]:
+    """The JSON objects among the lines."""
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def test_every_command_is_tried_at_a_terminal() -> None:
+    (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert set(commands.choices) == set(ENDING) | APART
+    without = {name for name, parser in commands.choices.items() if "--json" not in parser.format_help()}
+    assert without == {"worker"}
+
+
+@pytest.mark.parametrize("command", ENDING)
+def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], tmp_path: Path) -> None:
+    arguments = [given.get(argument, argument) for argument in ENDING[command]]
+    code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS)
+    assert code in (0, 3), err
+    assert objects(lines) == []
+    assert lines
+    # A path has the length that it has.
+    assert [line for line in lines if len(line) > COLUMNS and given["RUN"] not in line] == []
+    if command == "export":
+        shutil.rmtree(f"{given['RUN']}-csv")
+    code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path)
+    assert code in (0, 3), err
+    assert len(lines) == len(objects(lines)) == 1
+
+
+def test_a_run_that_broke_says_so_in_words_alone(tmp_path: Path) -> None:
+    fake = (sys.executable, str(FAKE_ARM), "--fail-start", "compiled-naive-0")
+    code, lines, err = at_terminal(tailgate("run", "demo", arm_command=fake), tmp_path)
+    assert (code, objects(lines)) == (1, [])
+    assert "the weights are missing" in err
+
+
+def test_a_run_is_judged_in_words_alone(tmp_path: Path) -> None:
+    settings = ("traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8")
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    fake = (sys.executable, str(FAKE_ARM))
+    code, lines, err = at_terminal(tailgate("run", "demo", *flags, arm_command=fake), tmp_path)
+    assert (code in (3, 99), objects(lines)) == (True, []), err
+    assert any("compiled-naive" in line for line in lines)
+    assert lines[-1].startswith("report: ")
+
+
+def test_a_server_names_its_port_on_stderr(tmp_path: Path) -> None:
+    serve = tailgate("serve", "--preset", "eager", "--slots", "2", "--port", "0")
+    code, lines, err = at_terminal(serve, tmp_path, stop_at="listens on 127.0.0.1:")
+    assert (code, lines) == (0, []), err
+
+
+def test_a_split_names_its_port_on_stderr(tmp_path: Path) -> None:
+    arms = ("--arm", "eager=127.0.0.1:9", "--arm", "compiled=127.0.0.1:9", "--port", "0")
+    code, lines, err = at_terminal(tailgate("split", *arms), tmp_path, stop_at="Ctrl-C ends")
+    assert (code, lines) == (0, []), err

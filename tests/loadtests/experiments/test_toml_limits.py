@@ -1,0 +1,94 @@
+"""Files of settings that are no settings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from analysis.records.shallow_toml import DEEPEST
+from loadtests.commands.main import main
+from loadtests.experiments.experiment import parse_setting
+from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
+from loadtests.trials.preflight import _check_compiler
+from servers.complaint import LONGEST
+from servers.config import ConfigError
+
+DEEP = ".".join("a" * 50_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{DEEP} = 1", ("50000 parts", str(DEEPEST))),
+        (f"[{DEEP}]", ("50000 parts",)),
+        (f"x = {{ {DEEP} = 1 }}", ("50000 parts",)),
+        (" . ".join("a" * 50_000) + " = 1", ("50000 parts",)),
+        ("x = " + "[" * 350_000 + "]" * 350_000, ("nested too deep",)),
+        ("x = " + "{a=" * 100_000, ("nested too deep",)),
+        ("x = " + "[" * 40 + "]" * 40, ("nested too deep", str(DEEPEST))),
+        ("seed = " + "9" * 30, ("seed", "64 bits")),
+        ("seed = " + "9" * 5000, ("cannot be read",)),
+        ("arms = [" + "1," * 200_000 + "]", ("arms", "200000 entries", "100000")),
+        (f'name = "{"x" * 70_000}"', ("name", "70000 characters", "65536")),
+        ('name = "a\\u0000b"', ("name", "NUL")),
+        ('name = "e"\n[traffic]\ntrace = "a\\u0000b"', ("traffic.trace", "NUL")),
+        (f'name = "e"\n[traffic]\ntrace = "{"x" * 300}"', ("traffic.trace", "300 bytes", "255")),
+        ("#" + "x" * (1 << 20), ("more than 1048576 bytes",)),
+        (f'name = "e"\ntraffic.rate = 1\ncolour = "{"x" * 20_000}"', ("colour is unknown",)),
+        (f'name = "e"\ntraffic.rate = 1\nseed = "{"x" * 20_000}"', ("characters left out", "expected int")),
+        (f'name = "e"\ntraffic.rate = 1\n"{"k" * 20_000}" = 1', ("characters left out", "an experiment takes")),
+        ('name = "e"\ntraffic.rate = 1\n"\\u001b[31m" = 1', ("\\x1b[31m is unknown",)),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_one_short_line_at_once(
+    text: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(text)
+    started = time.process_time()
+    assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert time.process_time() - started < 5.0  # a key of 50,000 parts took 40 s
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert len(said) < LONGEST + 100
+    assert said.strip().isprintable()
+    for word in words:
+        assert word in said
+
+
+def test_what_experiments_hold_is_let_through() -> None:
+    text = """
+    # ....................................................................................................
+    name = "a.b.c" # e.g. 1.2.3.4
+    addresses = ["https://arm-1.example.com:8443/v1", "10.0.0.1:50051"]
+    arms.compiled.compile.options."triton.cudagraphs" = true
+    """
+    check_values(parse_toml(text, "experiment"))
+
+
+def test_a_path_is_as_long_as_file_systems_take() -> None:
+    assert check_path("a/" * 1000 + "b" * 255, "--out")
+    with pytest.raises(ConfigError, match="256 bytes; the limit is 255"):
+        check_path("b" * 256, "--out")
+    with pytest.raises(ConfigError, match="the limit is 4095"):
+        check_path("a/" * 2048, "--out")
+
+
+def test_a_home_that_cannot_be_found_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'model.id is "~nobody9/x", whose home cannot be found'):
+        expanded("~nobody9/x", "model.id")
+
+
+def test_a_compiler_that_is_no_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "'")
+    with pytest.raises(ConfigError, match=r"the environment variable CXX is .* give the C\+\+ compiler"):
+        _check_compiler("compiled")
+
+
+def test_an_empty_variable_of_the_shell_does_not_open_what_the_experiment_closes() -> None:
+    for text in ("", '""', " "):
+        with pytest.raises(ConfigError, match=r"--set security.token_env is empty"):
+            parse_setting(f"security.token_env={text}")
+    assert parse_setting("traffic.trace=") == ("traffic.trace", "")

@@ -1,0 +1,286 @@
+"""Addresses and settings of arms that tailgate does not start."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.experiments.experiment import Experiment, from_table, load, to_table
+from loadtests.external.addresses import (
+    Address,
+    ExternalConfig,
+    OipOptions,
+    OpenAiOptions,
+    external_from_flags,
+    external_from_table,
+    external_table,
+    parse_address,
+)
+from loadtests.external.tls import OPEN, SecurityConfig
+from servers.config import ConfigError
+
+
+def table(*arms: dict[str, Any], **more: Any) -> dict[str, Any]:
+    traffic = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
+    return {"name": "external", "compare_models": True, "arms": list(arms), "traffic": traffic, **more}
+
+
+EAGER = {"name": "eager", "preset": "eager", "control": True}
+VLLM = {"name": "vllm", "kind": "openai", "address": "http://10.0.0.7:8000/v1", "model_name": "llama"}
+TRITON = {"name": "triton", "kind": "oip", "address": "grpc://10.0.0.8:8001", "model_name": "llama"}
+
+
+def experiment(*arms: dict[str, Any], **more: Any) -> Experiment:
+    return from_table(table(*arms, **more))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "address"),
+    [
+        ("http://host:8000/v1", "openai", Address(host="host", port=8000, path="/v1")),
+        ("HTTPS://api.example.com/v1/", "openai", Address(host="api.example.com", port=443, tls=True, path="/v1")),
+        ("http://[::1]:8000", "openai", Address(host="::1", port=8000)),
+        ("http://host/", "openai", Address(host="host", port=80)),
+        ("grpc://host:8001", "oip", Address(host="host", port=8001)),
+        ("host:8001", "oip", Address(host="host", port=8001)),
+        ("grpcs://host:8001", "oip", Address(host="host", port=8001, tls=True)),
+    ],
+)
+def test_address_has_the_parts_that_its_protocol_needs(text: str, kind: Any, address: Address) -> None:
+    assert parse_address(text, kind) == address
+
+
+def test_ipv6_host_has_its_brackets_in_a_target() -> None:
+    assert parse_address("http://[::1]:8000", "openai").target == "[::1]:8000"
+    assert parse_address("https://[::1]", "openai").host_header == "[::1]"
+    assert parse_address("https://a/v1", "openai").host_header == "a"
+    assert parse_address("http://a:443/v1", "openai").host_header == "a:443"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("host:8000", "openai", "has no scheme"),
+        ("grpc://host:8000", "openai", 'the scheme "grpc"'),
+        ("http://", "openai", "names no host"),
+        ("http://host:99999/v1", "openai", "port 99999"),
+        ("http://host:0/v1", "openai", "port 0"),
+        ("http://me:s3cret@host/v1", "openai", "token_env"),
+        ("http://host/v1?key=1", "openai", "query"),
+        ("http://ho st/v1", "openai", "names no host"),
+        ("grpc://host", "oip", "names no port"),
+        ("grpc://host:1/path", "oip", "gRPC has none"),
+    ],
+)
+def test_unusable_address_says_what_to_write(text: str, kind: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        parse_address(text, kind)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
+    two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"], "openai": {"endpoint": "chat", "extra": {"top_k": 1}}}
+    found = experiment(EAGER, two, {**TRITON, "vocab_size": 100, "token_env": "T", "oip": {"prompt": "token_ids"}})
+    assert [arm.kind for arm in found.arms] == ["tailgate", "openai", "oip"]
+    assert [arm.name for arm in found.own_arms] == ["eager"]
+    assert found.arm("vllm").replica_names == ("vllm-0", "vllm-1")
+    assert found.arm("triton").external is not None
+    assert from_table(to_table(found)) == found
+
+
+def test_two_external_arms_can_be_compared_without_one_of_tailgates() -> None:
+    found = experiment({**VLLM, "control": True}, TRITON)
+    assert found.control.kind == "openai"
+    assert found.own_arms == ()
+
+
+def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> None:
+    with pytest.raises(ConfigError, match=r'arms\[1\] "vllm" is external .* write compare_models = true at the top'):
+        experiment(EAGER, VLLM, compare_models=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"preset": "eager"}, r"arms\[1\].preset describes a server that tailgate starts"),
+        ({"compile": {"enabled": True}}, r"arms\[1\].compile describes"),
+        ({"shapes": {}}, r"arms\[1\].shapes describes"),
+        ({"device": "cuda"}, r"arms\[1\].device describes"),
+        ({"weight": 3}, r"arms\[1\].weight describes"),
+        ({"replicas": 2}, "list the replicas in address"),
+        ({"oip": {}}, r"arms\[1\].oip is unknown"),
+        ({"modle": "x"}, r"arms\[1\].modle is unknown: an external arm takes name, kind"),
+        ({"kind": "http"}, 'kind is "http": use tailgate, openai or oip'),
+        ({"address": 7}, "address is 7"),
+        ({"address": []}, "address is empty"),
+        ({"address": ["http://a/v1", "http://a/v1"]}, "there twice"),
+        ({"address": "host"}, r"arms\[1\].address \"host\" has no scheme"),
+        ({"model_name": ""}, r"arms\[1\].model_name is missing"),
+        ({"token_env": "sk-1234-secret"}, "token_env"),
+        ({"token_env": "A", "token_file": "b"}, "both set"),
+        ({"tls_ca": "ca.pem"}, "no address uses TLS"),
+        ({"vocab_size": 2}, "vocab_size is 2"),
+        ({"openai": {"endpont": "chat"}}, r"arms\[1\].openai.endpont is unknown: .* takes endpoint, prompt"),
+        ({"openai": {"endpoint": "embeddings"}}, "use one of completions, chat"),
+        ({"openai": {"prompt": "token_ids"}}, "vocab_size is missing"),
+        ({"openai": {"prompt": "token_ids", "endpoint": "chat"}}, "chat messages are text"),
+        ({"openai": {"prompt": "token_ids", "tokenizer": "x"}}, "needs none"),
+        ({"openai": {"length_fields": ["max"]}}, "use ignore_eos and min_tokens"),
+        ({"openai": {"extra": {"stream": False}}}, "tailgate itself must set"),
+        ({"openai": 3}, "give a table"),
+        ({"name": "a b"}, r'arms\[1\].name "a b"'),
+        ({"name": "eager"}, "the name of arms"),
+    ],
+)
+def test_setting_that_makes_no_sense_is_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        experiment(EAGER, {**VLLM, **change})
+    assert "sk-1234" not in str(caught.value)
+
+
+def test_missing_key_is_named() -> None:
+    for key in ("address", "model_name", "name"):
+        with pytest.raises(ConfigError, match=rf"arms\[1\].{key}.* is"):
+            experiment(EAGER, {name: value for name, value in VLLM.items() if name != key})
+
+
+def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
+    with pytest.raises(ConfigError, match=r"arms\[0\].address is for a server that is there already: add kind"):
+        experiment({**EAGER, "address": "http://a/v1"}, VLLM)
+
+
+def test_designs_that_need_the_splitter_are_refused_with_the_remedy() -> None:
+    traffic = table()["traffic"]
+    with pytest.raises(ConfigError, match='use design = "mirrored" or "switchback"'):
+        experiment(EAGER, VLLM, traffic={**traffic, "design": "split"})
+    with pytest.raises(ConfigError, match=r"\[splitter\] is set .* remove the table"):
+        experiment(EAGER, VLLM, splitter={"workers": 3})
+    with pytest.raises(ConfigError, match="parity looks into the arms that it starts"):
+        experiment(EAGER, VLLM, parity={"full": True})
+    taking_turns = experiment(EAGER, VLLM, traffic={**traffic, "design": "switchback"})
+    assert taking_turns.traffic.design == "switchback"
+
+
+def test_replicas_of_an_external_arm_need_not_be_as_many_as_those_of_an_own_one() -> None:
+    two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"]}
+    assert experiment({**EAGER, "replicas": 3}, two).arm("vllm").replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt_tensor": ""}, "oip.prompt_tensor is empty"),
+        ({"output_tensor": ""}, "oip.output_tensor is empty"),
+        ({"parameters_tensor": ""}, "length of an answer cannot be asked for"),
+        ({"parameters_tensor": "", "max_tokens_tensor": "n", "length_fields": ["min_tokens"]}, "travel in"),
+        ({"stream": "yes"}, "use one of triton, plain, off"),
+        ({"prompt": "token_ids"}, "vocab_size is missing"),
+    ],
+)
+def test_tensors_that_cannot_carry_a_request_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        experiment(EAGER, {**TRITON, "oip": change})
+
+
+def test_files_are_found_from_where_they_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "ca.pem").write_text("")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "external.toml").write_text(
+        """
+        name = "files"
+        compare_models = true
+        [[arms]]
+        name = "eager"
+        preset = "eager"
+        control = true
+        [[arms]]
+        name = "vllm"
+        kind = "openai"
+        address = "https://a/v1"
+        model_name = "m"
+        tls_ca = "ca.pem"
+        [arms.openai]
+        tokenizer = "model"
+        [traffic]
+        rate = 1
+        """
+    )
+    monkeypatch.chdir(tmp_path / "here")
+
+    def options(*settings: str) -> ExternalConfig:
+        external = load("../external.toml", settings=settings).arm("vllm").external
+        assert external is not None
+        return external
+
+    found = options()
+    assert found.security.tls_ca == str(tmp_path / "ca.pem")
+    assert found.options.tokenizer == str(tmp_path / "model")
+    assert options("arms.vllm.openai.tokenizer=meta-llama/Llama-3.2-1B").options.tokenizer == "meta-llama/Llama-3.2-1B"
+    assert options("arms.vllm.openai.tokenizer=./mine").options.tokenizer == str(tmp_path / "here" / "mine")
+
+
+def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(**change: Any) -> None:
+        found = experiment(EAGER, {**VLLM, **change}).arm("vllm").external
+        assert found is not None
+        found.check("vllm")
+
+    monkeypatch.delenv("VLLM_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match=r'arm "vllm": .*VLLM_TOKEN, which is not set'):
+        check(token_env="VLLM_TOKEN")
+    with pytest.raises(ConfigError, match=r'arm "vllm": openai.tokenizer ".*nowhere" is no folder'):
+        check(openai={"tokenizer": str(tmp_path / "nowhere")})
+    monkeypatch.setenv("VLLM_TOKEN", "abc")
+    check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)})
+
+
+def test_lengths_that_a_server_pads_to_rise() -> None:
+    table = {"kind": "openai", "address": "http://a:1/v1", "model_name": "m"}
+    padded = external_from_table({**table, "length_ladder": [64, 128]}, where="arms[1]")
+    assert padded.length_ladder == (64, 128)
+    assert external_from_table(external_table(padded), where="arms[1]") == padded
+    for ladder in ([128, 64], [0, 64], [64, 64]):
+        with pytest.raises(ConfigError, match=r"length_ladder is .* give rising positive integers"):
+            external_from_table({**table, "length_ladder": ladder}, where="arms[1]")
+
+
+def test_command_line_describes_an_arm() -> None:
+    def flags(*settings: str, model_name: str = "m", host: str = "http://a:1/v1") -> ExternalConfig:
+        return external_from_flags(
+            "openai", host, model_name=model_name, settings=settings, security=OPEN, vocab_size=99
+        )
+
+    assert flags("endpoint=chat", "usage=off", "length_fields=['min_tokens']").options == OpenAiOptions(
+        endpoint="chat", usage="off", length_fields=("min_tokens",)
+    )
+    for settings, says in (
+        (("endpont=chat",), "--option.endpont is unknown"),
+        (("chat",), "not KEY=VALUE"),
+        (("usage=perhaps",), "--option.usage is 'perhaps': use one of end, each, off"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            flags(*settings)
+    with pytest.raises(ConfigError, match="needs --model-name"):
+        flags(model_name="")
+    triton = external_from_flags("oip", "a:1", model_name="m", settings=["stream=off"], security=OPEN, vocab_size=99)
+    assert triton.options == OipOptions(stream="off")
+
+
+@pytest.mark.parametrize("kind", [ExternalConfig, OpenAiOptions, OipOptions, SecurityConfig])
+def test_every_setting_of_an_external_arm_is_documented(kind: type) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
+    inside = {"addresses": "address", "security": "token_env", "openai": "[arms.openai]", "oip": "[arms.oip]"}
+    assert [item.name for item in fields(kind) if f"`{inside.get(item.name, item.name)}`" not in text] == []
+
+
+def test_experiment_in_the_documentation_is_valid() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "external-arms.md").read_text()
+    found = from_table(tomllib.loads(text.partition("```toml\n")[2].partition("```")[0]))
+    assert [arm.kind for arm in found.arms] == ["tailgate", "openai"]
+    tensors = text.split("```toml\n")[2].partition("```")[0]
+    from_table(table(EAGER, {**TRITON, "vocab_size": 9, **tomllib.loads(tensors)["arms"]}))

@@ -1,0 +1,408 @@
+"""The schedule of a trial: the contract's columns, three designs, reproducible from one seed and the trial number."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtests.traffic.lengths import prompt_token_ids
+from loadtests.traffic.schedule import SCHEDULE, Schedule, TrafficConfig, build_schedule, switchback_order
+from servers.config import ConfigError, build
+
+SECOND = 1_000_000_000
+ARMS = ("eager", "compiled")
+PUBLISHED_AZURE = Path(__file__).parents[3] / ".." / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
+
+
+def built(config: TrafficConfig, **changes: Any) -> Schedule:
+    arguments: dict[str, Any] = {
+        "arms": ARMS,
+        "seed": 5,
+        "trial": 1,
+        "max_prompt_tokens": 2048,
+        "max_new_tokens": 256,
+    }
+    return build_schedule(config, **{**arguments, **changes})
+
+
+def column(schedule: Schedule, name: str) -> list[Any]:
+    values: list[Any] = schedule.table[name].to_pylist()
+    return values
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 100 * n, "input_length": 10 + n, "output_length": 1 + n % 7} for n in range(1000)]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return str(path)
+
+
+def test_columns_are_sorted_indexed_and_complete() -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=30, rampup_s=10))
+    assert schedule.table.schema == SCHEDULE
+    assert column(schedule, "index") == list(range(len(schedule)))
+    offsets = schedule.offset_ns
+    assert (np.diff(offsets) >= 0).all()
+    assert offsets[0] >= 0
+    assert offsets[-1] < 30 * SECOND
+    assert column(schedule, "phase") == ["rampup" if at < 10 * SECOND else "measure" for at in offsets.tolist()]
+    assert len(set(column(schedule, "prefix_seed"))) == len(schedule)
+    assert len(set(column(schedule, "prompt_seed"))) == len(schedule)
+    assert min(column(schedule, "prefix_seed")) >= 0
+    assert schedule.table["arm"].null_count == 0
+
+
+def test_written_schedule_reads_back_equal(tmp_path: Path) -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=30, turns_mean=2, design="split"))
+    path = tmp_path / "schedule.arrow"
+    schedule.write(path)
+    back = Schedule.read(path)
+    assert back.table.equals(schedule.table)
+    for field in dataclasses.fields(Schedule):
+        if field.name != "table":
+            assert getattr(back, field.name) == getattr(schedule, field.name)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["schedule.arrow"]
+    # A reader that knows Arrow alone sees the same columns.
+    with path.open("rb") as source:
+        assert pa.ipc.open_stream(source).read_all().column_names == SCHEDULE.names
+
+
+def test_cut_missing_or_foreign_files_are_no_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.arrow"
+    built(TrafficConfig(rate=50, duration_s=30)).write(path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ConfigError, match="build it again"):
+        Schedule.read(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Schedule.read(tmp_path / "absent.arrow")
+    other = pa.table({"a": [1]})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, other.schema) as writer:
+        writer.write_table(other)
+    with pytest.raises(ConfigError, match="is no schedule"):
+        Schedule.read(path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**63),
+    trial=st.integers(0, 50),
+    design=st.sampled_from(["mirrored", "split", "switchback"]),
+    turns_mean=st.sampled_from([1.0, 2.5]),
+    over_limit=st.sampled_from(["clip", "drop"]),
+)
+def test_equal_arguments_give_an_equal_schedule_within_limits(
+    seed: int, trial: int, design: Any, turns_mean: float, over_limit: Any
+) -> None:
+    config = TrafficConfig(
+        rate=20, duration_s=20, block_s=5, design=design, turns_mean=turns_mean, over_limit=over_limit
+    )
+    first, second = built(config, seed=seed, trial=trial), built(config, seed=seed, trial=trial)
+    assert first.table.equals(second.table)
+    assert first.dropped == second.dropped
+    assert 1 <= min(column(first, "prompt_tokens")) <= max(column(first, "prompt_tokens")) <= 2048
+    assert 1 <= min(column(first, "max_tokens")) <= max(column(first, "max_tokens")) <= 256
+
+
+def test_trials_and_seeds_differ() -> None:
+    config = TrafficConfig(rate=20, duration_s=20)
+    base = built(config)
+    for other in (built(config, trial=2), built(config, seed=6)):
+        for name in ("offset_ns", "prompt_tokens", "prefix_seed"):
+            assert column(base, name)[:20] != column(other, name)[:20]
+
+
+def test_changing_one_part_of_the_traffic_leaves_the_others() -> None:
+    base = built(TrafficConfig(rate=20, duration_s=60))
+    drawn = ("prompt_tokens", "max_tokens", "prompt_seed", "prefix_seed")
+    faster = built(TrafficConfig(rate=40, duration_s=30))
+    bursty = built(TrafficConfig(rate=20, duration_s=60, arrivals="gamma", burstiness=0.5))
+    for other in (faster, bursty):
+        common = min(len(base), len(other))
+        for name in drawn:
+            assert column(base, name)[:common] == column(other, name)[:common]
+    code = built(TrafficConfig(rate=20, duration_s=60, workload="code"))
+    assert column(code, "offset_ns") == column(base, "offset_ns")
+    assert column(code, "prefix_seed") == column(base, "prefix_seed")
+    assert column(code, "prompt_tokens") != column(base, "prompt_tokens")
+    switched = built(TrafficConfig(rate=20, duration_s=60, design="switchback"))
+    assert switched.table.drop(["arm"]).equals(base.table.drop(["arm"]))
+
+
+def test_longer_trial_extends_the_shorter_one() -> None:
+    short, long = built(TrafficConfig(rate=20, duration_s=30)), built(TrafficConfig(rate=20, duration_s=90))
+    assert long.table.slice(0, len(short)).equals(short.table)
+
+
+def test_rampup_only_takes_requests_away() -> None:
+    plain = built(TrafficConfig(rate=50, duration_s=60))
+    ramped = built(TrafficConfig(rate=50, duration_s=60, rampup_s=20))
+    seeds = set(column(ramped, "prefix_seed"))
+    rows = list(
+        zip(column(plain, "offset_ns"), column(plain, "prompt_tokens"), column(plain, "prefix_seed"), strict=True)
+    )
+    expected = [row for row in rows if row[2] in seeds]
+    assert expected == list(
+        zip(column(ramped, "offset_ns"), column(ramped, "prompt_tokens"), column(ramped, "prefix_seed"), strict=True)
+    )
+    assert all(row[2] in seeds for row in rows if row[0] >= 20 * SECOND)
+    early = sum(row[0] < 20 * SECOND for row in rows)
+    assert column(ramped, "phase").count("rampup") == pytest.approx(early / 2, abs=4 * (early / 4) ** 0.5)
+
+
+def test_mirrored_sends_every_request_to_every_arm() -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=30))
+    assert set(column(schedule, "arm")) == {"*"}
+    assert schedule.planned == {"eager": len(schedule), "compiled": len(schedule)}
+
+
+def test_split_leaves_the_arm_to_the_splitter() -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=30, design="split"))
+    assert set(column(schedule, "arm")) == {None}
+    assert schedule.planned == {"*": len(schedule)}
+
+
+def test_switchback_pins_the_arm_of_the_block() -> None:
+    config = TrafficConfig(rate=50, duration_s=130, design="switchback", block_s=10)
+    schedule = built(config, arms=("a", "b", "c"))
+    by_block: dict[int, set[str]] = {}
+    for at, arm in zip(column(schedule, "offset_ns"), column(schedule, "arm"), strict=True):
+        by_block.setdefault(at // (10 * SECOND), set()).add(arm)
+    assert sorted(by_block) == list(range(13))
+    assert all(len(arms) == 1 for arms in by_block.values())
+    order = [arms.copy().pop() for _, arms in sorted(by_block.items())]
+    for group in range(4):
+        assert sorted(order[3 * group : 3 * group + 3]) == ["a", "b", "c"]
+    assert schedule.planned == Counter(column(schedule, "arm"))
+
+
+@given(blocks=st.integers(0, 60), arms=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_every_arm_comes_once_in_each_switchback_group(blocks: int, arms: int, seed: int) -> None:
+    order = switchback_order(blocks, arms, rng=np.random.default_rng(seed))
+    assert len(order) == blocks
+    for start in range(0, blocks - arms + 1, arms):
+        assert sorted(order[start : start + arms].tolist()) == list(range(arms))
+    last = order[blocks - blocks % arms :].tolist()
+    assert len(set(last)) == len(last)
+    more = switchback_order(blocks + arms, arms, rng=np.random.default_rng(seed))
+    assert np.array_equal(more[:blocks], order)
+
+
+def test_switchback_order_is_random_in_every_group() -> None:
+    order = switchback_order(6000, 3, rng=np.random.default_rng(1)).reshape(-1, 3)
+    counts = Counter(map(tuple, order.tolist()))
+    assert len(counts) == 6
+    assert all(count == pytest.approx(2000 / 6, abs=4 * (2000 / 6) ** 0.5) for count in counts.values())
+
+
+def test_session_turns_share_a_growing_prefix() -> None:
+    schedule = built(
+        TrafficConfig(rate=5, duration_s=120, turns_mean=3, think_time_s=4, length_scale=0.05), max_prompt_tokens=4096
+    )
+    sessions: dict[str, list[Any]] = {}
+    for request in schedule.requests():
+        sessions.setdefault(request.session_id, []).append(request)
+    longer = [turns for turns in sessions.values() if len(turns) > 2]
+    assert longer
+    for turns in sessions.values():
+        assert [request.turn for request in turns] == list(range(len(turns)))
+        assert len({request.prefix_seed for request in turns}) == 1
+        for before, after in pairwise(turns):
+            assert after.offset_ns >= before.offset_ns
+            assert after.prompt_tokens > before.prompt_tokens + before.max_tokens
+    first, second, *_ = longer[0]
+    early = prompt_token_ids(first.prefix_seed, first.prompt_tokens, 1000)
+    assert prompt_token_ids(second.prefix_seed, second.prompt_tokens, 1000)[: len(early)] == early
+
+
+def test_rate_counts_requests_and_not_sessions() -> None:
+    schedule = built(TrafficConfig(rate=100, duration_s=300, turns_mean=3, think_time_s=5))
+    # Follow-up turns build up over the first think times; after them the rate is as asked.
+    later = int((schedule.offset_ns >= 60 * SECOND).sum())
+    assert later == pytest.approx(24_000, rel=0.03)
+    assert schedule.dropped["turns_after_end"] == pytest.approx(100 * 10, rel=0.25)
+
+
+def test_over_limit_counts_are_kept_with_the_schedule() -> None:
+    clip = built(TrafficConfig(rate=50, duration_s=60), max_prompt_tokens=500)
+    tokens = column(clip, "prompt_tokens")
+    assert max(tokens) == 500
+    assert 0 < int(clip.dropped["input_over"]) <= tokens.count(500)
+    assert clip.dropped["policy"] == "clip"
+    drop = built(TrafficConfig(rate=50, duration_s=60, over_limit="drop"), max_prompt_tokens=500)
+    assert drop.dropped["input_over"] == clip.dropped["input_over"]
+    assert len(drop) == len(clip) - int(drop.dropped["requests_dropped"])
+    assert column(drop, "index") == list(range(len(drop)))
+    with pytest.raises(ConfigError, match="over the model's limits"):
+        built(TrafficConfig(rate=50, duration_s=60, over_limit="fail"), max_prompt_tokens=500)
+
+
+def test_replayed_trace_keeps_each_arrival_with_its_lengths(trace: str) -> None:
+    config = TrafficConfig(
+        arrivals="trace", workload="trace", trace=trace, trace_start_s=20, time_scale=2, duration_s=30
+    )
+    schedule = built(config)
+    expected = range(200, 350)
+    assert column(schedule, "offset_ns") == [(n - 200) * 200_000_000 for n in expected]
+    assert column(schedule, "prompt_tokens") == [10 + n for n in expected]
+    assert column(schedule, "max_tokens") == [1 + n % 7 for n in expected]
+
+
+def test_trace_lengths_under_poisson_arrivals_are_its_rows(trace: str) -> None:
+    schedule = built(TrafficConfig(rate=30, duration_s=30, workload="trace", trace=trace))
+    pairs = zip(column(schedule, "prompt_tokens"), column(schedule, "max_tokens"), strict=True)
+    assert all(output == 1 + (given - 10) % 7 for given, output in pairs)
+
+
+def test_trace_arrivals_may_take_fitted_lengths(trace: str) -> None:
+    schedule = built(TrafficConfig(arrivals="trace", workload="code", trace=trace, duration_s=50))
+    assert len(schedule) == 500
+
+
+def test_trace_too_short_for_the_trial_is_refused(trace: str) -> None:
+    with pytest.raises(ConfigError, match=r"has 99\.9 s of traffic .* but duration_s is 120"):
+        built(TrafficConfig(arrivals="trace", trace=trace, duration_s=120))
+
+
+def test_published_trace_replays() -> None:
+    if not PUBLISHED_AZURE.exists():
+        pytest.skip(f"{PUBLISHED_AZURE.name} is not here")
+    config = TrafficConfig(arrivals="trace", workload="trace", trace=str(PUBLISHED_AZURE), duration_s=600)
+    schedule = built(config, max_prompt_tokens=20_000, max_new_tokens=1000)
+    assert (schedule.offset_ns[0], column(schedule, "prompt_tokens")[0], column(schedule, "max_tokens")[0]) == (
+        0,
+        374,
+        44,
+    )
+    assert schedule.dropped["input_over"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings_given", "counts"),
+    [
+        ({"arrivals": "piecewise", "rates": ((0.0, 20.0), (50.0, 60.0))}, (1000, 3000)),
+        ({"arrivals": "steps", "rates": (20.0, 60.0)}, (1000, 3000)),
+        ({"arrivals": "ramp", "rates": (0.0, 80.0)}, (1000, 3000)),
+    ],
+)
+def test_load_profiles_follow_their_rates(settings_given: dict[str, Any], counts: tuple[int, int]) -> None:
+    offsets = built(TrafficConfig(duration_s=100, **settings_given)).offset_ns
+    halves = (int((offsets < 50 * SECOND).sum()), int((offsets >= 50 * SECOND).sum()))
+    assert halves == pytest.approx(counts, rel=0.12)
+
+
+def test_shares_of_the_workers_make_the_whole() -> None:
+    schedule = built(TrafficConfig(rate=20, duration_s=30))
+    shares = [schedule.share(worker, 3) for worker in range(3)]
+    assert all(set(np.unique(share.ints("index") % 3)) == {worker} for worker, share in enumerate(shares))
+    whole = pa.concat_tables([share.table for share in shares]).sort_by("index")
+    assert whole.combine_chunks().equals(schedule.table.combine_chunks())
+    with pytest.raises(ConfigError, match="give 0 to 2"):
+        schedule.share(3, 3)
+
+
+def test_toml_tables_become_traffic() -> None:
+    config = build(
+        TrafficConfig, {"duration_s": 90, "arrivals": "piecewise", "rates": [[0, 2], [30, 8.5]]}, where="traffic"
+    )
+    assert config.piecewise_rates == ((0.0, 2.0), (30.0, 8.5))
+    steps = build(TrafficConfig, {"arrivals": "steps", "rates": [1, 2, 4]}, where="traffic")
+    assert steps.step_rates == (1.0, 2.0, 4.0)
+    with pytest.raises(ConfigError, match=r"traffic\.speed is unknown"):
+        build(TrafficConfig, {"rate": 1, "speed": 2}, where="traffic")
+
+
+def test_every_traffic_key_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "traffic.md").read_text(encoding="utf-8")
+    assert [field.name for field in dataclasses.fields(TrafficConfig) if f"`{field.name}`" not in page] == []
+
+
+def test_traffic_survives_its_own_plain_table() -> None:
+    config = TrafficConfig(arrivals="piecewise", rates=((0.0, 2.0), (30.0, 8.0)), turns_mean=2, workers=3)
+    assert build(TrafficConfig, json.loads(json.dumps(dataclasses.asdict(config))), where="traffic") == config
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "traffic.rate is 0"),
+        ({"rate": -1}, "traffic.rate is -1"),
+        ({"rate": float("nan")}, "traffic.rate is nan"),
+        ({"rate": 1, "duration_s": 0}, "traffic.duration_s is 0"),
+        ({"rate": 1, "duration_s": float("inf")}, "traffic.duration_s is inf"),
+        ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback"),
+        ({"rate": 1, "arrivals": "uniform"}, "traffic.arrivals is 'uniform'"),
+        ({"rate": 1, "workload": "poems"}, "traffic.workload is 'poems'"),
+        ({"rate": 1, "over_limit": "cut"}, "use one of clip, drop, fail"),
+        ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
+        ({"rate": 1, "turns_mean": 0.5}, "traffic.turns_mean is 0.5"),
+        ({"rate": 1, "workers": 0}, "traffic.workers is 0"),
+        ({"rate": 1, "max_concurrency": -1}, "traffic.max_concurrency is -1"),
+        ({"rate": 1, "timeout_s": 0}, "traffic.timeout_s is 0"),
+        ({"rate": 1, "length_scale": 0}, "traffic.length_scale is 0"),
+        ({"rate": 1, "block_s": 0}, "traffic.block_s is 0"),
+        ({"rate": 1, "burstiness": 0.5}, 'use arrivals = "gamma"'),
+        ({"rate": 1, "rates": (1.0,)}, "does not use it"),
+        ({"rate": 1, "arrivals": "steps", "rates": (1.0,)}, "remove rate"),
+        ({"arrivals": "steps"}, r"give \[rate, rate, \.\.\.\] for steps"),
+        ({"arrivals": "steps", "rates": (1.0, -2.0)}, "traffic.rates is -2"),
+        ({"arrivals": "steps", "rates": (0.0, 0.0)}, "at least one rate above 0"),
+        ({"arrivals": "steps", "rates": ((0.0, 1.0),)}, "for steps"),
+        ({"arrivals": "ramp", "rates": (1.0,)}, r"give \[first rate, last rate\]"),
+        ({"arrivals": "piecewise", "rates": (1.0,)}, r"\[\[0, rate\]"),
+        ({"arrivals": "piecewise", "rates": ((0.0, 1.0, 2.0),)}, r"\[\[0, rate\]"),
+        ({"arrivals": "piecewise", "rates": ((5.0, 1.0),)}, "start the first at 0"),
+        ({"arrivals": "piecewise", "rates": ((0.0, 1.0), (70.0, 1.0))}, "before duration_s"),
+        ({"arrivals": "trace"}, "traffic.trace is empty"),
+        ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
+        ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),
+        ({"arrivals": "trace", "trace": "a.csv", "rate": 1}, "time_scale"),
+        ({"arrivals": "trace", "trace": "a.csv", "turns_mean": 2}, "holds every turn already"),
+        ({"arrivals": "trace", "trace": "a.csv", "burstiness": 2}, "does not use it"),
+        ({"rate": 1, "time_scale": 2}, "does not replay"),
+        ({"rate": 1, "trace_start_s": 2}, "does not replay"),
+        ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
+        ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
+    ],
+)
+def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        TrafficConfig(**wrong)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("traffic.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": ()}, "one or more different names"),
+        ({"arms": ("a", "a")}, "one or more different names"),
+        ({"arms": ("a", "*")}, "one or more different names"),
+        ({"seed": -1}, "seed is -1"),
+        ({"trial": -1}, "trial is -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ],
+)
+def test_impossible_builds_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(TrafficConfig(rate=5), **changes)
+
+
+def test_switchback_needs_a_block_for_every_arm() -> None:
+    with pytest.raises(ConfigError, match="one turn each"):
+        built(TrafficConfig(rate=5, duration_s=60, design="switchback"), arms=("a", "b", "c"))
+
+
+def test_trial_without_any_request_is_refused() -> None:
+    with pytest.raises(ConfigError, match="would send no request"):
+        built(TrafficConfig(rate=1e-6, duration_s=1))

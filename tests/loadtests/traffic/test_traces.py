@@ -1,0 +1,283 @@
+"""Trace readers: published files load as they are; anything else is refused with file, line, value and remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtests.traffic.traces import Trace, read_trace
+from servers.config import ConfigError
+
+PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces"
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+AZURE_2023 = [
+    "2023-11-16 23:59:59.6805900,374,44",
+    "2023-11-17 00:00:00.0000001,396,109",
+    "2023-11-17 00:00:00.0000001,879,55",
+]
+
+
+def written(folder: Path, text: str, name: str = "trace") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigError) as refused:
+        read_trace(path)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["", "newline", "blank lines"])
+def test_azure_rows_are_read_to_the_tenth_of_a_microsecond(tmp_path: Path, newline: str, end: str) -> None:
+    tail = {"": "", "newline": newline, "blank lines": newline * 3}[end]
+    trace = read_trace(written(tmp_path, newline.join([HEADER, *AZURE_2023]) + tail))
+    assert trace.format == "azure"
+    assert trace.offset_ns.tolist() == [0, 319_410_100, 319_410_100]
+    assert trace.input_tokens.tolist() == [374, 396, 879]
+    assert trace.output_tokens.tolist() == [44, 109, 55]
+    assert trace.duration_s == pytest.approx(0.3194101)
+
+
+def test_azure_2024_times_with_a_zone_and_without_a_fraction_are_read(tmp_path: Path) -> None:
+    rows = ["2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 00:00:01+00:00,2399,6"]
+    trace = read_trace(written(tmp_path, "\n".join([HEADER, *rows])))
+    assert trace.offset_ns.tolist() == [0, 990_070_000]
+
+
+def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    assert len(read_trace(written(tmp_path, "\ufeff" + "\n".join([HEADER, *AZURE_2023])))) == 3
+
+
+def mooncake_line(at: float, given_tokens: object = 10, asked_tokens: object = 5) -> str:
+    return json.dumps({"timestamp": at, "input_length": given_tokens, "output_length": asked_tokens, "hash_ids": [0]})
+
+
+def test_mooncake_rows_with_equal_times_are_read(tmp_path: Path) -> None:
+    text = "\n".join([mooncake_line(3000, 6758, 500), mooncake_line(3000, 7322, 490), mooncake_line(6001, 1, 1)])
+    trace = read_trace(written(tmp_path, text, name="named-like-a.csv"))
+    assert trace.format == "mooncake"
+    assert trace.offset_ns.tolist() == [0, 0, 3_001_000_000]
+    assert trace.input_tokens.tolist() == [6758, 7322, 1]
+    assert trace.output_tokens.tolist() == [500, 490, 1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=30
+    )
+)
+def test_every_mooncake_row_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]
+) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    trace = read_trace(written(tmp_path_factory.mktemp("t"), "\n".join(mooncake_line(*row) for row in rows)))
+    assert trace.offset_ns.tolist() == [(row[0] - rows[0][0]) * 1_000_000 for row in rows]
+    assert trace.input_tokens.tolist() == [row[1] for row in rows]
+    assert trace.output_tokens.tolist() == [row[2] for row in rows]
+
+
+def test_columns_cannot_be_changed(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, mooncake_line(0)))
+    with pytest.raises(ValueError, match="read-only"):
+        trace.input_tokens[0] = 7
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ("2023-11-17 00:00:01.0000000,12", ["line 5", "12", "correct or remove"]),
+        ("2023-11-17 00:00:01.0000000,12,x", ["line 5", "12,x", "correct or remove"]),
+        ("2023-11-17 00:00:01.0000000,12,1.5", ["line 5", "12,1.5", "correct or remove"]),
+        ("yesterday,12,5", ["line 5", "yesterday", "correct or remove"]),
+        ("2023-13-17 00:00:01.0000000,12,5", ["line 5", "2023-13-17", "correct or remove"]),
+        ("2023-11-17 00:00:01.0000000,0,5", ["line 5", "input length is 0", "remove the line"]),
+        ("2023-11-17 00:00:01.0000000,12,0", ["line 5", "output length is 0", "remove the line"]),
+        ("2023-11-17 00:00:01.0000000,12,-5", ["line 5", "output length is -5", "remove the line"]),
+        ("2023-11-17 00:00:01.0000000,99999999999,5", ["line 5", "99999999999", "remove the line"]),
+        ("2023-11-17 00:00:01.0000000," + "9" * 5000 + ",5", ["line 5", "...", "remove the line"]),
+        ("9999-11-17 00:00:01.0000000,12,5", ["line 5", "9999-11-17", "10 years", "remove the line"]),
+        (
+            "2023-11-17 00:00:00.0000000,12,5",
+            ["line 5", "from 2023-11-17 00:00:00.0000001 to 2023-11-17 00:00:00.0000000", "sort the trace"],
+        ),
+    ],
+)
+def test_bad_azure_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
+    message = refusal(written(tmp_path, "\r\n".join([HEADER, *AZURE_2023, row])))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ('{"timestamp": 3', ["line 2", "one JSON object"]),
+        ("[1, 2]", ["line 2", "one JSON object"]),
+        ('{"timestamp": 3, "input_length": 4}', ["line 2", '"output_length"']),
+        ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
+        ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["line 2", "milliseconds"]),
+        (mooncake_line(10**400), ["line 2", "milliseconds"]),
+        (mooncake_line(10**14), ["line 2", "10 years"]),
+        ("[" * 50_000, ["line 2", "one JSON object"]),
+        (mooncake_line(3000, 4.5, 4), ["line 2", "input_length"]),
+        (mooncake_line(3000, True, 4), ["line 2", "input_length"]),
+        (mooncake_line(3000, 0, 4), ["line 2", "input length is 0", "remove the line"]),
+        (mooncake_line(3000, 4, 0), ["line 2", "output length is 0", "remove the line"]),
+        (mooncake_line(2999, 4, 4), ["line 2", "from 3000 ms to 2999 ms", "sort the trace"]),
+    ],
+)
+def test_bad_mooncake_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
+    message = refusal(written(tmp_path, mooncake_line(3000) + "\n" + row + "\n"))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "is empty"),
+        ("\n\n  \n", "is empty"),
+        (HEADER + "\n", "no request"),
+        ("time,prompt,answer\n1,2,3\n", 'line 1 is "time,prompt,answer", which is no known format'),
+        ("x" * 5000, "..."),
+    ],
+)
+def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: str) -> None:
+    message = refusal(written(tmp_path, text))
+    assert part in message
+    assert len(message) < 600
+
+
+def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "absent.csv")
+    assert "cannot be read" in refusal(tmp_path)
+    binary = tmp_path / "trace.csv.gz"
+    binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
+    assert "not UTF-8" in refusal(binary)
+
+
+def published(name: str) -> Trace:
+    path = PUBLISHED / name
+    if not path.exists():
+        pytest.skip(f"{name} is not here")
+    return read_trace(path)
+
+
+def test_published_azure_conversation_loads_as_it_is() -> None:
+    trace = published("AzureLLMInferenceTrace_conv.csv")
+    assert len(trace) == 19_366
+    assert trace.duration_s == pytest.approx(3501.722, abs=0.001)
+    assert np.rint(np.quantile(trace.input_tokens, [0.5, 0.9, 0.99])).tolist() == pytest.approx(
+        [1020, 2734, 4142], abs=1
+    )
+    assert np.rint(np.quantile(trace.output_tokens, [0.5, 0.9, 0.99])).tolist() == [129, 424, 601]
+    logs = np.log(trace.input_tokens)
+    assert (logs.mean(), logs.std()) == pytest.approx((6.633, 0.985), abs=0.001)
+
+
+def test_published_mooncake_conversation_loads_as_it_is() -> None:
+    trace = published("mooncake_conversation_trace.jsonl")
+    assert len(trace) == 12_031
+    assert trace.duration_s == pytest.approx(3536.999)
+    assert (trace.input_tokens[0], trace.output_tokens[0]) == (6758, 500)
+
+
+PLAIN = "time_s,input_tokens,output_tokens"
+
+
+def test_plain_csv_is_read_in_any_order_of_columns(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, f"{PLAIN}\n0.5,10,3\n\n0.500000001,20,4\n12,30,5\n"))
+    assert trace.format == "plain"
+    assert trace.offset_ns.tolist() == [0, 1, 11_500_000_000]
+    assert trace.input_tokens.tolist() == [10, 20, 30]
+    other = read_trace(written(tmp_path, "output_tokens, time_s ,input_tokens\n3,-1,10\n4,1,20\n"))
+    assert other.offset_ns.tolist() == [0, 2_000_000_000]
+    assert (other.input_tokens.tolist(), other.output_tokens.tolist()) == ([10, 20], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ("1,2", ["line 3", "3 values"]),
+        ("1,2,3,4", ["line 3", "3 values"]),
+        ("x,2,3", ["line 3", "time_s in seconds"]),
+        ("1e3,2,3", ["line 3", "time_s in seconds"]),
+        ("1,2.5,3", ["line 3", "input_tokens"]),
+        ("1,2,x", ["line 3", "output_tokens"]),
+        ("1,0,3", ["line 3", "input length is 0", "remove the line"]),
+        ("1,2,-3", ["line 3", "output length is -3"]),
+        ("0.4,2,3", ["line 3", "from 0.5 s to 0.4 s", "sort the trace"]),
+    ],
+)
+def test_bad_plain_line_is_named_with_its_value_and_remedy(tmp_path: Path, row: str, parts: list[str]) -> None:
+    message = refusal(written(tmp_path, f"{PLAIN}\n0.5,10,3\n{row}\n"))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("ids", "part"),
+    [([1, 2, 3], "3 hash_ids but the input of 600 tokens has 2 blocks of 512"), (["a"], "hash_ids"), ([-1], "hash_ids"),
+     (7, "hash_ids"), ([True], "hash_ids")],
+)  # fmt: skip
+def test_hash_ids_that_cannot_be_are_refused(tmp_path: Path, ids: object, part: str) -> None:
+    row = json.dumps({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": ids})
+    assert part in refusal(written(tmp_path, row))
+
+
+def test_hash_ids_stay_with_their_row(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": n, "input_length": 600, "output_length": 5, "hash_ids": [n, n + 1][: n % 3]} for n in range(9)
+    ]
+    trace = read_trace(written(tmp_path, "\n".join(map(json.dumps, rows))))
+    assert [trace.blocks(row).tolist() for row in range(9)] == [row["hash_ids"] for row in rows]
+    assert trace.shares_prefixes
+
+
+def azure(count: int) -> str:
+    """One request a second, its input length its number from 1."""
+    return "\n".join([HEADER, *(f"2023-11-17 00:{n // 60:02}:{n % 60:02}.0,{n + 1},5" for n in range(count))])
+
+
+def test_reading_ends_behind_the_window(tmp_path: Path) -> None:
+    path = written(tmp_path, azure(100) + "\nnever read")
+    trace = read_trace(path, start_s=10, end_s=20)
+    assert trace.input_tokens.tolist() == list(range(11, 22))
+    assert trace.offset_ns[0] == 10_000_000_000
+    assert trace.rows_read == 21
+    with pytest.raises(ConfigError, match="never read"):
+        read_trace(path)
+
+
+def test_a_window_past_the_end_still_tells_how_long_the_trace_is(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, azure(10)), start_s=50, end_s=60)
+    assert (len(trace), trace.duration_s) == (1, 9.0)
+
+
+def test_a_sample_is_even_sorted_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
+    path = written(tmp_path, azure(3000))
+    drawn = [read_trace(path, sample=300, seed=seed) for seed in (1, 1, 2)]
+    values = [trace.input_tokens.tolist() for trace in drawn]
+    assert values[0] == values[1] != values[2]
+    assert values[0] == sorted(set(values[0]))
+    assert len(values[0]) == 300
+    assert drawn[0].rows_read == 3000
+    means = [np.mean(read_trace(path, sample=300, seed=seed).input_tokens) for seed in range(12)]
+    assert abs(np.mean(means) - 1500) < 60
+    assert read_trace(path, sample=5000).input_tokens.tolist() == list(range(1, 3001))
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    assert "break it into lines" in refusal(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))

@@ -1,0 +1,259 @@
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.documents import read_document
+from analysis.records.requests import REQUESTS, STEPS, read_table
+from loadtests.commands.main import main
+from loadtests.experiments.experiment import Experiment, from_table
+from loadtests.trials.parity_processes import ParityError, ParityRun, parity_table
+from loadtests.trials.progress import Status
+from loadtests.trials.run import Orchestrator, RunOutcome
+from loadtests.trials.served_parity import PROMPTS
+from servers.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+FAKE_MEASURE = ROOT / "tests" / "fakes" / "measure.py"
+FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
+
+
+def experiment(dtype: str = "bfloat16", **tables: Any) -> Experiment:
+    table: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "model": {"device": "cpu", "dtype": dtype},
+        "engine": {"threads": 1},
+        "arms": [
+            {"name": "padded", "preset": "eager-padded"},
+            {"name": "eager", "preset": "eager", "control": True},
+        ],
+        "traffic": {"duration_s": 2, "rate": 6, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
+    }
+    for key, value in tables.items():
+        table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
+    return from_table(table)
+
+
+def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[str, Any]:
+    command = [sys.executable, str(FAKE_MEASURE), *flags]
+    return ParityRun(what, folder=folder, shared_cache=folder / "cache", command=command, **more).run()
+
+
+def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(tmp_path: Path) -> None:
+    status = Status()
+    outcome = measured(experiment(), tmp_path, status=status)
+    assert read_document(tmp_path / "parity.json").content == outcome
+    assert (outcome["verdict"], outcome["exit_code"]) == ("PASS", 0)
+    assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (6, 48, 50)
+    assert [arm["name"] for arm in outcome["arms"]] == ["padded"]
+    assert outcome["control"]["name"] == "eager"
+    assert list(status.replicas) == ["eager", "padded", "float64 reference"]  # the control answers first
+    assert {state.stage for state in status.replicas.values()} == {"measured"}
+    assert not list(tmp_path.rglob("logits.npy"))
+    environment = json.loads((tmp_path / "parity" / "padded" / "environment.json").read_text())
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "parity" / "padded" / "compile-cache")
+    assert "a library says hello" in (tmp_path / "logs" / "parity-padded.log").read_text()
+
+
+def test_logits_are_kept_on_request(tmp_path: Path) -> None:
+    measured(experiment(), tmp_path, keep_logits=True)
+    assert len(list(tmp_path.rglob("logits.npy"))) == 3
+
+
+def test_an_arm_that_errs_more_fails_with_its_numbers(tmp_path: Path) -> None:
+    outcome = measured(experiment(), tmp_path, "--noise", "padded=0.004")
+    assert (outcome["verdict"], outcome["exit_code"]) == ("FAIL", 99)
+    table = parity_table(outcome)
+    (line,) = [line for line in table.splitlines() if line.startswith("padded ")]
+    assert "FAIL" in line
+    assert "×4." in line
+    assert "padded: The typical error of padded is" in table
+    assert "parity of small · bfloat16 · 6 answers, 48 positions × 50 logits · control eager" in table
+
+
+def test_without_a_reference_lower_precision_stays_open(tmp_path: Path) -> None:
+    outcome = measured(experiment(parity={"reference": False}), tmp_path)
+    assert (outcome["verdict"], outcome["exit_code"], outcome["reference"]) == ("INCONCLUSIVE", 3, False)
+    assert "KL(control‖arm)" in parity_table(outcome)
+
+
+def test_float32_answers_must_be_equal(tmp_path: Path) -> None:
+    quiet = ["--noise", "eager=1e-6", "--noise", "padded=1e-6"]
+    outcome = measured(experiment("float32"), tmp_path, *quiet, "--token", "padded=9")
+    assert outcome["verdict"] == "FAIL"
+    assert "5 of 6" in parity_table(outcome)
+    assert "first at request 2 (prompt of 3 tokens), token 4 of 8: eager takes 7 and padded 9" in parity_table(outcome)
+
+
+@pytest.mark.parametrize(
+    ("fact", "expected"),
+    [
+        ("padded:weights=ffff", 'padded loaded weights ffff but the control "eager" has abcd'),
+        ("padded:attention=eager", 'padded loaded attention eager but the control "eager" has sdpa'),
+        ("padded:dtypes=float32", 'padded loaded dtypes float32 but the control "eager" has bfloat16'),
+        ("float64 reference:weights=ffff", 'float64 reference loaded weights ffff but the control "eager" has abcd'),
+    ],
+)
+def test_arms_that_loaded_something_else_are_refused(fact: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parity compares policies alone") as caught:
+        measured(experiment(), tmp_path, "--fact", fact)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        ({"model": {"dtype": "float16"}}, "arms[1].model.dtype is 'float16' but the control \"eager\" has 'bfloat16'"),
+        ({"model": {"seed": 4}}, 'arms[1].model.seed is 4 but the control "eager" has 0'),
+        ({"engine": {"slots": 4}}, 'arms[1].engine.slots is 4 but the control "eager" has 8'),
+    ],
+)
+def test_arms_that_differ_in_more_than_the_policy_are_refused_even_where_models_are_compared(
+    arm: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True},
+        {"name": "padded", "preset": "eager-padded", **arm},
+    ]
+    what = experiment(arms=arms, compare_models=True)
+    with pytest.raises(ConfigError) as caught:
+        measured(what, tmp_path)
+    assert expected in str(caught.value)
+    assert str(caught.value).endswith("as parity compares policies alone")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="parity compares policies alone"):
+        experiment(arms=arms, compare_models=True, parity={"full": True})
+
+
+def test_arms_on_other_devices_of_a_kind_are_not_refused() -> None:
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True, "device": "cuda:0"},
+        {"name": "padded", "preset": "eager-padded", "device": "cuda:1"},
+    ]
+    experiment(arms=arms, parity={"full": True})
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "expected"),
+    [
+        (("--crash", "padded"), ParityError, "RuntimeError: the weights are missing"),
+        (
+            ("--refuse", "float64 reference"),
+            ConfigError,
+            "float64 reference: the device is too small: take a larger one",
+        ),
+        (("--silent", "eager"), ParityError, "eager said nothing for 1 s (it was at: loading)"),
+    ],
+)
+def test_a_measurement_that_breaks_says_so_in_its_own_words(
+    flags: tuple[str, ...], error: type[Exception], expected: str, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(error) as caught:
+        measured(experiment(trials={"ready_timeout_s": 1}), tmp_path, *flags)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - began < 20
+
+
+def test_an_interruption_ends_the_measurement(tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    calls = iter(range(10**6))
+
+    def check() -> None:
+        if next(calls) > 3:
+            raise StopError
+
+    with pytest.raises(StopError):
+        measured(experiment(), tmp_path, "--silent", "eager", check=check)
+
+
+def run(what: Experiment, out: Path, *flags: str, arm_flags: Sequence[str] = ()) -> RunOutcome:
+    return Orchestrator(
+        what,
+        out=out,
+        arm_command=[sys.executable, str(FAKE_ARM), *arm_flags],
+        parity_command=[sys.executable, str(FAKE_MEASURE), *flags],
+    ).run()
+
+
+def test_a_run_that_asks_for_it_measures_first_and_starts_nothing_when_parity_fails(tmp_path: Path) -> None:
+    what = experiment(parity={"full": True})
+    outcome = run(what, tmp_path, "--noise", "padded=0.004")
+    assert outcome.failed_parity is not None
+    assert (outcome.complete, outcome.error, outcome.failed_parity["verdict"]) == (False, None, "FAIL")
+    assert not list(outcome.run_dir.glob("trial-*"))
+    assert read_document(outcome.run_dir / "parity.json").content == outcome.failed_parity
+
+
+def test_a_run_goes_on_after_parity_and_what_was_found_reaches_the_report(tmp_path: Path) -> None:
+    """The padded arm gives other tokens under traffic than it was measured to give."""
+    what = experiment("float32", parity={"full": True}, trials={"starting_at_once": 2})
+    flags = ["--noise", "eager=1e-6", "--noise", "padded=1e-6"]
+    outcome = run(what, tmp_path, *flags, arm_flags=["--token", "padded-0=9"])
+    assert outcome.complete, outcome.error
+    assert json.loads((outcome.run_dir / "parity.json").read_text())["verdict"] == "PASS"
+    folder = outcome.run_dir / "trial-01"
+    answers = json.loads((folder / "trial.json").read_text())["answers"]
+    assert [(row["replica"], row["same"], row["of"]) for row in answers["replicas"]] == [
+        ("eager-0", PROMPTS, PROMPTS),
+        ("padded-0", 0, PROMPTS),
+    ]
+    # nothing of it is in the records
+    requests = sum(read_table(path, REQUESTS)[0].num_rows for path in folder.glob("requests*.arrow"))
+    assert read_table(folder / "steps.arrow", STEPS)[0].num_rows == requests
+
+    assert main(["analyze", str(outcome.run_dir)]) == 99
+    summary = json.loads((outcome.run_dir / "summary.json").read_text())
+    (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
+    assert gate["verdict"] == "FAIL"
+    assert f"0 of {PROMPTS} greedy answers of padded after the traffic are the control's" in gate["reason"]
+    assert "It computes what the control does" in gate["reason"]
+    assert summary["headline"].startswith("padded must not replace eager: 0 of")
+    for report in ("report.html", "report.md"):
+        assert "Do the arms compute the same?" in (outcome.run_dir / report).read_text()
+
+
+def test_a_run_whose_measurement_breaks_is_broken(tmp_path: Path) -> None:
+    outcome = run(experiment(parity={"full": True}), tmp_path, "--crash", "eager")
+    assert outcome.error is not None
+    assert "the weights are missing" in outcome.error
+
+
+def test_the_command_line_refuses_before_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["parity", "demo", "--set", "arms.compiled-naive.model.dtype=bfloat16", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "arms[2].model.dtype is 'bfloat16' but the control \"eager\" has 'float32'" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Processes, caches, reference and judgement as users have them; padding alone, which needs no compiler."""
+    path = tmp_path / "padding.toml"
+    path.write_text(
+        'name = "padding"\n[model]\ndevice = "cpu"\ndtype = "bfloat16"\n'
+        "[engine]\nthreads = 1\nmax_prompt_tokens = 64\nmax_new_tokens = 16\n"
+        '[[arms]]\npreset = "eager"\ncontrol = true\n[[arms]]\npreset = "eager-padded"\n'
+        # never read: parity sends no traffic
+        '[traffic]\narrivals = "trace"\nworkload = "trace"\n'
+    )
+    code = main(["parity", str(path), "--out", str(tmp_path / "out")])
+    out, _ = capsys.readouterr()
+    line = json.loads(out.splitlines()[-1])
+    assert (code, line["verdict"], line["exit_code"], line["arms"]) == (0, "PASS", 0, {"eager-padded": "PASS"}), out
+    outcome = json.loads(Path(line["report"]).read_text())
+    assert outcome["facts"]["eager"] == outcome["facts"]["eager-padded"]
+    assert outcome["facts"]["eager"]["dtypes"] == "bfloat16"
+    assert 0.001 < outcome["control"]["figures"]["error"]["median"] < 0.1

@@ -1,0 +1,74 @@
+"""What cannot work is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtests.trials import environment, preflight
+from loadtests.trials.preflight import check_arm
+from servers.config import ArmConfig, CompileConfig, ConfigError, ModelConfig
+
+
+def arm(model_id: str = "random:tiny", device: str = "cpu", **policy: object) -> ArmConfig:
+    return ArmConfig(
+        model=ModelConfig(id=model_id, device=device),
+        compile=CompileConfig(enabled=bool(policy), **policy),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./no-such-model", 'model.id "./no-such-model" does not exist'),
+        ("models/llama/8b", '"models/llama/8b" is neither a folder here nor a Hugging Face id'),
+        ("meta llama", '"meta llama" is neither'),
+        ("{folder}", "is not a folder with a config.json"),
+        ("{folder}/file", "is not a folder with a config.json"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(model: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        check_arm(arm(model.format(folder=tmp_path)))
+    assert words in str(caught.value)
+    assert "random:NAME" in str(caught.value)
+
+
+def test_a_hub_id_and_a_folder_with_a_configuration_pass(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("gpt2", "meta-llama/Llama-3.2-1B", str(tmp_path)):
+        check_arm(arm(name))
+
+
+@pytest.mark.parametrize(("visible", "usable"), [(None, 2), ("0", 1), ("1,0", 2), ("0,-1,1", 1), ("", 0)])
+def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_names", lambda: ["one", "other"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for index in range(3):
+        if index < usable or not usable:
+            check_arm(arm(device=f"cuda:{index}"))
+        else:
+            with pytest.raises(ConfigError, match=f'model.device is "cuda:{index}" but {usable} GPU'):
+                check_arm(arm(device=f"cuda:{index}"))
+
+
+def test_a_backend_that_torch_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy": torch knows .*inductor'):
+        check_arm(arm(backend="telepathy"))
+
+
+def test_an_option_that_inductor_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compile.options.fastest is unknown to this torch"):
+        check_arm(arm(backend="inductor", options={"fastest": True}))
+
+
+def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_ASK_TORCH", "raise SystemExit(1)")
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: pytest.fail("torch was asked"))
+    for backend in ("inductor", "eager", "aot_eager"):
+        check_arm(arm(backend=backend))
+    check_arm(ArmConfig.from_preset("compiled-bucketed", model=ModelConfig(device="cpu")))

@@ -1,0 +1,437 @@
+import json
+import os
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, read_run, read_table
+from analysis.run.run import Run
+from analysis.summary.summary import analyze
+from loadtests.experiments.experiment import Experiment, from_table, to_table, to_toml
+from loadtests.trials.processes import Child, describe_exit, log_tail
+from loadtests.trials.progress import Status
+from loadtests.trials.run import Orchestrator, RunOutcome, child_environment
+from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from servers.config import ConfigError
+from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
+
+FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
+
+
+def experiment(**tables: dict[str, Any]) -> Experiment:
+    table: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "model": {"device": "cpu", "dtype": "float32"},
+        "engine": {"max_prompt_tokens": 128, "max_new_tokens": 16},
+        "arms": [
+            {"name": "eager", "preset": "eager", "control": True},
+            {"name": "naive", "preset": "compiled-naive"},
+        ],
+        "traffic": {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
+        "trials": {"starting_at_once": 2},
+    }
+    for key, value in tables.items():
+        table[key] = {**table.get(key, {}), **value}
+    return from_table(table)
+
+
+def run(what: Experiment, out: Path, *flags: str) -> tuple[RunOutcome, Status]:
+    status = Status()
+    command = [sys.executable, str(FAKE_ARM), *flags]
+    return Orchestrator(what, out=out, status=status, arm_command=command).run(), status
+
+
+def trial_facts(outcome: RunOutcome, number: int = 1) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((outcome.run_dir / f"trial-{number:02d}" / "trial.json").read_text())
+    return facts
+
+
+def requests(outcome: RunOutcome, number: int = 1) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for path in sorted((outcome.run_dir / f"trial-{number:02d}").glob("requests*.arrow")):
+        rows += read_table(path, REQUESTS)[0].to_pylist()
+    return rows
+
+
+def children_of_this_process() -> set[str]:
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if parent == str(os.getpid()):
+            found.add(folder.name)
+    return found
+
+
+def is_gone(pid: str, within_s: float = 10.0) -> bool:
+    """Whether the process ended in time; a zombie that only waits to be reaped by init has."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_mirrored_trials_record_both_arms_and_leave_no_process(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    what = experiment(trials={"count": 2, "starting_at_once": 2})
+    outcome, status = run(what, tmp_path)
+    assert outcome == RunOutcome(run_dir=outcome.run_dir, complete=True)
+    assert children_of_this_process() <= before
+
+    assert from_table(tomllib.loads((outcome.run_dir / "experiment.toml").read_text())) == what
+    environment = json.loads((outcome.run_dir / "environment.json").read_text())
+    assert environment["clock"]["anchor_ns"] == ANCHOR_NS
+    assert {"python", "versions", "cpu", "gpus"} <= set(environment)
+
+    for number in (1, 2):
+        facts = trial_facts(outcome, number)
+        rows = requests(outcome, number)
+        assert facts["complete"]
+        assert facts["deaths"] == []
+        assert facts["planned"]["eager"] == facts["planned"]["naive"] > 0
+        assert len(rows) == 2 * facts["planned"]["eager"]
+        assert {row["status"] for row in rows} == {"OK"}
+        assert min(row["scheduled_ns"] for row in rows) >= facts["start_ns"] > facts["ready"]["eager"]
+        pairs = [(row["pair_id"], row["arm"]) for row in rows]
+        assert len(set(pairs)) == len(pairs)
+        folder = outcome.run_dir / f"trial-{number:02d}"
+        events = read_table(folder / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
+        stalls = [event for event in events if event["phase"] == "serving"]
+        assert stalls
+        assert {event["arm"] for event in stalls} == {"naive"}
+        assert {name for event in stalls for name in event["request_ids"]} <= {row["request_id"] for row in rows}
+        steps = read_table(folder / "steps.arrow", STEPS)[0]
+        assert steps.num_rows == len(rows)
+        assert not (folder / "compile-cache").exists()
+    # another trial is other traffic
+    assert [row["prompt_tokens"] for row in requests(outcome, 1)] != [
+        row["prompt_tokens"] for row in requests(outcome, 2)
+    ]
+    assert status.load.finished == len(requests(outcome, 2))
+
+
+def test_split_by_weight_over_replicas_and_load_processes(tmp_path: Path) -> None:
+    what = experiment(traffic={"design": "split", "workers": 2, "rate": 30})
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True, "weight": 3, "replicas": 2},
+        {"name": "naive", "preset": "compiled-naive", "weight": 1},
+    ]
+    table = tomllib.loads(to_toml(what)) | {"arms": arms}
+    outcome, _ = run(from_table(table), tmp_path)
+    assert outcome.complete, outcome.error
+    rows = requests(outcome)
+    assert len(rows) == trial_facts(outcome)["planned"]["*"]
+    assert len(list((outcome.run_dir / "trial-01").glob("requests-*.arrow"))) == 2
+    assert {row["replica"] for row in rows} == {"eager-0", "eager-1", "naive-0"}
+    share = sum(row["arm"] == "eager" for row in rows) / len(rows)
+    assert 0.5 < share < 0.95
+
+
+def test_direct_traffic_needs_no_splitter(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(traffic={"direct": True, "duration_s": 2}), tmp_path)
+    assert outcome.complete, outcome.error
+    assert {row["arm"] for row in requests(outcome)} == {"eager", "naive"}
+    assert not (outcome.run_dir / "trial-01" / "envoy.json").exists()
+
+
+def test_an_arm_that_dies_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    outcome, status = run(experiment(), tmp_path, "--die", "naive-0=3")
+    assert outcome.complete, outcome.error
+    (death,) = trial_facts(outcome)["deaths"]
+    assert (death["arm"], death["replica"], death["exit_code"]) == ("naive", "naive-0", 9)
+    rows = requests(outcome)
+    assert {row["status"] for row in rows if row["arm"] == "eager"} == {"OK"}
+    failed = [row for row in rows if row["status"] != "OK"]
+    assert failed
+    assert all(row["arm"] in ("naive", None) for row in failed)
+    assert max(row["scheduled_ns"] for row in rows if row["arm"] == "eager") > death["at_ns"]
+    assert "the device fell off the bus" in status.notes[0]
+
+
+def test_a_replica_that_dies_after_its_last_answer_is_recorded(tmp_path: Path) -> None:
+    what = experiment(parity={"served": False})
+    outcome, _ = run(what, tmp_path, "--die-last", "naive-0")
+    assert outcome.complete, outcome.error
+    facts = trial_facts(outcome)
+    assert {row["status"] for row in requests(outcome)} == {"OK"}
+    assert list(facts["final"]) == ["eager-0"]
+    assert [death["replica"] for death in facts["deaths"]] in (["naive-0"], [])  # its exit may not show yet
+    summary = analyze(outcome.run_dir)
+    (alive,) = [check for check in summary["validity"] if check["check"] == "alive" and check["arm"] == "naive"]
+    assert not alive["ok"]
+
+
+def test_trials_tell_how_their_arms_pad_and_which_compiles_stall(tmp_path: Path) -> None:
+    what = experiment(engine={"prefill_chunk": 32})
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True},
+        {"name": "padded", "preset": "compiled-padded"},
+        {"name": "buckets", "preset": "compiled-bucketed"},
+    ]
+    outcome, _ = run(from_table(to_table(what) | {"arms": arms}), tmp_path)
+    facts = trial_facts(outcome)
+    assert [row["length_ladder"] for row in facts["arms"]] == [[], [32, 128], [32, 64, 128]]
+    assert "limit_hit" in facts["stalling_kinds"]
+    judged = Run.of(read_run(outcome.run_dir))
+    assert [judged.length_ladder(name) for name in judged.arms] == [(), (32, 128), (32, 64, 128)]
+
+
+def test_a_run_whose_arms_all_died_is_broken(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(traffic={"duration_s": 60}), tmp_path, "--die", "naive-0=2", "--die", "eager-0=2")
+    assert not outcome.complete
+    assert outcome.error is not None
+    assert "every arm died" in outcome.error
+    assert requests(outcome)
+    assert not trial_facts(outcome)["complete"]
+
+
+def test_an_arm_that_cannot_start_breaks_the_run_with_its_own_words(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    outcome, _ = run(experiment(), tmp_path, "--fail-start", "naive-0")
+    assert outcome.error is not None
+    assert 'arm "naive": naive-0 ended with exit code 3' in outcome.error
+    assert "the weights are missing" in outcome.error
+    assert "\n" not in outcome.error
+    assert children_of_this_process() <= before
+
+
+def test_an_arm_that_never_gets_ready_breaks_the_run(tmp_path: Path) -> None:
+    what = experiment(trials={"ready_timeout_s": 2})
+    outcome, _ = run(what, tmp_path, "--never-ready", "naive-0")
+    assert outcome.error is not None
+    assert "naive-0 was not ready after 2 s (it was at: warm-up 3/3" in outcome.error
+    assert "raise trials.ready_timeout_s" in outcome.error
+
+
+def test_arms_that_report_different_dtypes_are_not_compared(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(), tmp_path, "--dtype", "naive-0=float16")
+    assert outcome.error is not None
+    assert "naive-0 runs with dtype float16 but the control with float32: not comparable" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"model": {"device": "tpu"}}, 'model.device is "tpu": use auto, cpu, cuda or cuda:N'),
+        ({"model": {"device": "cpu", "id": "./no-such-model"}}, 'model.id "./no-such-model" does not exist'),
+        ({"traffic": {"rate": 0.001, "duration_s": 1}}, "would send no request"),
+        ({"traffic": {"rate": 0, "arrivals": "trace", "trace": "/no/such.csv"}}, "/no/such.csv"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    tables: dict[str, dict[str, Any]], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(experiment(**tables), tmp_path / "runs")
+    assert expected in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_compiler_is_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match='the C\\+\\+ compiler "no-such-compiler" is missing'):
+        run(experiment(), tmp_path / "runs")
+
+
+def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCUST_USERS", "7")
+    environment = child_environment()
+    assert environment[ANCHOR_VARIABLE] == str(ANCHOR_NS)
+    assert "LOCUST_USERS" not in environment
+
+
+def test_a_stopped_child_takes_its_whole_group_along(tmp_path: Path) -> None:
+    # the leader ends at once on SIGTERM; what it started ignores the signal
+    script = (
+        "import subprocess, sys, time\n"
+        "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+        "code += 'print(1, flush=True); time.sleep(60)'\n"
+        "inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
+        "inner.stdout.readline()\n"
+        "print(inner.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    child = Child("family", [sys.executable, "-c", script], log_path=tmp_path / "family.log")
+    line = child.line(20.0)
+    assert line is not None
+    assert describe_exit(child.stop(5.0)) == "SIGTERM"
+    assert is_gone(line)
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from loadtests.trials.processes import Child\n"
+        f"child = Child('x', [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'],"
+        f" log_path=pathlib.Path({str(tmp_path / 'x.log')!r}))\n"
+        "child.line(20)\n"
+        "print(child.pid, flush=True)\n"
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    parent = Child(
+        "parent",
+        [sys.executable, "-c", script],
+        log_path=tmp_path / "parent.log",
+        environment={**os.environ, "PYTHONPATH": root},
+    )
+    line = parent.line(20.0)
+    assert line is not None, log_tail(tmp_path / "parent.log")
+    assert parent.wait(10.0) == -9
+    assert is_gone(line)
+
+
+def test_a_log_without_lines_says_so(tmp_path: Path) -> None:
+    assert log_tail(tmp_path / "none.log") == "no log"
+    (tmp_path / "empty.log").write_text("\n\n")
+    assert log_tail(tmp_path / "empty.log") == "its log is empty"
+    (tmp_path / "full.log").write_text("a\nb\n\nc\n")
+    assert log_tail(tmp_path / "full.log", 2) == "b | c"
+
+
+# --- External arms ----------------------------------------------------------------------------------------------------
+
+
+def beside_external(address: str | list[str], **tables: dict[str, Any]) -> Experiment:
+    own = {"name": "eager", "preset": "eager", "control": True}
+    vllm = {"name": "vllm", "kind": "openai", "address": address, "model_name": "llama", **tables.pop("arm", {})}
+    base = to_table(experiment(**tables))
+    for table in ("splitter", "model", "engine"):
+        del base[table]
+    return from_table({**base, "compare_models": True, "arms": [own, vllm], "engine": {"max_new_tokens": 16}})
+
+
+def test_external_arm_is_judged_beside_an_own_one_without_splitter_and_telemetry(tmp_path: Path) -> None:
+    before = children_of_this_process()
+    streamed = answer(said("a"), said(" b", finish="length"), usage(2, 9), DONE)
+    with HttpPeer(scripted([plain("200 OK"), streamed])) as peer:
+        what = beside_external(
+            [peer.address, peer.address.replace("127.0.0.1", "localhost")], traffic={"duration_s": 2}
+        )
+        outcome, status = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    assert children_of_this_process() <= before
+    facts, rows = trial_facts(outcome), requests(outcome)
+    assert {(row["arm"], row["status"]) for row in rows} == {("eager", "OK"), ("vllm", "OK")}
+    assert {row["replica"] for row in rows} == {"eager-0", "vllm-0", "vllm-1"}
+    own, vllm = facts["arms"]
+    assert (own["kind"], vllm["kind"]) == ("tailgate", "openai")
+    assert "config" not in vllm
+    assert vllm["external"]["address"][0] == peer.address
+    assert [probe["tokens"] for probe in vllm["probe"]] == [2, 2]
+    assert set(facts["startup"]) == {"eager"}
+    assert set(facts["ready"]) == {"eager", "vllm"}
+    assert facts["deaths"] == []
+    folder = outcome.run_dir / "trial-01"
+    assert not (folder / "logs" / "envoy.log").exists()
+    assert {event["arm"] for event in read_table(folder / "steps.arrow", STEPS)[0].to_pylist()} == {"eager"}
+    assert any("answered 2 of 8 tokens" in note for note in status.notes)
+    assert from_table(tomllib.loads((outcome.run_dir / "experiment.toml").read_text())).arm("vllm").kind == "openai"
+
+
+def test_external_arm_that_fails_shows_in_its_errors_and_its_token_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_TOKEN", "s3cret-token")
+    streamed = answer(said("a"), said(" b", finish="length"), usage(2, 9), DONE)
+
+    def script(request: Request) -> bool | None:
+        if len(peer.requests) > 8:
+            return False  # the server is going down: at first it drops what it is asked
+        if len(peer.requests) > 5:
+            request.send(plain("401 No", b'{"error": {"message": "s3cret-token is not known"}}'))
+        else:
+            request.send(streamed if request.line.startswith("POST") else plain("200 OK"))
+        return None
+
+    with HttpPeer(script) as peer:
+        what = beside_external(peer.address, arm={"token_env": "VLLM_TOKEN"}, traffic={"duration_s": 2})
+        outcome, _ = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    assert trial_facts(outcome)["deaths"] == []
+    statuses = [row["status"] for row in requests(outcome) if row["arm"] == "vllm"]
+    assert set(statuses) == {"OK", "UNAUTHENTICATED", "UNAVAILABLE"}
+    assert {row["status"] for row in requests(outcome) if row["arm"] == "eager"} == {"OK"}
+    assert "HTTP 401: *** is not known" in {row["error"] for row in requests(outcome)}
+    assert {request.headers["authorization"] for request in peer.requests} == {"Bearer s3cret-token"}
+    for path in outcome.run_dir.rglob("*"):
+        assert path.is_dir() or b"s3cret-token" not in path.read_bytes(), path
+    monkeypatch.delenv("VLLM_TOKEN")
+    with pytest.raises(ConfigError, match="VLLM_TOKEN, which is not set"):
+        Orchestrator(what, out=tmp_path / "none").run()
+    assert not (tmp_path / "none").exists()
+
+
+def test_external_arm_that_cannot_be_used_ends_the_run_before_anything_starts(tmp_path: Path) -> None:
+    for number, (reply, says) in enumerate(
+        (
+            (plain("404 No", b'{"error": {"message": "no such model"}}'), "cannot be used: HTTP 404: no such model"),
+            (plain("503 Busy", b"loading"), "was not ready after 1 s (HTTP 503: loading): start the server"),
+        )
+    ):
+        with HttpPeer(scripted([reply])) as peer:
+            what = beside_external(peer.address, trials={"ready_timeout_s": 1})
+            outcome, _ = run(what, tmp_path / str(number))
+        assert not outcome.complete
+        assert outcome.error is not None
+        assert f'arm "vllm": {peer.address} {says}' in outcome.error
+        assert not list((outcome.run_dir / "trial-01" / "logs").iterdir())
+
+
+def test_a_saturation_search_goes_on_where_the_first_trial_left_off(tmp_path: Path) -> None:
+    what = experiment(
+        traffic={
+            "arrivals": "saturation", "rate": 0, "rates": [50, 72], "step_s": 0.6, "settle_s": 0.1, "duration_s": 1.8,
+            "block_s": 1,
+        },
+        trials={"count": 2, "starting_at_once": 2},
+        slo={"p90_ttft_ms": 5000},
+    )  # fmt: skip
+    outcome, status = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    first, second = trial_facts(outcome, 1), trial_facts(outcome, 2)
+    assert [step["rate"] for step in first["steps"]] == [50, 60, 72]
+    # Every step was held, so that the search goes on above.
+    rates = [step["rate"] for step in second["steps"]]
+    assert rates == sorted(rates)
+    assert rates[0] > 72
+    assert any("trial 2 searches at" in note for note in status.notes)
+    assert first["settle_s"] == 0.1
+    assert sorted(first["start_order"]) == ["eager-0", "naive-0"]
+
+
+def test_a_closed_loop_is_marked_in_the_trial(tmp_path: Path) -> None:
+    what = experiment(traffic={"arrivals": "closed", "rate": 0, "concurrency": 2, "num_prompts": 5, "duration_s": 20})
+    began = time.monotonic()
+    outcome, _ = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    facts = trial_facts(outcome)
+    assert (facts["loop"], facts["concurrency"], facts["open_loop"], facts["planned"]) == ("closed", 2, False, {})
+    assert len(requests(outcome)) == 10
+    assert time.monotonic() - began < 19
+
+
+def test_an_arm_that_stands_still_holds_the_end_of_a_run_no_longer_than_its_limits_say(tmp_path: Path) -> None:
+    what = experiment(traffic={"timeout_s": 3})
+    began = time.monotonic()
+    outcome, _ = run(what, tmp_path, "--freeze", "naive-0=8")
+    # 3 s of traffic, 3 s for the last requests, 3 s in which it shows no life, 10 s to stop it, and the start
+    assert time.monotonic() - began < 60
+    assert outcome.complete
+    (still,) = [row for row in trial_facts(outcome)["answers"]["replicas"] if row["arm"] == "naive"]
+    assert still["error"] == "it stands still: no token came and its processes did nothing for 3 s"
+    lost = [row for row in requests(outcome) if row["arm"] == "naive" and row["status"] != "OK"]
+    assert {row["status"] for row in lost} == {"DEADLINE_EXCEEDED"}

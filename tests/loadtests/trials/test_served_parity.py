@@ -1,0 +1,141 @@
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from loadtests.experiments.experiment import Experiment, from_table
+from loadtests.trials.cpu_time import cpu_seconds
+from loadtests.trials.served_parity import PROMPTS, TOKENS, Question, ask, compared, departure, questions
+from servers.config import ArmConfig
+from servers.rpc import inference_pb2_grpc
+from tests.fakes.arm import Arm
+
+
+def experiment(**engine: Any) -> Experiment:
+    arms = [{"preset": "eager", "control": True}, {"preset": "eager-padded"}]
+    return from_table({"name": "small", "seed": 3, "engine": engine, "arms": arms, "traffic": {"rate": 1}})
+
+
+@pytest.fixture
+def channel() -> Iterator[grpc.Channel]:
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
+    arm = Arm(ArmConfig(), "eager-0", stall_s=0.0)
+    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+    server.stop(0.0).wait()
+
+
+def nothing() -> None:
+    """Nobody wants an end."""
+
+
+def test_questions_fit_every_arm_and_differ_by_trial() -> None:
+    small = experiment(max_prompt_tokens=40, max_new_tokens=9)
+    asked = questions(small, trial=1, vocab_size=50)
+    assert len(asked) == PROMPTS
+    assert all(1 <= len(question.prompt) <= 40 for question in asked)
+    assert {question.max_tokens for question in asked} == {9}
+    assert {token for question in asked for token in question.prompt} <= set(range(50))
+    assert questions(small, trial=1, vocab_size=50) == asked
+    assert questions(small, trial=2, vocab_size=50) != asked
+    assert questions(experiment(), trial=1, vocab_size=50)[0].max_tokens == TOKENS
+
+
+def test_every_question_is_answered_in_full(channel: grpc.Channel) -> None:
+    asked = [Question(prompt=(1, 2, 3), max_tokens=4), Question(prompt=(1,), max_tokens=7)]
+    assert ask(channel, asked, check=nothing) == [[5] * 4, [5] * 7]
+
+
+def test_a_server_that_is_gone_is_told_in_its_own_words() -> None:
+    with grpc.insecure_channel("127.0.0.1:1") as nowhere:
+        said = ask(nowhere, [Question(prompt=(1,), max_tokens=1)], check=nothing)
+    assert isinstance(said, str)
+    assert said.startswith("UNAVAILABLE")
+
+
+def test_the_wait_for_answers_can_be_ended(channel: grpc.Channel) -> None:
+    class StopError(Exception):
+        pass
+
+    def check() -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        ask(channel, [Question(prompt=(1,), max_tokens=1000)], check=check)
+
+
+def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
+    answers = {"eager-0": [[1, 2], [3, 4]], "padded-0": [[1, 2], [3, 9]], "padded-1": "UNAVAILABLE: gone"}
+    arms = {"eager-0": "eager", "padded-0": "padded", "padded-1": "padded"}
+    assert compared(answers, arms, first="eager-0") == [  # type: ignore[arg-type]
+        {"arm": "eager", "replica": "eager-0", "error": None, "departs": None, "same": 2, "of": 2},
+        {"arm": "padded", "replica": "padded-0", "error": None, "departs": [1, 1], "same": 1, "of": 2},
+        {"arm": "padded", "replica": "padded-1", "error": "UNAVAILABLE: gone", "departs": None, "same": 0, "of": 2},
+    ]
+
+
+def test_without_the_control_nobody_can_be_compared() -> None:
+    rows = compared({"eager-0": "gone", "padded-0": [[1]]}, {"eager-0": "eager", "padded-0": "padded"}, first="eager-0")
+    assert [row["error"] for row in rows] == ["gone", "eager-0 answered gone"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0), ([], [], None)],
+)
+def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
+    mine: list[int], theirs: list[int], expected: int | None
+) -> None:
+    assert departure(mine, theirs) == expected
+
+
+@pytest.fixture
+def busy_channel() -> Iterator[grpc.Channel]:
+    """To an arm whose first answer takes three seconds, as one that compiles."""
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
+    arm = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=3.0)
+    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+    server.stop(0.0).wait()
+
+
+def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(busy_channel: grpc.Channel) -> None:
+    asked = [Question(prompt=(1,), max_tokens=2)]
+    said = ask(busy_channel, asked, check=nothing, still_s=1.5, worked_s=lambda: 7.0)
+    assert said == "it stands still: no token came and its processes did nothing for 1.5 s"
+    busy = itertools.count()
+    longer = [Question(prompt=(1,) * 40, max_tokens=2)]
+    assert ask(busy_channel, longer, check=nothing, still_s=1.5, worked_s=lambda: float(next(busy))) == [[5, 5]]
+
+
+def test_work_of_a_process_counts_with_that_of_its_children() -> None:
+    busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
+    process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        while (cpu_seconds(process.pid) or 0.0) < 1.0:
+            assert time.monotonic() < deadline
+        with Path(f"/proc/{process.pid}/stat").open() as stat:
+            alone = sum(int(ticks) for ticks in stat.read().rpartition(")")[2].split()[11:15]) / os.sysconf(
+                "SC_CLK_TCK"
+            )
+        assert (cpu_seconds(process.pid) or 0.0) > 1.3 * alone
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert cpu_seconds(process.pid) is None

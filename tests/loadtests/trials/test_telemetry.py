@@ -1,0 +1,163 @@
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from analysis.records.requests import COMPILE_EVENTS, STEPS, read_table
+from loadtests.trials.processes import Child
+from loadtests.trials.progress import Status
+from loadtests.trials.telemetry import Collector
+from servers.config import ArmConfig
+from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+
+FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
+
+StartArm = Callable[..., tuple[Child, str]]
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def start_arm(tmp_path: Path) -> Iterator[StartArm]:
+    children: list[Child] = []
+
+    def start(preset: str, *flags: str) -> tuple[Child, str]:
+        config = tmp_path / f"{preset}.json"
+        config.write_text(json.dumps(ArmConfig.from_preset(preset).to_dict()))
+        command = [sys.executable, str(FAKE_ARM), "--config", str(config), "--replica", f"{preset}-0", *flags]
+        child = Child(f"{preset}-0", command, log_path=tmp_path / f"{preset}.log")
+        children.append(child)
+        line = child.line(20.0)
+        assert line is not None, child.log_tail()
+        return child, f"127.0.0.1:{json.loads(line)['port']}"
+
+    yield start
+    for child in children:
+        child.kill()
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Collector]:
+    collector = Collector(tmp_path, trial=2, status=Status())
+    yield collector
+    collector.stop()
+
+
+def test_warmup_compiles_are_on_disk_while_the_arm_still_runs(
+    tmp_path: Path, start_arm: StartArm, collector: Collector
+) -> None:
+    _, target = start_arm("compiled-padded")
+    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
+    path = tmp_path / "compile_events.arrow"
+    assert eventually(lambda: read_table(path, COMPILE_EVENTS)[0].num_rows == 3)
+    table, _ = read_table(path, COMPILE_EVENTS)
+    rows = table.to_pylist()
+    assert {row["phase"] for row in rows} == {"warmup"}
+    assert {(row["trial"], row["arm"], row["replica"]) for row in rows} == {(2, "compiled-padded", "compiled-padded-0")}
+    assert len({row["event_id"] for row in rows}) == 3
+    assert all(row["end_ns"] > row["start_ns"] > 1.6e18 for row in rows)
+
+
+def test_status_follows_the_arm_to_ready(start_arm: StartArm, tmp_path: Path) -> None:
+    status = Status()
+    collector = Collector(tmp_path, trial=1, status=status)
+    _, target = start_arm("compiled-padded")
+    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
+    assert eventually(lambda: status.replicas["compiled-padded-0"].text() == "ready")
+    assert status.replicas["compiled-padded-0"].compiles == 3
+    assert collector.serving_ns["compiled-padded-0"] > 1.6e18
+    collector.stop()
+
+
+def test_snapshot_of_a_dead_arm_is_none_and_its_records_stay(
+    tmp_path: Path, start_arm: StartArm, collector: Collector
+) -> None:
+    child, target = start_arm("compiled-padded")
+    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
+    assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
+    answer = collector.snapshot("compiled-padded-0")
+    assert answer is not None
+    assert answer.memory_bytes["weights"] == 1024
+    child.kill()
+    assert collector.snapshot("compiled-padded-0", timeout_s=0.5) is None
+    collector.stop()
+    table, truncated = read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)
+    assert (table.num_rows, truncated) == (3, False)
+    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 0
+
+
+def test_an_interrupted_stream_is_resumed_without_repeats(
+    tmp_path: Path, start_arm: StartArm, collector: Collector
+) -> None:
+    _, target = start_arm("compiled-padded")
+    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
+    assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
+    collector.serving_ns.clear()
+    # the arm replays everything that it retains to the second call, "serving" included
+    collector._followers["compiled-padded-0"].call.cancel()
+    assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
+    collector.stop()
+    assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
+
+
+class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
+    """Tells facts and ends the stream; the next call tells more."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
+        assert request.facts
+        self.calls += 1
+        breaks = {"a.py:1 in f: print": self.calls, "b.py:2 in g: item": 9}
+        facts = telemetry_pb2.CompilerFacts(graph_breaks=breaks, cudagraph_skips={"mutated inputs": 1})
+        yield telemetry_pb2.TelemetryEvent(facts=facts)
+
+
+def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, collector: Collector) -> None:
+    server, telemetry = grpc.server(futures.ThreadPoolExecutor(max_workers=2)), Telemetry()
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    collector.follow(arm="naive", replica="naive-0", target=f"127.0.0.1:{port}")
+    assert eventually(lambda: telemetry.calls >= 2)
+    collector.stop()
+    server.stop(0).wait()
+    found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
+    assert found["arm"] == "naive"
+    assert list(found["graph_breaks"]) == ["b.py:2 in g: item", "a.py:1 in f: print"]
+    assert found["graph_breaks"]["a.py:1 in f: print"] >= 2
+    assert found["cudagraph_skips"] == {"mutated inputs": 1}
+
+
+def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.trials.telemetry._MOST_WAITING", 3)
+    with collector._lock:  # as the writer, which a slow disk holds up, would leave the rows
+        waiting = collector._rows["steps"]
+        waiting += [{"trial": 2}] * 3
+    collector._append("steps", {"trial": 2})
+    assert len(waiting) == 3
+    assert collector.failure is not None
+    assert "telemetry comes faster than the disk takes it: 3 rows of steps wait" in collector.failure
+
+
+def test_a_second_stop_does_nothing(collector: Collector) -> None:
+    collector.stop()
+    collector.stop()
+    collector.settle(quiet_s=0.0, timeout_s=0.2)

@@ -1,0 +1,144 @@
+"""Who may take a part of the load: real Locust masters, real workers, and strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtests.commands.main import main
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.trials.run import child_environment, load_environment, locust_command
+from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from servers.config import ConfigError
+from tests.fakes.inference import Behaviour, serve
+from tests.loadtests.test_chat import CHAT, account, free_port, planned, records, wait_for
+
+ROOT = Path(__file__).parents[3]
+SECRET = "0123456789abcdef"
+
+
+@contextlib.contextmanager
+def started(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    folder.mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=(folder / "log").open("w"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stranger(port: int, *, host: str = "127.0.0.1") -> list[str]:
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / CHAT), "--worker", "--loglevel", "DEBUG"]
+    return [*command, "--master-host", host, "--master-port", str(port)]
+
+
+def listens_on(port: int) -> set[str]:
+    """The addresses at which the port of this machine listens, in the kernel's hexadecimal."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                address, _, number = local.partition(":")
+                if state == "0A" and int(number, 16) == port:
+                    found.add(address)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_arms() -> Iterator[dict[str, str]]:
+    with serve(Behaviour(arm="eager")) as eager, serve(Behaviour(arm="compiled")) as compiled:
+        yield {"eager": eager.target, "compiled": compiled.target}
+
+
+def test_a_stranger_gets_no_part_of_a_run_with_two_local_workers(two_arms: dict[str, str], tmp_path: Path) -> None:
+    schedule, _ = planned(tmp_path, two_arms, duration_s=4.0)
+    command = locust_command(
+        schedule=tmp_path / "schedule.arrow", trial_config=tmp_path / "generator.json", records=tmp_path, workers=2
+    )
+    port = int(command[command.index("--master-bind-port") + 1])
+    traffic = TrafficConfig(rate=1.0, workers=2)
+    with (
+        started(stranger(port), tmp_path / "stranger", child_environment()) as outside,
+        started(command, tmp_path / "master", load_environment(traffic)) as master,
+    ):
+        wait_for(lambda: bool(listens_on(port)) or master.poll() is not None)
+        assert listens_on(port) == {"0100007F"}
+        assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
+        assert outside.poll() is None  # it still asks
+    assert len(records(tmp_path)) == 2 * len(schedule)
+    assert sum(account(tmp_path, worker)["planned"] for worker in (0, 1)) == 2 * len(schedule)
+    assert not (tmp_path / "generator-2.json").exists()
+    assert "Failed to connect to master" in (tmp_path / "stranger" / "log").read_text()
+    assert "index 2" not in (tmp_path / "master" / "log").read_text()
+
+
+@pytest.mark.parametrize("token", [None, "another secret 0123"])
+def test_a_worker_of_another_host_joins_with_the_secret_and_without_it_does_not(
+    token: str | None, two_arms: dict[str, str], tmp_path: Path
+) -> None:
+    planned(tmp_path, two_arms, duration_s=1.0)
+    port = free_port()
+    command = locust_command(
+        schedule=tmp_path / "schedule.arrow",
+        trial_config=tmp_path / "generator.json",
+        records=tmp_path,
+        workers=0,
+        remote_workers=1,
+        master=("127.0.0.1", port),
+        wait_s=60,
+    )
+    mine = {**child_environment(), TOKEN_VARIABLE: SECRET}
+    theirs = child_environment() if token is None else {**mine, TOKEN_VARIABLE: token}
+    keep = ["--keep", str(tmp_path / "kept")]
+    with (
+        started(command, tmp_path / "master", mine) as master,
+        started([*stranger(port), *keep], tmp_path / "stranger", theirs),
+    ):
+        log = tmp_path / "stranger" / "log"
+        wait_for(lambda: "Failed to connect to master" in log.read_text() or master.poll() is not None)
+        with started([*stranger(port), *keep], tmp_path / "worker", mine):
+            assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
+    assert len(records(tmp_path)) > 0
+    assert "1 workers connected" in (tmp_path / "master" / "log").read_text()
+
+
+def test_workers_of_other_hosts_need_a_secret_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    remote = ["--set", "traffic.remote_workers=1", "--set", f"traffic.master_bind=127.0.0.1:{free_port()}"]
+    for command in (["run", "demo", "--out", str(tmp_path), *remote], ["worker", "--master", "127.0.0.1:1"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"needs a secret, so that no stranger takes a part of the load: export {TOKEN_VARIABLE}" in said
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    with pytest.raises(ConfigError, match="holds 5 characters; the least is 16"):
+        channel_token("it")
+
+
+def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    traffic = TrafficConfig(rate=1.0, workers=2)
+    assert TOKEN_VARIABLE not in child_environment()
+    tokens = {load_environment(traffic)[TOKEN_VARIABLE] for _ in range(3)}
+    assert len(tokens) == 3
+    assert SECRET not in tokens
+    remote = TrafficConfig(rate=1.0, remote_workers=1, master_bind="127.0.0.1:5557")
+    assert load_environment(remote)[TOKEN_VARIABLE] == SECRET
+    assert os.environ[TOKEN_VARIABLE] == SECRET

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from servers.config import ConfigError
+from servers.engine.model import resolve_device
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "words"),
+    [
+        ("gpu", 1, "use auto, cpu, cuda or cuda:N"),
+        ("cuda", 0, "torch sees no GPU"),
+        ("cuda:2", 2, "torch sees 2 GPUs: use cuda:0 to cuda:1"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_one_line(
+    name: str, gpus: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(ConfigError, match=words) as refused:
+        resolve_device(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_last_gpu_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("auto").type == "cuda"

@@ -1,0 +1,120 @@
+"""What the front makes of the engine's messages: counters, facts, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import generate_latest
+
+from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.config import ArmConfig, CompileConfig
+from servers.engine.messages import Ready, StepOutput, StepRecord
+from servers.front.front import Front
+from servers.front.metrics import FrontMetrics
+from servers.front.service import TelemetryService, telemetry_event
+from servers.front.tokenizer import load_tokenizer
+from servers.rpc import telemetry_pb2
+
+
+def front_of(*, compiles: bool = True) -> Front:
+    arm = ArmConfig(name="arm", compile=CompileConfig(enabled=compiles))
+    return Front(arm, "arm-0", lambda message: None, load_tokenizer(arm.model.id), FrontMetrics("arm", "arm-0"))
+
+
+def snapshot_of(front: Front) -> telemetry_pb2.SnapshotResponse:
+    return asyncio.run(TelemetryService(front).Snapshot(telemetry_pb2.SnapshotRequest(), None))  # type: ignore[arg-type]
+
+
+def metrics_of(front: Front) -> str:
+    return generate_latest(front.metrics.registry).decode()
+
+
+def step(number: int, *, compiled: bool) -> StepOutput:
+    record = StepRecord(
+        step_id=number,
+        kind="decode",
+        start_ns=0,
+        end_ns=1,
+        batch=1,
+        padded_batch=1,
+        tokens=1,
+        padded_tokens=1,
+        compiled=compiled,
+    )
+    return StepOutput(emit_ns=1, step=record)
+
+
+BREAK, SKIP = "llama.py:12 in forward: print", "mutated inputs"
+
+
+def test_facts_reach_watchers_snapshot_and_metrics() -> None:
+    front = front_of()
+    with front.watch() as early:
+        front.receive([CompilerFacts(graph_breaks={BREAK: 1}, cudagraph_skips={})])
+        front.receive([CompilerFacts(graph_breaks={BREAK: 3}, cudagraph_skips={SKIP: 2})])
+        seen = [early.get_nowait() for _ in range(3)]
+    assert [telemetry_event(item).facts.graph_breaks.get(BREAK, 0) for item in seen if item is not None] == [0, 1, 3]
+    with front.watch() as late:
+        assert late.get_nowait() == seen[-1]
+    snapshot = snapshot_of(front)
+    assert dict(snapshot.graph_breaks) == {BREAK: 3}
+    assert dict(snapshot.cudagraph_skips) == {SKIP: 2}
+    assert f'tailgate_graph_breaks_total{{arm="arm",cause="{BREAK}",replica="arm-0"}} 3.0' in metrics_of(front)
+    assert f'tailgate_cudagraph_skips_total{{arm="arm",cause="{SKIP}",replica="arm-0"}} 2.0' in metrics_of(front)
+
+
+@pytest.mark.parametrize(("compiles", "share"), [(True, 0.25), (False, 0.0)])
+def test_the_share_of_eager_steps_is_that_of_an_arm_which_should_compile(compiles: bool, share: float) -> None:
+    front = front_of(compiles=compiles)
+    assert snapshot_of(front).eager_fallback_share == 0
+    front.receive([step(number, compiled=compiles and number != 2) for number in range(4)])
+    snapshot = snapshot_of(front)
+    assert snapshot.eager_fallback_share == share
+    assert snapshot.counters["steps"] == 4
+    assert snapshot.counters["eager_fallback_steps"] == 4 * share
+
+
+def test_everything_that_a_compile_tells_goes_over_the_wire_and_its_time_is_counted() -> None:
+    front = front_of()
+    event = CompileEvent(
+        event_id="7",
+        kind="recompile",
+        start_ns=1_000_000_000,
+        end_ns=3_500_000_000,
+        reason="0/0: size mismatch",
+        request_ids=("a", "b"),
+        phase="serving",
+        autotune_ns=5,
+        guards=6,
+        nodes=7,
+        kernels=8,
+        breaks=(BREAK,),
+    )
+    front.receive([event])
+    wire = telemetry_event(event).compile
+    assert (wire.autotune_ns, wire.guards, wire.nodes, wire.kernels) == (5, 6, 7, 8)
+    assert (list(wire.breaks), list(wire.request_ids)) == ([BREAK], ["a", "b"])
+    labels = 'arm="arm",kind="recompile",phase="serving",replica="arm-0"'
+    assert f"tailgate_compile_events_total{{{labels}}} 1.0" in metrics_of(front)
+    assert f"tailgate_compile_seconds_total{{{labels}}} 2.5" in metrics_of(front)
+
+
+def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
+    items = {
+        "process": 5,
+        "load": 7,
+        "decode batch 1": 10,
+        "decode batch 2": 20,
+        "capture decode batch 1": 1,
+        "other": 2,
+    }
+    ready = Ready(
+        vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={"weights": 3}, startup_ns=items
+    )
+    front = front_of()
+    front.receive([ready])
+    front.open()
+    groups = {"process": 5, "load": 7, "decode": 30, "capture": 1, "other": 2, "total": 45}
+    assert dict(snapshot_of(front).startup_groups_ns) == groups
+    assert 'tailgate_startup_seconds{arm="arm",part="decode",replica="arm-0"} 3e-08' in metrics_of(front)

@@ -1,0 +1,143 @@
+"""The splitter between TLS clients and TLS arms: real Envoy, real grpcio servers, a stock grpcio client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from loadtests.commands.main import build_parser, split_config
+from servers.config import ConfigError
+from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.security import ServerTls
+from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, SplitterError, UpstreamTls, envoy_config
+from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.grpc_peers import grpc_peer
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "s3cret-T0ken"
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def config(arm: str, **settings: Any) -> SplitterConfig:
+    return SplitterConfig(arms=(ArmTarget(name="eager", backends=(arm,)),), health_interval_s=0.1, **settings)
+
+
+def generate(channel: grpc.Channel, token: str = "") -> tuple[str, int]:
+    """(status, tokens) of one call."""
+    stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    call = stub.Generate(inference_pb2.GenerateRequest(text="hi", max_tokens=3), metadata=metadata, timeout=20)
+    try:
+        tokens = sum(len(item.token_ids) for item in call)
+    except grpc.RpcError:
+        tokens = 0
+    return call.code().name, tokens
+
+
+def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
+    """Client certificates on both hops, and health checks without a token."""
+    with grpc_peer("aio", certificate=pem.certificate, key=pem.key, client_ca=pem.ca, token=SECRET) as arm:
+        settings = config(
+            arm,
+            tls=ServerTls(certificate=pem.certificate, key=pem.key),
+            upstream_tls=UpstreamTls(ca=pem.ca, certificate=pem.client_certificate, key=pem.client_key),
+            access_log=str(tmp_path / "access.log"),
+        )
+        with Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+            envoy.wait_ready(20)
+            assert envoy.target == f"https://127.0.0.1:{envoy.port}"
+            roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
+            with grpc.secure_channel(envoy.target.removeprefix("https://"), roots) as channel:
+                assert generate(channel, SECRET) == ("OK", 3)
+                assert generate(channel, "wrong") == ("UNAUTHENTICATED", 0)
+                assert generate(channel) == ("UNAUTHENTICATED", 0)
+            with grpc.insecure_channel(envoy.target.removeprefix("https://")) as channel:
+                assert generate(channel, SECRET)[0] == "UNAVAILABLE"
+    for path in tmp_path.iterdir():
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
+def test_an_arm_whose_certificate_is_not_right_is_never_healthy(pem: Certificates, tmp_path: Path, wrong: str) -> None:
+    certificate = {"certificate": pem.certificate, "key": pem.key}
+    with grpc_peer("aio", **(certificate if wrong != "plaintext" else {})) as arm:
+        upstream = UpstreamTls(
+            ca=pem.other_ca if wrong == "authority" else pem.ca, name="arms.example" if wrong == "name" else ""
+        )
+        with Envoy.start(
+            config(arm, upstream_tls=upstream), log_path=tmp_path / "envoy.log", work_dir=tmp_path
+        ) as envoy:
+            with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
+                envoy.wait_ready(1.0)
+            with grpc.insecure_channel(envoy.target) as channel:
+                assert generate(channel)[0] == "UNAVAILABLE"
+
+
+def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> None:
+    arms = (
+        ArmTarget(name="eager", backends=("10.0.0.7:50051", "10.0.0.8:50051")),
+        ArmTarget(name="other", backends=("arm.example:50051",)),
+    )
+    document = envoy_config(SplitterConfig(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
+    eager, other = (cluster["transport_socket"]["typed_config"] for cluster in document["static_resources"]["clusters"])
+    names = [
+        (item["san_type"], item["matcher"]["exact"])
+        for item in eager["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
+    ]
+    assert names == [("IP_ADDRESS", "10.0.0.7"), ("IP_ADDRESS", "10.0.0.8")]
+    assert "sni" not in eager
+    assert other["sni"] == "arm.example"
+
+
+def test_a_scheme_before_an_arms_address_is_refused_with_the_flag_that_is_meant() -> None:
+    with pytest.raises(ConfigError, match=r'"https://arm\.example:1" is not host:port.*--upstream-ca'):
+        ArmTarget(name="eager", backends=("https://arm.example:1",))
+
+
+def test_without_tls_the_configuration_says_nothing_of_it() -> None:
+    assert "transport_socket" not in json.dumps(envoy_config(config("10.0.0.7:50051")))
+
+
+def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
+    command = [sys.executable, "-m", "loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
+    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--upstream-ca", pem.ca]
+    command += ["--upstream-certificate", pem.client_certificate, "--upstream-key", pem.client_key, "--print-config"]
+    environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
+    out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    document = json.loads(out)
+    listener = document["static_resources"]["listeners"][0]["filter_chains"][0]["transport_socket"]["typed_config"]
+    assert listener["common_tls_context"]["tls_certificates"][0]["private_key"] == {"filename": pem.key}
+    assert "PRIVATE KEY" not in out
+    assert SECRET not in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--tls-certificate", "{certificate}"], "a TLS key is missing"),
+        (["--tls-certificate", "{certificate}", "--tls-key", "{client_key}"], "does not belong to"),
+        (["--tls-client-ca", "{ca}"], "a TLS certificate is missing"),
+        (["--upstream-name", "arms.example"], "name a PEM file with --upstream-ca"),
+        (["--upstream-ca", "/nowhere/ca.pem"], '"/nowhere/ca.pem" cannot be read'),
+        (["--upstream-ca", "{ca}", "--upstream-key", "{key}"], "belong together"),
+    ],
+)
+def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], text: str) -> None:
+    named = [
+        flag.format(ca=pem.ca, certificate=pem.certificate, key=pem.key, client_key=pem.client_key) for flag in flags
+    ]
+    options = build_parser().parse_args(["split", "--arm", "eager=10.0.0.7:50051", *named])
+    with pytest.raises(ConfigError, match=text) as caught:
+        split_config(options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,203 @@
+"""Which shapes find their graph ready: asked of arms that the real compiler has warmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+from rich.console import Console
+
+from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig
+from servers.inspect import EXIT_COMPILES, Census, ListedShape, parse_shapes, show, take_census, unplanned_shapes
+
+ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 8
+    torch.compiler.set_stance("default")
+
+
+def census_of(arm: ArmConfig, shapes: str = "") -> Census:
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 8
+    torch.compiler.set_stance("default")
+    listed = parse_shapes(shapes, arm.engine) if shapes else []
+    return take_census(arm, listed, report=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def naive() -> Census:
+    """Two shapes that its one request warmed, and two that it did not."""
+    policy = CompileConfig(enabled=True, backend="eager", warmup="minimal")
+    shapes = "prefill 1x5, decode 1@6, prefill 1x8, decode 1@17, prefill 1x9"
+    return census_of(ArmConfig(name="naive", compile=policy, engine=ENGINE), shapes)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("prefill 1x7", [ListedShape(kind="prefill", batch=1, length=7, context=7)]),
+        ("extend 1×4@12", [ListedShape(kind="extend", batch=1, length=4, context=12)]),
+        (
+            "decode 3 @ 50 , decode 1@2",
+            [
+                ListedShape(kind="decode", batch=3, length=1, context=50),
+                ListedShape(kind="decode", batch=1, length=1, context=2),
+            ],
+        ),
+    ],
+)
+def test_shapes_are_read_as_they_are_written(text: str, expected: list[ListedShape]) -> None:
+    assert parse_shapes(text, ENGINE) == expected
+    assert parse_shapes(", ".join(map(str, expected)), ENGINE) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prefill 3", ("prefill 3", "ROWSxTOKENS")),
+        ("decode 3x2", ("decode 3x2", "ROWS@CONTEXT")),
+        ("extend 1x4", ("extend 1x4",)),
+        ("decode 1@9,", ("is not a shape",)),
+        ("prefill 2x5", ("2 rows", "engine.prefill_batch", "1")),
+        ("prefill 1x41", ("41 tokens", "40")),
+        ("decode 5@9", ("5 rows", "engine.slots", "4")),
+        ("decode 1@53", ("53 positions", "52")),
+        ("decode 1@1", ("1 positions", "2 to 52")),
+    ],
+)
+def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_shapes(text, ENGINE)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        EngineConfig(slots=1, max_prompt_tokens=1, max_new_tokens=1),
+        EngineConfig(slots=3, max_prompt_tokens=100, max_new_tokens=5, prefill_batch=3, prefill_chunk=7),
+    ],
+)
+def test_the_sizes_that_nobody_planned_are_sizes_that_can_run(engine: EngineConfig) -> None:
+    shapes = list(unplanned_shapes(engine))
+    assert parse_shapes(", ".join(map(str, shapes)), engine) == shapes
+    assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
+
+
+def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
+    census = census_of(ArmConfig(engine=ENGINE))
+    shapes = [visit.shape for visit in census.visits]
+    assert len(shapes) == len(set(shapes))
+    assert set(unplanned_shapes(ENGINE)) <= set(shapes)
+    planned = [visit.planned for visit in census.visits]
+    assert planned == sorted(planned, reverse=True)
+    assert True in planned
+    assert False in planned
+
+
+def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Census) -> None:
+    assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompile", "recompile", "ready"]
+    assert [visit.planned for visit in naive.visits] == [True, True, False, False, False]
+    assert naive.exit_code == EXIT_COMPILES
+    for visit in naive.unready:
+        assert "expected" in visit.reason
+        assert visit.first_s > visit.again_s
+
+
+def test_every_graph_is_listed_with_what_it_was_made_for(naive: Census) -> None:
+    prefill, decode, longer, further = naive.graphs
+    assert [graph.compile_id for graph in naive.graphs] == ["0/0", "1/0", "0/1", "1/1"]
+    assert [graph.phase for graph in naive.graphs] == ["warmup", "warmup", "serving", "serving"]
+    assert [graph.dynamic for graph in naive.graphs] == [False, False, True, True]
+    assert longer.shape == "prefill batch 1 × length 8, context 8"
+    assert further.shape == "decode batch 1 × length 1, context 17"
+    for graph in (prefill, decode):
+        assert graph.guards > 0
+        assert graph.nodes > 50
+        assert "runner.py" in graph.frame
+
+
+def test_the_tables_say_what_the_census_holds(naive: Census) -> None:
+    console = Console(width=160, highlight=False)
+    with console.capture() as captured:
+        show(naive, console)
+    text = captured.get()
+    for visit in naive.visits:
+        assert str(visit.shape) in text
+    *_, verdict = text.strip().splitlines()
+    assert verdict.startswith(f"{len(naive.unready)} of {len(naive.visits)} shapes are not ready. recompiles: prefill")
+    assert "decode 1@17" in verdict
+    assert "serving" in text
+    assert "static" in text
+    assert "weights" in text
+    json.dumps(naive.to_dict())
+
+
+def test_planned_shapes_are_ready_though_every_block_is_compiled_by_itself() -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
+    arm = ArmConfig(name="blocks", shapes=ShapeConfig(kind="buckets"), compile=policy, engine=ENGINE)
+    census = census_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
+    assert [visit.outcome for visit in census.visits] == ["ready"] * 3
+    assert [(visit.padded.size, visit.planned) for visit in census.visits] == [
+        ("1x32", True),
+        ("1x40", True),
+        ("4@52", True),
+    ]
+    assert census.exit_code == 0
+    assert len(census.graphs) == 5  # one for each bucket, whatever the number of layers
+    if not torch.cuda.is_available():
+        assert sum(census.facts.cudagraph_skips.values()) == 5
+
+
+def test_shapes_beyond_the_limit_run_eagerly_and_are_not_ready() -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=1, warmup="minimal")
+    census = census_of(
+        ArmConfig(name="limited", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x7, prefill 1x9"
+    )
+    assert [visit.outcome for visit in census.visits] == ["ready", "limit", "limit"]
+    assert "limit was reached at prefill batch 1 × length 7" in census.visits[2].reason
+    assert census.exit_code == EXIT_COMPILES
+
+
+def test_a_guarded_arm_runs_what_was_not_warmed_eagerly_and_that_is_no_fault() -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", guarded=True, warmup="minimal")
+    census = census_of(ArmConfig(name="guarded", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x9")
+    assert [visit.outcome for visit in census.visits] == ["ready", "guarded"]
+    assert census.exit_code == 0
+
+
+def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from servers.engine.runner import ModelRunner
+
+    launch = ModelRunner.launch
+
+    def failing(self: ModelRunner, step: object, batch_id: int) -> object:
+        if len(step.jobs[0].prompt) == 9:  # type: ignore[attr-defined]
+            raise RuntimeError("constraint violated\nat length")
+        return launch(self, step, batch_id)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelRunner, "launch", failing)
+    census = census_of(ArmConfig(engine=ENGINE), "prefill 1x9, prefill 1x8")
+    assert [(visit.outcome, visit.reason) for visit in census.visits] == [
+        ("error", "RuntimeError: constraint violated"),
+        ("off", ""),
+    ]
+    assert census.exit_code == EXIT_COMPILES
+
+
+@pytest.mark.parametrize(
+    "text", ["prefill " + "9" * 5000 + "x1", "decode 1@" + "9" * 5000, "prefill ٣x1", "x" * 20_000]
+)
+def test_what_is_no_shape_is_one_short_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_shapes(text, EngineConfig())
+    assert "is not a shape" in str(caught.value)
+    assert len(str(caught.value)) < 1200
