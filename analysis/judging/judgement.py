@@ -374,7 +374,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if not search and run.told_open_loop is not False:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
-    yield check_complete(infos)
+    yield check_complete(infos, planned=run.planned_trials)
     closed = run.told_open_loop is False and not run.planned
     yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
     if run.design == "split":

@@ -170,6 +170,12 @@ class Run:
         return sum(trial.seconds for trial in self.trials)
 
     @property
+    def planned_trials(self) -> int:
+        """How many trials the experiment asks for; 0 where it does not say."""
+        count = _table(self.records.experiment, "trials").get("count")
+        return count if isinstance(count, int) else 0
+
+    @property
     def blocks(self) -> int:
         """Time blocks of all trials together."""
         return sum(trial.blocks for trial in self.trials)

@@ -108,7 +108,12 @@ def _experiment(run: FakeRun) -> str:
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
     lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
     lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
-    tables = {"gates": dict(run.gates), "slo": dict(run.slo), "parity": dict(run.parity)}
+    tables = {
+        "trials": {"count": run.trials},
+        "gates": dict(run.gates),
+        "slo": dict(run.slo),
+        "parity": dict(run.parity),
+    }
     return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
 
 

@@ -33,17 +33,22 @@ def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated
     )
 
 
-def check_complete(trials: Sequence[Mapping[str, Any]]) -> Check:
-    """Every trial ended by itself."""
+def check_complete(trials: Sequence[Mapping[str, Any]], *, planned: int = 0) -> Check:
+    """Every trial that was planned is there and ended by itself. `planned` is 0 where nobody says how many."""
     stopped = [str(trial.get("trial")) for trial in trials if not trial.get("complete")]
+    there = {int(trial["trial"]) for trial in trials}
+    missing = [str(number) for number in range(1, max([planned, *there]) + 1) if number not in there]
+    words = [f"Trial {', '.join(stopped)} was stopped before its end."] if stopped else []
+    if missing:
+        words.append(f"Trial {', '.join(missing)} is missing.")
     return Check(
         check="complete",
-        ok=not stopped,
-        value=float(len(stopped)),
+        ok=not words,
+        value=float(len(stopped) + len(missing)),
         limit=0.0,
-        reason=f"Trial {', '.join(stopped)} was stopped before its end." if stopped else "Every trial ran to its end.",
+        reason=" ".join(words) or "Every trial ran to its end.",
         affects=ALL_KINDS,
-        remedy="Run again, and let the run end by itself." if stopped else "",
+        remedy="Run again, and let the run end by itself." if words else "",
     )
 
 

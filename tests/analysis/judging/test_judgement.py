@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,14 @@ class TestVerdicts:
         judgement = judgement_of(tmp_path, FakeRun(trials=6, duration_s=150))
         assert {item.method for item in judgement.steady} == {"t-test over trials"}
         assert judgement.overall == "PASS"
+
+    def test_a_trial_whose_folder_is_gone_leaves_nothing_that_passes(self, tmp_path):
+        directory = write_run(tmp_path / "run", FakeRun(trials=2, gates=QUICK))
+        assert judged(directory).overall == "PASS"
+        shutil.rmtree(directory / "trial-02")
+        judgement = judged(directory)
+        assert judgement.overall == "INCONCLUSIVE"
+        assert [check.reason for check in judgement.checks if not check.ok] == ["Trial 2 is missing."]
 
     def test_a_dead_treatment_fails(self, tmp_path):
         def die(info):

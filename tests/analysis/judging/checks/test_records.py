@@ -45,6 +45,17 @@ def test_a_stopped_trial_is_named():
     assert (stopped.ok, stopped.reason) == (False, "Trial 2 was stopped before its end.")
 
 
+def test_a_trial_that_was_planned_and_is_not_there_is_named():
+    """Two of three trials that are there ended well; the third may be the one that the folder was deleted of."""
+    ended = [{"trial": 1, "complete": True}, {"trial": 2, "complete": True}]
+    assert check_complete(ended, planned=2).ok
+    assert check_complete(ended, planned=3).reason == "Trial 3 is missing."
+    assert (
+        check_complete([{"trial": 1, "complete": True}, {"trial": 3, "complete": True}]).reason == "Trial 2 is missing."
+    )
+    assert check_complete([], planned=0).ok
+
+
 def test_a_dead_control_spoils_every_arm_and_a_dead_arm_itself():
     deaths = [{"replica": "a-0", "exit_code": -9}]
     assert check_deaths("a", [], control=False).ok
