@@ -26,8 +26,8 @@ from analysis.judging.validity import LENGTH_CHECKS, Check
 from analysis.records.requests import RecordError
 from analysis.run.gaps import gaps_of
 from analysis.run.run import SECOND, Run
+from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import (
-    METRIC_NAMES,
     TRIALS_FOR_T_TEST,
     Comparison,
     Sample,

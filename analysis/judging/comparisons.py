@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from analysis.run.gaps import gaps_of
 from analysis.run.run import SECOND, Run
-from analysis.settings.gate_limits import COMPARED_METRICS
-from analysis.statistics.compare import METRIC_NAMES, Comparison, Sample, compare_quantiles, compare_typical, decide
+from analysis.settings.metrics import JUDGED_METRICS, METRIC_NAMES
+from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ def comparisons(run: Run) -> Comparisons:
     for arm in run.treatments:
         for phase in PHASES:
             rows = _rows(run, arm, phase)
-            for metric in COMPARED_METRICS:
+            for metric in JUDGED_METRICS:
                 gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
                 qs = sorted({*QUANTILES, *run.limits.quantiles})
                 samples = _samples(run, metric, rows)
@@ -89,7 +89,7 @@ def _compared(
     samples: tuple[Sample, Sample],
     qs: Sequence[float],
 ) -> list[Comparison]:
-    place = (run.arms.index(arm), COMPARED_METRICS.index(metric), PHASES.index(phase))
+    place = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
     found = compare_quantiles(
         *samples,
         qs=qs,

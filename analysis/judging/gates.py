@@ -14,8 +14,9 @@ from typing import Any
 from analysis.judging.rates import RateComparison
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import CompileBudget
+from analysis.settings.metrics import METRIC_NAMES
 from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.compare import METRIC_NAMES, Comparison
+from analysis.statistics.compare import Comparison
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 

@@ -9,7 +9,6 @@ from typing import Any
 from analysis.report.reading import arm_names
 from analysis.report.values import (
     DASH,
-    METRIC_NAMES,
     at,
     figure,
     interval,
@@ -21,6 +20,7 @@ from analysis.report.values import (
     text,
     verdict,
 )
+from analysis.settings.metrics import METRIC_NAMES
 
 Row = Mapping[str, Any]
 

@@ -12,6 +12,7 @@ from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoe
 from markupsafe import Markup
 
 from analysis.report import breakeven, charts, comparing, load, outside, reading, values
+from analysis.settings.metrics import METRIC_NAMES
 
 SCRIPTS = (
     "plot.js",
@@ -116,8 +117,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
             gates={name: reading.gate_list(summary, name) for name in names},
             ratios={
-                name: {metric: comparing.ratio_of(summary, name, metric) for metric in values.METRIC_NAMES}
-                for name in names
+                name: {metric: comparing.ratio_of(summary, name, metric) for metric in METRIC_NAMES} for name in names
             },
             checks=values.rows(summary, "validity"),
             failed_checks=reading.failed_checks(summary),
@@ -145,7 +145,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             environment=reading.flattened(values.at(summary, "environment")),
             phases=PHASES,
             columns=METRIC_COLUMNS,
-            metric_names=values.METRIC_NAMES,
+            metric_names=METRIC_NAMES,
         )
     )
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
+from analysis.settings.metrics import METRIC_NAMES
+
 DASH = "–"
-METRIC_NAMES = {"ttft": "TTFT", "e2e": "E2E", "tpot": "TPOT", "itl": "ITL", "max_itl": "max ITL"}
 KIND_NAMES = {
     "compile": "compile",
     "recompile": "recompile",

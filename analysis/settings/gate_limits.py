@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from analysis.records.requests import METRICS, RecordError
+from analysis.records.requests import RecordError
+from analysis.settings.metrics import JUDGED_METRICS
 
 # What is compared: a latency of each request, and the gaps between tokens pooled over requests.
-COMPARED_METRICS = (*METRICS, "itl")
 
 
 # How the limits of a comparison are found below six trials (see analysis.statistics.compare).
@@ -73,10 +73,10 @@ class GateLimits:
     def __post_init__(self) -> None:
         _check_ranges(self, [key for key in _RANGES if key != "quantile"], "gates")
         if not self.metrics:
-            raise RecordError(f"gates.metrics is empty: name one or more of {', '.join(COMPARED_METRICS)}")
+            raise RecordError(f"gates.metrics is empty: name one or more of {', '.join(JUDGED_METRICS)}")
         for metric in self.metrics:
-            if metric not in COMPARED_METRICS:
-                raise RecordError(f"gates.metrics holds {metric!r}: use {', '.join(COMPARED_METRICS)}")
+            if metric not in JUDGED_METRICS:
+                raise RecordError(f"gates.metrics holds {metric!r}: use {', '.join(JUDGED_METRICS)}")
         if len(set(self.metrics)) < len(self.metrics):
             raise RecordError(f"gates.metrics is {list(self.metrics)}: name each metric once")
         if not self.quantiles or len(set(self.quantiles)) < len(self.quantiles):

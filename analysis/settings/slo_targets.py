@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.records.requests import METRICS, RecordError
+from analysis.records.requests import RecordError
+from analysis.settings.metrics import JUDGED_METRICS
 
-SLO_METRICS = (*METRICS, "itl")  # ITL pools the gaps of all requests, so that its share is one of gaps
 _FIELD_NAMES = {"e2el": "e2e"}  # as vLLM's serving benchmark has it
 
 _KEY = re.compile(r"p(?P<whole>\d{1,2})(?:[_.](?P<part>\d+))?_(?P<metric>[a-z0-9]+(?:_[a-z]+)*?)(?P<ms>_ms)?")
@@ -150,9 +150,9 @@ class _Named:
 def _named(key: str, told: str, errors: str, *, with_unit: bool = False) -> _Named:
     match = _KEY.fullmatch(key)
     metric = _FIELD_NAMES.get(match["metric"], match["metric"]) if match is not None else ""
-    if match is None or metric not in SLO_METRICS or (with_unit and not match["ms"]):
+    if match is None or metric not in JUDGED_METRICS or (with_unit and not match["ms"]):
         raise RecordError(
-            f"{told} is unknown: write pQ_METRIC_ms with METRIC of {', '.join(SLO_METRICS)}, such as p99_ttft_ms, "
+            f"{told} is unknown: write pQ_METRIC_ms with METRIC of {', '.join(JUDGED_METRICS)}, such as p99_ttft_ms, "
             f"or {errors}"
         )
     quantile = round(float(f"{match['whole']}.{match['part'] or 0}") / 100.0, 10)

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
+from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantile, quantiles, shared_blocks
 from analysis.statistics.resampling import (
@@ -462,9 +463,6 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
     else:
         verdict, ending = "PASS", f", below the limit of {bound:.2f}"
     return replace(item, p_inferior_holm=adjusted, verdict=verdict, reason=f"{seen}{ending}.")
-
-
-METRIC_NAMES = {"ttft": "TTFT", "e2e": "E2E", "tpot": "TPOT", "max_itl": "longest token gap", "itl": "token gap"}
 
 
 def _limits_text(low: float | None, high: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from analysis.foresight.calibration import EXIT_CODES, Calibration, Share, calibrate
 from analysis.records.requests import read_run
 from analysis.run.run import Run
-from analysis.statistics.compare import METRIC_NAMES
+from analysis.settings.metrics import METRIC_NAMES
 from loadtests.trials.terminal_table import aligned
 from servers.config import ConfigError
 

@@ -36,8 +36,9 @@ from analysis.records.requests import RecordError, read_run
 from analysis.run.run import Run
 from analysis.run.slo import judge_share, units
 from analysis.settings.gate_limits import GateLimits
+from analysis.settings.metrics import METRIC_NAMES
 from analysis.settings.slo_targets import SloTarget
-from analysis.statistics.compare import METRIC_NAMES, TRIALS_FOR_T_TEST, Comparison
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from loadtests.trials.terminal_table import aligned
 from servers.config import ConfigError
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.validity import Check
 from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import METRIC_NAMES, Comparison
+from analysis.settings.metrics import METRIC_NAMES
+from analysis.statistics.compare import Comparison
 
 TAIL_REQUESTS = 5
 FEWEST_STARTS = 3

@@ -6,7 +6,7 @@ import pytest
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
 from analysis.records.requests import REQUESTS, RecordWriter, read_run, read_table
 from analysis.run.run import SECOND, Run
-from analysis.settings.gate_limits import COMPARED_METRICS
+from analysis.settings.metrics import JUDGED_METRICS
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SMALL = FakeRun(duration_s=300, rate=2)
@@ -37,7 +37,7 @@ def found(run):
 class TestWhatIsCompared:
     def test_five_latencies_at_five_quantiles_in_each_phase(self, found):
         seen = {(item.metric, item.quantile, item.phase) for item in (*found.gated, *found.beside)}
-        assert seen == {(m, q, p) for m in COMPARED_METRICS for q in QUANTILES for p in PHASES}
+        assert seen == {(m, q, p) for m in JUDGED_METRICS for q in QUANTILES for p in PHASES}
         assert len(seen) == len(found.gated) + len(found.beside)
 
     def test_what_the_experiment_asks_for_gates_and_nothing_else(self, found):
@@ -141,7 +141,7 @@ class TestTokenGaps:
 
 def test_a_slower_arm_is_slower_at_every_quantile(tmp_path):
     run = run_of(tmp_path, FakeRun(arms=(EAGER, FakeArm(name="compiled", ratio=1.5)), duration_s=300, rate=2))
-    for metric in COMPARED_METRICS:
+    for metric in JUDGED_METRICS:
         for item in judge_quantiles(run, "compiled", metric, "all", qs=(0.5, 0.9)):
             assert item.ratio == pytest.approx(1.5, rel=0.15)
 

@@ -144,7 +144,7 @@ def test_a_cold_target_is_a_gate_of_its_own_kind():
 def test_an_itl_target_speaks_of_gaps_and_a_strict_one_of_the_limit_itself():
     target = SloTarget(key="p50_itl_ms", metric="itl", quantile=0.5, limit=40.0, strict=True)
     assert slo_gate("compiled", target, share("PASS"), 12.0, None).reason.startswith(
-        "2 of 100 token gaps took 40 ms or longer; p50 token gap below 40 ms allows "
+        "2 of 100 token gaps took 40 ms or longer; p50 ITL below 40 ms allows "
     )
 
 

@@ -284,7 +284,7 @@ def test_an_itl_target_is_judged_over_gaps(tmp_path):
     judgement = judgement_of(tmp_path, FakeRun(slo={"targets": ["p50_itl_ms < 40"]}, gates=QUICK))
     found = gate(judgement, "slo p50_itl_ms")
     assert found.verdict == "PASS"
-    assert "token gaps took 40 ms or longer; p50 token gap below 40 ms allows 50 %" in found.reason
+    assert "token gaps took 40 ms or longer; p50 ITL below 40 ms allows 50 %" in found.reason
 
 
 def test_events_that_were_sent_twice_count_once(tmp_path):
