@@ -16,7 +16,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from analysis.parity import Answers, ArmParity, judge
+from analysis.parity.flips import Answers
+from analysis.parity.judge import ArmParity, judge
 from servers import parity, presets
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, Dtype, EngineConfig, ModelConfig

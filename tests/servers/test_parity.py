@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.parity import Answers, Parity, judge
+from analysis.parity.flips import Answers
+from analysis.parity.judge import Parity, judge
 from servers import parity
 from servers.compiler.events import CompileEvent
 from servers.compiler.recorder import CompileRecorder

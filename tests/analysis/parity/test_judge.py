@@ -5,17 +5,9 @@ import numpy as np
 import pytest
 
 from analysis.judging.gates import judge_answers, parity_gate
-from analysis.parity import (
-    ERROR_LIMIT,
-    KL_LIMIT,
-    WORST_LIMIT,
-    Answers,
-    Places,
-    judge,
-    measure,
-    noise_bound,
-    ratio_interval,
-)
+from analysis.parity.flips import Answers, Places
+from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, judge
+from analysis.parity.measures import ERROR_LIMIT, measure, noise_bound, ratio_interval
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
 NOISE = 0.02

@@ -1,0 +1,1 @@
+"""Whether two arms compute the same."""

@@ -1,0 +1,128 @@
+"""How far logits are from a float64 reference, position by position, and how much of it noise can be.
+
+All arms were fed the same prompts and the same continuations (teacher forcing), so row i of every matrix of logits
+answers the same question. docs/parity.md derives the limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Matrix = npt.NDArray[Any]  # [positions, vocabulary], may be memory-mapped
+Statistic = Callable[[Floats], float]
+
+# Distance from 1 to the next number: what one rounding can cost, twice over.
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+ERROR_LIMIT = 1.5  # of the control's
+NOISE_SDS = 4.0
+_DRAWS = 999
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """How logits differ from a reference, one number a position."""
+
+    error: Floats  # ‖logits − reference‖ / ‖reference‖, Euclidean over the vocabulary
+    divergence: Floats  # KL(reference ‖ logits) in nats
+    spread: Floats  # standard deviation over the vocabulary of logits − reference
+    top: Ints  # the token that the logits prefer
+    lead: Floats  # by how much the reference prefers its own token to that one; 0 where they agree
+    peak: Floats  # size of the reference's largest logit
+    finite: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+
+def measure(logits: Matrix, reference: Matrix) -> Measures:
+    """How `logits` differ from `reference`, both [positions, vocabulary], read a row at a time.
+
+    Tokens that the reference rules out (−inf) are left out. Logits that are not finite where the reference is count as
+    infinitely wrong.
+    """
+    rows = [_measure_row(np.asarray(mine, dtype=np.float64), np.asarray(told, dtype=np.float64)) for mine, told in
+            zip(logits, reference, strict=True)]  # fmt: skip
+    error, divergence, spread, top, lead, peak, finite = (np.array(column) for column in zip(*rows, strict=True))
+    return Measures(error=error, divergence=divergence, spread=spread, top=top, lead=lead, peak=peak, finite=finite)
+
+
+def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float, int, float, float, bool]:
+    top = int(np.argmax(np.where(np.isnan(logits), -np.inf, logits)))
+    best = float(reference.max())
+    lead = best - float(reference[top])
+    known = np.isfinite(reference)
+    if not known.all():
+        logits, reference = logits[known], reference[known]
+    if not np.isfinite(logits).all():
+        return math.inf, math.inf, math.inf, top, lead, abs(best), False
+    delta = logits - reference
+    size = float(np.linalg.norm(reference))
+    error = float(np.linalg.norm(delta)) / size if size else math.inf
+    weights = np.exp(reference - best)
+    total = float(weights.sum())
+    # KL(p ‖ q) = log Σ p·exp(delta − Σ p·delta), in the form that keeps its digits when p and q are close
+    offset = delta - float(weights @ delta) / total
+    divergence = math.log1p(float(weights @ np.expm1(offset)) / total) if offset.max() < 500.0 else math.inf
+    # rounding may take it a hair below the least that a divergence can be
+    return error, max(0.0, divergence), float(delta.std()), top, lead, abs(best), True
+
+
+def noise_bound(control: Measures, dtype: str) -> Floats:
+    """By position, the largest lead that noise of the allowed size can turn round.
+
+    A flip needs the errors of two tokens to differ by more than the lead. Were they independent with the control's
+    spread s, their difference would have a standard deviation of √2·s. An arm may err ERROR_LIMIT times as much;
+    NOISE_SDS standard deviations of that are granted, and one step of the dtype at the size of the largest logit,
+    because logits that share a step are equal. A position where the control was lucky counts as a typical one.
+    The bound rests on the control's errors alone: by an arm's own errors, every flip would explain itself.
+    """
+    typical = np.maximum(control.spread, np.median(control.spread))
+    step = EPSILON[dtype] * np.exp2(np.floor(np.log2(np.maximum(control.peak, np.finfo(np.float64).tiny))))
+    return np.asarray(ERROR_LIMIT * NOISE_SDS * math.sqrt(2.0) * typical + step)
+
+
+def ratio_interval(
+    mine: Floats, theirs: Floats, request: Ints, statistic: Statistic, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """statistic(mine) / statistic(theirs), and its 95 % interval by resampling requests with all their positions.
+
+    Positions of a request share a context and so resemble each other; requests are independent. With one request the
+    interval has no width, and says nothing. A ratio to nothing is infinite, of nothing to nothing 1.
+    """
+
+    def ratio(index: Ints) -> float:
+        above, below = statistic(mine[index]), statistic(theirs[index])
+        if below > 0:
+            return above / below
+        return math.inf if above > 0 else 1.0
+
+    groups = [np.flatnonzero(request == number) for number in np.unique(request)]
+    draws = [
+        ratio(np.concatenate([groups[pick] for pick in rng.integers(0, len(groups), size=len(groups))]))
+        for _ in range(_DRAWS)
+    ]
+    tail = (1.0 - _CONFIDENCE) / 2.0
+    # By rank: an infinite draw must not become not-a-number by interpolation.
+    low, high = np.quantile(draws, [tail, 1.0 - tail], method="inverted_cdf")
+    return ratio(np.arange(len(mine))), float(low), float(high)
+
+
+# By rank: an infinite value must not become not-a-number by interpolation.
+
+
+def median(values: Floats) -> float:
+    return float(np.quantile(values, 0.5, method="inverted_cdf"))
+
+
+def p99(values: Floats) -> float:
+    return float(np.quantile(values, 0.99, method="inverted_cdf"))

@@ -1,0 +1,18 @@
+"""The latencies that gates and objectives may name, and what a reader calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from analysis.records.requests import METRICS
+
+# ITL pools the gaps of all requests, so that a share of it is one of gaps; the others have one value a request.
+JUDGED_METRICS: Final = (*METRICS, "itl")
+METRIC_NAMES: Final[Mapping[str, str]] = {
+    "ttft": "TTFT",
+    "e2e": "E2E",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "max_itl": "max ITL",
+}
