@@ -75,7 +75,7 @@ def description(item: Comparison) -> str:
     if item.obstacle is not None:
         return f"{seen}; there are no limits: {item.obstacle}."
     if item.low is None and item.high is None:
-        return f"{seen}; so few blocks set no limits."
+        return f"{seen}; so little of the tail sets no limits."
     low, high = ("any" if value is None else f"{value:.2f}" for value in (item.low, item.high))
     return f"{seen} (between {low} and {high})."
 

@@ -226,10 +226,12 @@ def _with_limits(item: Comparison, limits: Limits | None, drift: float) -> Compa
     """The comparison with its limits; `drift` is the variance that their spread lacks."""
     if limits is None:
         return replace(item, obstacle="resampled blocks do not differ")
+    # Where the tail is a handful of requests, swapping them may rule out the very ratio that was seen.
+    seen = [] if item.ratio is None else [item.ratio]
     return replace(
         item,
-        low=None if limits.low is None else math.exp(limits.low),
-        high=None if limits.high is None else math.exp(limits.high),
+        low=None if limits.low is None else min(math.exp(limits.low), *seen, math.inf),
+        high=None if limits.high is None else max(math.exp(limits.high), *seen, 0.0),
         p_worse=limits.p_worse,
         p_noninferior=limits.p_noninferior,
         p_inferior=limits.p_inferior,
@@ -455,7 +457,7 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
         verdict, ending = "FAIL", f", above the limit of {bound:.2f}"
     elif adjusted_whole is not None and adjusted_whole <= item.alpha:
         verdict, ending = "FAIL", f", and {whole}, surely above the limit of {bound:.2f}"
-    elif item.p_noninferior is None or item.p_noninferior > item.alpha:
+    elif item.p_noninferior is None or item.p_noninferior > item.alpha or item.ratio > bound:
         verdict, ending = "INCONCLUSIVE", f", which leaves the limit of {bound:.2f} open"
     elif item.whole is not None and item.whole > bound:
         verdict = "INCONCLUSIVE"
@@ -467,7 +469,7 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
 
 def _limits_text(low: float | None, high: float | None) -> str:
     if low is None and high is None:
-        return "so few blocks set no limits"
+        return "so little of the tail sets no limits"
     if low is None:
         return f"at most {high:.2f}"
     return f"at least {low:.2f}" if high is None else f"between {low:.2f} and {high:.2f}"

@@ -106,7 +106,9 @@ def typical_ratio(windows: Windows) -> float:
 def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: Dependence) -> Limits | None:
     """Limits of the log ratio of a typical window's tail, and the p-values at `bound`; None where nothing varies.
 
-    Student's t with groups − 1 degrees of freedom over the exceedances of groups, widened by `dependence`.
+    Student's t with groups − 1 degrees of freedom over the exceedances of groups. Two errors add up: that of counts,
+    and how far `dependence` may have moved the ratio itself, which a count bounds no more once all of the tail is on one
+    side.
     """
     width, groups = windows.histogram.width, windows.groups
 
@@ -128,11 +130,14 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     # Few requests balance over a whole stretch of ratios, and tell none of them from another.
     error = max(error, (last - first) / 2.0 * per_shift)
     spread = error / per_shift * width
-    widened = error * dependence.widening(spread, groups=groups, alpha=alpha)
+    widening = dependence.widening(spread, groups=groups, alpha=alpha)
+    moved = spread / width * math.sqrt(max(0.0, widening**2 - 1.0))  # shifts, one standard error
 
     def distance(shift: int) -> float:
-        """How many widened standard errors the exceedances are above balance."""
-        return float(windows.excess(shift).sum()) / widened
+        """How many standard errors the exceedances are above balance."""
+        excess = float(windows.excess(shift).sum())
+        slope = abs(excess) / max(0.5, abs(shift - centre))
+        return excess / math.hypot(error, slope * moved)
 
     reach = float(stats.t.ppf(1.0 - alpha, groups - 1))
     farthest = round(_FARTHEST / width)

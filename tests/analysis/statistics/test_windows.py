@@ -108,6 +108,15 @@ def test_dependence_widens_limits_and_keeps_the_ratio():
     assert wide.spread == pytest.approx(math.hypot(plain.spread, math.sqrt(0.002)))
 
 
+def test_drift_moves_limits_by_its_own_size_and_takes_none_away():
+    """All of the tail lies on one side well before the margin: no count can say more, and drift of 15 % is not 60 %."""
+    held = windows(*arms(8, ratio=0.6, blocks=23, per_block=34))
+    drifting = limits(held, dependence=Dependence(drift=0.15**2))
+    assert drifting.high is not None
+    assert math.exp(drifting.high) < 1.0
+    assert drifting.p_noninferior < 0.05
+
+
 def test_limits_hold_the_truth_of_equal_arms():
     held = 0
     for seed in range(60):
