@@ -90,6 +90,16 @@ class Advice:
     text: str
 
 
+_LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
+
+
+def _length(gates: Sequence[Gate]) -> str:
+    """The longest run that one of the gates needs, and in how many fresh starts."""
+    starts = max(gate.needed_starts or 0 for gate in gates)
+    over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
+    return f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}"
+
+
 def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     """How long a run would decide the open gates, and what must change first where length is not the trouble.
 
@@ -107,17 +117,18 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         )
     )
     # A longer run of the same load only makes the queues longer.
-    needed = max(
-        (gate.needed_s for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by),
-        default=None,
-    )
+    timed = [gate for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by]
+    needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
     if needed is not None:
-        starts = max((gate.needed_starts or 0 for gate in open_gates), default=0)
-        over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
-        sentences.append(
-            f"A run of about {duration_text(needed)}{over} would decide the open gates, if the arms behave as they did "
-            "here."
-        )
+        long = [gate for gate in timed if (gate.needed_s or 0.0) > _LONG_S]
+        if soon := [gate for gate in timed if gate not in long]:
+            which = "all other open gates" if long else "the open gates"
+            sentences.append(
+                f"A run of about {_length(soon)} would decide {which}, if the arms behave as they did here."
+            )
+        for gate in long:
+            name = f"{gate.gate} of {gate.arm}"
+            sentences.append(f"About {_length([gate])} would decide {name}, which is near its limit or varies much.")
         fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
         if fewest is not None and fewest.limit is not None:
             sentences.append(

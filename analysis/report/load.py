@@ -134,7 +134,7 @@ def _over_limit(over: object) -> list[tuple[str, str]]:
         return []
     found = []
     if input_over or output_over:
-        done = {"clip": "cut to it", "drop": "left out"}.get(str(at(over, "policy")), text(at(over, "policy")))
+        done = {"clip": "cut to them", "drop": "left out"}.get(str(at(over, "policy")), text(at(over, "policy")))
         dropped = at(over, "requests_dropped")
         more = f" ({count(dropped)} requests left out)" if is_number(dropped) and dropped else ""
         found.append(

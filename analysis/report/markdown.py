@@ -204,7 +204,7 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     ]
     if not body:
         return []
-    head = ("Arm", "Rate", "Its", "The control's", "Good requests", "Ratio", "Interval", "At least")
+    head = ("Arm", "Rate", "The arm's", "The control's", "Good requests", "Ratio", "Interval", "At least")
     return ["### At the same load", table(head, body, right=range(2, 8))]
 
 

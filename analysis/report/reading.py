@@ -417,6 +417,7 @@ def startup_costs(summary: Row) -> list[Figure]:
             ("Compiling in the warm-up", "compile time", _duration, "compile_s", True),
             ("Compiling in the warm-up", "of which the backend", _duration, "backend_s", False),
             ("Compiling in the warm-up", "of which tuning kernels", _duration, "autotune_s", False),
+            ("Compiling in the warm-up", "tuning kernels at their first run", _duration, "tuning_s", False),
             ("Compiling in the warm-up", "recording CUDA graphs", _duration, "recording_s", False),
             ("Compiling in the warm-up", "disk cache", _cache_state, "cache", True),
         )

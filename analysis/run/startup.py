@@ -74,7 +74,7 @@ def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
     """What the compiler did in one start."""
     if run.records.events is None or run.external(arm):
-        return dict.fromkeys(("compiles", "compile_s", "backend_s", "autotune_s", "recording_s", "cache"))
+        return dict.fromkeys(("compiles", "compile_s", "backend_s", "autotune_s", "tuning_s", "recording_s", "cache"))
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]
     starts = max(1, len(run.trials) * run.replicas(arm))
@@ -84,6 +84,8 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
         "compile_s": _union_s(compiles) / starts,
         "backend_s": _total_s(compiles, "backend_ns") / starts,
         "autotune_s": _total_s(compiles, "autotune_ns") / starts if _is_told(compiles, "autotune_ns") else None,
+        # Kernels that are tuned when they first run, after the compile that made them.
+        "tuning_s": _union_s([event for event in warm if event.kind == "autotune"]) / starts,
         "recording_s": _union_s([event for event in warm if event.kind == "graph_capture"]) / starts,
         "cache": {state: states.count(state) for state in ("hit", "miss", "bypass")},
     }

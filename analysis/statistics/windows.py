@@ -107,8 +107,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     """Limits of the log ratio of a typical window's tail, and the p-values at `bound`; None where nothing varies.
 
     Student's t with groups − 1 degrees of freedom over the exceedances of groups. Two errors add up: that of counts,
-    and how far `dependence` may have moved the ratio itself, which a count bounds no more once all of the tail is on one
-    side.
+    and how far `dependence` may have moved the ratio itself. Once all of the tail is on one side, counts say no more.
     """
     width, groups = windows.histogram.width, windows.groups
 

@@ -69,6 +69,13 @@ class TestWords:
         assert advice.needed_s == 1260.0
         assert "about 21 minutes" in advice.text
 
+    def test_a_gate_that_would_take_days_does_not_hide_how_soon_the_others_are_decided(self):
+        gates = [gate(verdict="INCONCLUSIVE", needed_s=1260.0), gate("slo", "INCONCLUSIVE", needed_s=283_500.0)]
+        advice = advise(gates, [])
+        assert advice.needed_s == 283_500.0
+        assert "about 21 minutes would decide all other open gates" in advice.text
+        assert f"About 78.8 hours would decide {gates[1].gate} of compiled" in advice.text
+
     @pytest.mark.parametrize(("blocks", "guess"), [(2.0, True), (12.0, False)])
     def test_advice_from_few_blocks_says_that_it_guesses(self, blocks, guess):
         gates = [gate(verdict="INCONCLUSIVE", needed_s=9000.0, blocked_by=("blocks",))]

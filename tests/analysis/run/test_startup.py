@@ -97,6 +97,7 @@ def test_compiles_of_the_warm_up_are_told_with_their_backend_and_their_cache(tmp
         {"kind": "recompile", "at_s": -3, "seconds": 2, "backend_ns": SECOND, "cache": "miss"},
         {"kind": "recompile", "at_s": -2, "seconds": 1.5, "backend_ns": SECOND, "cache": "hit"},
         {"kind": "graph_capture", "at_s": -0.4, "seconds": 0.25},
+        {"kind": "autotune", "at_s": -4.0, "seconds": 3.5},
         {"kind": "recompile", "at_s": 5, "seconds": 9, "cache": "miss", "phase": "serving"},
     )
     row = startup_row(Run.of(read_run(tmp_path / "run")), "compiled")
@@ -104,6 +105,7 @@ def test_compiles_of_the_warm_up_are_told_with_their_backend_and_their_cache(tmp
     assert row["compile_s"] == pytest.approx(5 + 2.5)  # two of them overlap by a second
     assert row["backend_s"] == 2.0
     assert row["recording_s"] == 0.25
+    assert row["tuning_s"] == 3.5
     assert row["cache"] == {"hit": 1, "miss": 1, "bypass": 0}
 
 
