@@ -22,12 +22,11 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _NEAR = 20  # requests of about one time
-_BY_LENGTH, _BY_LENGTH_AMONG_OTHERS = 0.02, 0.2
+_BY_LENGTH, _BY_LENGTH_AMONG_OTHERS = 0.05, 0.2
 _OTHERS = 2
 _MANY = 20
 _NEIGHBOURS = 40
 _DRAWS = 9999
-_FOUND = 0.95  # of the stalls that compiles make, those at whose begin the first-seen shape is found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,16 +118,18 @@ def longest_of(shapes: Shapes, rows: Ints) -> float:
     return float(shapes.longer[rows].max() ** len(rows)) if len(rows) else 0.5
 
 
-def stalls_go_by_length(ranks: Floats, new: Bools) -> bool:
+def goes_by_length(ranks: Floats, weights: Floats, *, others: int) -> bool:
     """Whether requests that stalls began with are longer than chance has it.
 
-    `ranks`: one for each stall, uniform where lengths have no part in it; their sum is taken as normal. At one in
-    fifty, or at one in five where stalls without a first-seen shape show that the arm has other reasons to stall.
+    `ranks`: one for each stall, uniform where lengths have no part in it; their weighted mean is taken as normal. At
+    one in twenty, or at one in five where `others`, stalls without a first-seen shape, show that the arm has other
+    reasons to stall.
     """
-    if not ranks.size:
+    spread = math.sqrt(float((weights**2).sum()) / 12.0)
+    if spread <= 0.0:
         return False
-    level = _BY_LENGTH if int((~new).sum()) < _OTHERS else _BY_LENGTH_AMONG_OTHERS
-    return float(stats.norm.sf((ranks.mean() - 0.5) * math.sqrt(12.0 * ranks.size))) <= level
+    level = _BY_LENGTH if others < _OTHERS else _BY_LENGTH_AMONG_OTHERS
+    return float(stats.norm.sf(float((weights * (ranks - 0.5)).sum()) / spread)) <= level
 
 
 def more_than_chance(new: Bools, chances: Floats) -> float:
@@ -139,23 +140,6 @@ def more_than_chance(new: Bools, chances: Floats) -> float:
     if not new.size or not new.any():
         return 1.0
     return float(stats.poisson_binom.sf(int(new.sum()) - 1, np.clip(chances, 0.0, 1.0)))
-
-
-def made_by_compiles(new: Bools, chances: Floats) -> Floats:
-    """For each stall the probability that a compile made it, given that compiles made some of them; (n,).
-
-    A mixture of two kinds: nearly all compiles begin with a first-seen shape, other stalls do with their own chance.
-    The share of compiles among the stalls is fitted by expectation and maximisation, from one of each kind beside
-    those seen, so that one stall alone is never certain.
-    """
-    likely = np.clip(chances, 1e-6, 1.0)
-    seen = np.where(new, _FOUND, 1.0 - _FOUND)
-    otherwise = np.where(new, likely, 1.0 - np.minimum(likely, 1.0 - 1e-6))
-    share, belief = 0.5, np.zeros(len(new))
-    for _ in range(200):
-        belief = share * seen / (share * seen + (1.0 - share) * otherwise)
-        share = (1.0 + float(belief.sum())) / (2.0 + len(new))
-    return belief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from analysis.blackbox.agreement import Agreement, agreement_of
-from analysis.blackbox.stalls import COMPILE, HOST, UNKNOWN, WORK, Stall
+from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, WORK, Stall
 from analysis.blackbox.view import Outside
 from analysis.run.run import Run
 
@@ -24,6 +24,7 @@ def outside_row(run: Run, outside: Outside) -> dict[str, Any]:
         "unexplained": len(outside.of_cause(UNKNOWN)),
         "host": len(outside.of_cause(HOST)),
         "work": len(outside.of_cause(WORK)),
+        "part": len(outside.of_cause(PART)),
         "p_value": outside.p_value,
         "detectable_s": outside.detectable_s,
         "witnesses": outside.witnesses,
@@ -70,7 +71,7 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
         "requests": int(stall.requests.size),
         "shape": stall.shape if stall.shape > 0 else None,
         "trigger": _name(run, stall.trigger),
-        "chance": stall.chance,
+        "chance": stall.chance if math.isfinite(stall.chance) else None,
         "chance_first_seen": stall.chance_new,
         "work_s": stall.work_s if math.isfinite(stall.work_s) else None,
     }

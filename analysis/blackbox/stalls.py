@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
+from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
 from analysis.records.requests import Requests
 from analysis.run.spikes import Windows
@@ -29,13 +30,14 @@ _FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
 _CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
 _STEP_NS = 50_000_000  # a request may have come this long before the server's last sign and not been looked at yet
 _TOGETHER_NS = 5_000_000  # first tokens this close together came out of one step
+_BEHIND_NS = 20_000_000  # the same after a silence: one late packet of a batch must not hide its longest prompt
 _QUEUE = 3  # so many that wait are a queue, and so many of its head may be taken up at once
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
 _COPY_NS = 10_000_000_000  # copies of a request are sent within this, in whatever order arms take turns
 _ALIKE = 5
 _ROWS_AT_ONCE = 50_000
 
-COMPILE, HOST, WORK, UNKNOWN = "compile", "host", "work", "unknown"
+COMPILE, HOST, WORK, PART, UNKNOWN = "compile", "host", "work", "part", "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class Stall:
     """A stretch in which a server with work in flight showed no sign of life for longer than chance explains.
 
     `cause`: "compile" (the arm's stalls begin with first-seen shapes more often than chance allows, and this one does),
-    "host" (every other server with work stood still too), "work" (the same prompt took as long elsewhere), "unknown".
+    "host" (every other server with work stood still too), "work" (the same prompt took as long elsewhere), "part" (only
+    some of its requests stood still, as where several servers share an address), "unknown".
     """
 
     arm: str
@@ -53,6 +56,7 @@ class Stall:
     end_ns: int
     cause: str
     chance: float  # that such a silence is the server's usual way
+    begun: bool  # whether any request came or was waiting when it began
     trigger: int  # row of the request that it began with; -1 where none with a first-seen shape is known
     shape: int  # the trigger's prompt length, rounded up to the ladder where one is told; -1 where unknown
     chance_new: float  # that a first-seen shape would have stood at its begin anyway
@@ -109,7 +113,7 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
     """The stalls of every arm in `shapes`, in order of time, and how well each of its servers could be watched.
 
     Of each stall it is known whether a first-seen shape stood at its begin; whether that makes it a compile is not
-    decided here: causes are "host", "work" and "unknown".
+    decided here: causes are "host", "work", "part" and "unknown".
     """
     servers = _servers(requests)
     prefills = [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
@@ -123,7 +127,7 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
         others = [one for one in servers if one.trial == server.trial and one is not server]
         watch, found = _stalls(requests, server, others, shapes[name], works[server.arm])
         watches[name].append(watch)
-        stalls[name] += found
+        stalls[name] += [*found, *_parts(requests, server)]
     for found in stalls.values():
         found.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
     return stalls, watches
@@ -405,7 +409,7 @@ def _prefills(requests: Requests, server: _Server, shapes: Shapes | None) -> Pre
         return Prefills.joined([])
     first, rows = server.first_ns[begun], server.rows[begun]
     low = np.searchsorted(first, np.maximum(starts + 1, ends - _TOGETHER_NS))
-    high = np.searchsorted(first, ends + _TOGETHER_NS, side="right")
+    high = np.searchsorted(first, ends + _BEHIND_NS, side="right")
     some = high > low
     starts, ends, low, high = starts[some], ends[some], low[some], high[some]
     tokens = np.append(0, np.cumsum(requests.prompt_tokens[rows], dtype=np.int64))
@@ -469,6 +473,7 @@ def _stalls(
                 end_ns=end,
                 cause=cause,
                 chance=float(silences.chance[index]),
+                begun=bool(rows.size),
                 trigger=trigger,
                 shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,
                 chance_new=chance_of_new(shapes.share, rows),
@@ -481,10 +486,37 @@ def _stalls(
     return watch, found
 
 
+def _parts(requests: Requests, server: _Server) -> list[Stall]:
+    """The stalls that only some requests of the server show."""
+    starts, ends = _stretches(server)
+    silent = ends - starts >= FLOOR_NS
+    silences = Windows(start_ns=starts[silent], end_ns=ends[silent])
+    return [
+        Stall(
+            arm=requests.arms[server.arm],
+            trial=server.trial,
+            replica=requests.replicas[server.replica] if server.replica >= 0 else None,
+            start_ns=gap.start_ns,
+            end_ns=gap.end_ns,
+            cause=PART,
+            chance=math.nan,
+            begun=True,
+            trigger=-1,
+            shape=-1,
+            chance_new=0.0,
+            chance_as_long=0.0,
+            longest=0.5,
+            work_s=math.inf,
+            requests=gap.requests,
+        )
+        for gap in partial_stalls(requests, server.rows, server.sent_ns, silences)
+    ]
+
+
 def _tokens_run(requests: Requests, server: _Server, end: int, trigger: int) -> float:
     """Prompt tokens that had been run when the silence ended: those of the first tokens that ended it, and the
     trigger's whether or not it is among them."""
-    released = server.rows[(server.first_ns >= end - _TOGETHER_NS) & (server.first_ns <= end + _TOGETHER_NS)]
+    released = server.rows[(server.first_ns >= end - _TOGETHER_NS) & (server.first_ns <= end + _BEHIND_NS)]
     released = released if trigger < 0 or trigger in released else np.append(released, trigger)
     return float(np.maximum(requests.prompt_tokens[released], 0).sum())
 

@@ -8,21 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.blackbox.firstseen import (
-    Bools,
-    Shapes,
-    SlowFirst,
-    made_by_compiles,
-    more_than_chance,
-    slow_first,
-    stalls_go_by_length,
-)
-from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall, Watch, look
+from analysis.blackbox.calls import Evidence, calls
+from analysis.blackbox.firstseen import Shapes, SlowFirst, slow_first
+from analysis.blackbox.stalls import COMPILE, PART, UNKNOWN, Stall, Watch, look
 from analysis.records.requests import Requests
 from analysis.run.spikes import windows_of
 
-ALPHA = 0.01  # chance that stalls which no compile made are called compiles
-_SURE = 0.8  # a stall of an arm that compiles is called one from this probability on
+_SHARED = 2  # stalls of some requests alone; one may be an accident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +72,20 @@ def _outside(
     control: str,
     rng: np.random.Generator,
 ) -> Outside:
-    own = [index for index, stall in enumerate(stalls) if stall.cause == UNKNOWN and stall.beyond_work]
-    new: Bools = np.array([stalls[index].trigger >= 0 for index in own], dtype=np.bool_)
-    chances = np.array([stalls[index].chance_new for index in own])
     # A stall without a first-seen shape is no compile, whatever its prompts took.
-    telling = [stall for stall in stalls if stall.cause == UNKNOWN and (stall.beyond_work or stall.trigger < 0)]
-    with_new = np.array([stall.trigger >= 0 for stall in telling], dtype=np.bool_)
-    if stalls_go_by_length(np.array([stall.longest for stall in telling]), with_new):
-        # Stalls come with long prompts, be they first-seen or not: only prompts as long tell what is chance.
-        chances = np.maximum(chances, [stalls[index].chance_as_long for index in own])
-    p_value = more_than_chance(new, chances)
+    telling = [
+        index
+        for index, stall in enumerate(stalls)
+        if stall.cause == UNKNOWN and (stall.beyond_work or stall.trigger < 0)
+    ]
+    if sum(stall.cause == PART for stall in stalls) >= _SHARED:
+        # Several servers share one name, and which of them had met a shape is not known.
+        telling = []
+    called, p_value = calls(_evidence([stalls[index] for index in telling]))
     decided = list(stalls)
-    if p_value <= ALPHA:
-        for index, belief in zip(own, made_by_compiles(new, chances).tolist(), strict=True):
-            if belief >= _SURE and stalls[index].trigger >= 0:
-                decided[index] = replace(stalls[index], cause=COMPILE)
+    for index, compiled in zip(telling, called.tolist(), strict=True):
+        if compiled:
+            decided[index] = replace(stalls[index], cause=COMPILE)
     return Outside(
         arm=arm,
         stalls=tuple(decided),
@@ -102,4 +93,16 @@ def _outside(
         watches=tuple(watches),
         slow=slow_first(requests, shapes, windows_of((s.start_ns, s.end_ns) for s in stalls), control=control, rng=rng),
         shapes_known=bool((shapes.shape >= 0).any()),
+    )
+
+
+def _evidence(stalls: Sequence[Stall]) -> Evidence:
+    return Evidence(
+        new=np.array([stall.trigger >= 0 for stall in stalls], dtype=np.bool_),
+        begun=np.array([stall.begun for stall in stalls], dtype=np.bool_),
+        beyond=np.array([stall.beyond_work for stall in stalls], dtype=np.bool_),
+        seconds=np.array([stall.seconds for stall in stalls]),
+        chance=np.array([stall.chance_new for stall in stalls]),
+        chance_as_long=np.array([stall.chance_as_long for stall in stalls]),
+        longest=np.array([stall.longest for stall in stalls]),
     )

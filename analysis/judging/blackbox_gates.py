@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from analysis.blackbox.stalls import COMPILE, HOST, UNKNOWN, Stall
+from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.settings.gate_limits import CompileBudget
@@ -49,8 +49,10 @@ class Tally:
 
 
 def open_stalls(outside: Outside) -> list[Stall]:
-    """Stalls of the arm alone that may have been compiles: of unknown cause and not too short for one."""
-    return [stall for stall in outside.of_cause(UNKNOWN) if stall.seconds >= SHORTEST_OPEN_S or stall.trigger >= 0]
+    """Stalls of the arm alone that may have been compiles: of unknown cause and not too short for one, or of some of
+    its requests."""
+    unknown = [stall for stall in outside.of_cause(UNKNOWN) if stall.seconds >= SHORTEST_OPEN_S or stall.trigger >= 0]
+    return unknown + outside.of_cause(PART)
 
 
 def outside_gates(
@@ -136,20 +138,10 @@ def _judged(
     if math.isnan(visible):
         return INCONCLUSIVE, "too little traffic to know how long the arm is silent when all is well."
     if open_:
-        longest = max(stall.seconds for stall in maybe)
-        why = (
-            "the lengths of its prompts are not recorded"
-            if not outside.shapes_known
-            else "their prompts may have taken as long by themselves"
-            if not any(stall.beyond_work for stall in maybe)
-            else f"too few began with a first-seen prompt length to call them compiles ({_p(outside.p_value)})"
-            if not found.stalls
-            else "they cannot be told from compiles"
-        )
-        alone = f"{outside.arm} alone" if outside.witnesses else f"{outside.arm}, with no other arm to compare,"
-        return INCONCLUSIVE, (
-            f"{alone} stood still {_count(len(maybe), 'more time') if found.stalls else _count(len(maybe), 'time')}, "
-            f"up to {longest:.2g} s, and {why}. Its own logs know."
+        whole = [stall for stall in maybe if stall.cause != PART]
+        parts = [stall for stall in maybe if stall.cause == PART]
+        return INCONCLUSIVE, " ".join(
+            [*([_unexplained(outside, found, whole)] if whole else []), *([_in_part(outside, parts)] if parts else [])]
         )
     if visible > visible_s:
         return INCONCLUSIVE, (
@@ -168,6 +160,35 @@ def _judged(
         f"no stall from {visible:.2g} s on that could be a compile{beside}; shorter ones do not show."
         if not found.stalls
         else f"{_count(found.stalls, 'stall')} began with a first-seen prompt length ({_p(outside.p_value)})."
+    )
+
+
+def _unexplained(outside: Outside, found: Tally, maybe: Sequence[Stall]) -> str:
+    """Why stalls of the whole server leave a gate open."""
+    longest = max(stall.seconds for stall in maybe)
+    why = (
+        "the lengths of its prompts are not recorded"
+        if not outside.shapes_known
+        else "their prompts may have taken as long by themselves"
+        if not any(stall.beyond_work for stall in maybe)
+        else f"too few began with a first-seen prompt length to call them compiles ({_p(outside.p_value)})"
+        if not found.stalls
+        else "they cannot be told from compiles"
+    )
+    alone = f"{outside.arm} alone" if outside.witnesses else f"{outside.arm}, with no other arm to compare,"
+    return (
+        f"{alone} stood still {_count(len(maybe), 'more time') if found.stalls else _count(len(maybe), 'time')}, "
+        f"up to {longest:.2g} s, and {why}. Its own logs know."
+    )
+
+
+def _in_part(outside: Outside, parts: Sequence[Stall]) -> str:
+    """Why stalls of some requests leave a gate open."""
+    longest = max(stall.seconds for stall in parts)
+    return (
+        f"{outside.arm} left requests standing {_count(len(parts), 'time')}, up to {longest:.2g} s, while it answered "
+        "others: several servers may share its address, and a compile of one cannot be excluded. Give each an address "
+        "of its own."
     )
 
 

@@ -28,6 +28,7 @@ NAMES = {
     "compile": "compile",
     "host": "the host: every server stood still",
     "work": "the prompt: it takes as long elsewhere",
+    "part": "of some requests, while others were answered",
     "unknown": "unexplained",
 }
 
@@ -102,6 +103,7 @@ def outside(summary: Row) -> list[Figure]:
         ("Stalls", "unexplained", count, ("unexplained",)),
         ("Stalls", "of the whole host", count, ("host",)),
         ("Stalls", "long prompts, as long elsewhere", count, ("work",)),
+        ("Stalls", "of some requests, while others were answered", count, ("part",)),
         ("Stalls", "p that first-seen shapes began them by chance", probability, ("p_value",)),
         ("Stalls", "would show from", seconds, ("detectable_s",)),
         ("First-seen shapes, no stall", "wait longer by", milliseconds, ("first_seen", "excess_ms")),
@@ -140,7 +142,7 @@ def stalls(summary: Row) -> list[StallLine]:
         for arm in arms_of(summary)
         if isinstance(at(arm, "external"), Mapping)
         for stall in rows(arm, "blackbox", "stalls")
-        if stall.get("cause") in ("compile", "unknown")
+        if stall.get("cause") in ("compile", "part", "unknown")
     ]
     found.sort(key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0))
     return [

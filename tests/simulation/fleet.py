@@ -27,7 +27,8 @@ class Fleet:
     cache but for a tenth, on each replica by its own luck. `warm`: shapes up to this length are ready before traffic
     and never compile. `new_shapes` of an arm's first-seen shapes are compiled for `compile_s` each, anywhere in the run
     past its first 30 s; `cliff_tokens`: prompts from there on stop the treatment for `cliff_s` in one of three cases,
-    as where memory must be made for them. `faster`: how many times faster the control is.
+    as where memory must be made for them. `faster`: how many times faster the control is. With `one_address` the
+    replicas of an arm have one name, as behind a balancer that does not tell who answered.
     """
 
     duration_s: float = 600.0
@@ -54,6 +55,7 @@ class Fleet:
     collections_s: float = 0.0
     cliff_tokens: int = 0
     cliff_s: float = 1.0
+    one_address: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,7 +120,7 @@ def fleet(made: Fleet, rng: np.random.Generator) -> tuple[list[Replica], list[Re
             )
             replicas.append(
                 Replica(
-                    name=f"{arm}-{number}",
+                    name=f"{arm}-{0 if made.one_address else number}",
                     pair=own,
                     sent_s=times[own],
                     prompts=prompts[own],

@@ -12,6 +12,7 @@ from tests.simulation.detection import (
     CASES,
     FALSE_CALLS,
     FLEETS,
+    ONE_ADDRESS,
     called,
     find,
     find_fleet,
@@ -29,8 +30,8 @@ SEEDS = 3
 @pytest.mark.parametrize("name", ["compiles of 2 s", "compiles of 5 s", "mixed noise"])
 def test_compiles_are_found_where_they_were(name: str) -> None:
     runs = [find(CASES[name], np.random.default_rng(seed)) for seed in range(3 * SEEDS)]
-    assert recall(runs) >= 0.85
-    assert precision(runs) >= 0.95
+    assert recall(runs) >= 0.75
+    assert precision(runs) >= 0.98
     assert np.median([error for found in runs for error in found.errors_s]) <= 0.05
 
 
@@ -61,6 +62,26 @@ def test_compiles_among_prompts_that_take_long_are_found_and_nothing_else(name: 
 def test_an_arm_that_compiles_is_not_passed_for_one_that_does_not(name: str) -> None:
     made = replace(FLEETS[name], new_shapes=6, compile_s=3.0)
     assert passed([find_fleet(made, np.random.default_rng(seed)) for seed in range(SEEDS)]) == 0.0
+
+
+@pytest.mark.parametrize("name", list(ONE_ADDRESS))
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_compile_of_one_replica_is_not_hidden_by_the_answers_of_another(name: str, tokens: bool) -> None:
+    made = replace(ONE_ADDRESS[name], new_shapes=3, compile_s=3.0)
+    runs = [find_fleet(made, np.random.default_rng(seed), tokens=tokens) for seed in range(SEEDS)]
+    assert passed(runs) == 0.0
+    assert called(runs) == 0.0, "which server stalled is not known"
+
+
+@pytest.mark.parametrize("name", list(FLEETS))
+def test_a_server_by_itself_leaves_no_request_standing(name: str) -> None:
+    made = replace(FLEETS[name], new_shapes=3, compile_s=3.0)
+    assert [find_fleet(made, np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["burst", "mixed noise", "heavy load, 2 s"])
+def test_a_server_of_slots_leaves_no_request_standing(name: str) -> None:
+    assert [find(CASES[name], np.random.default_rng(seed)).parts for seed in range(2)] == [0, 0]
 
 
 def test_the_servers_own_time_and_real_time_are_inverse() -> None:

@@ -26,6 +26,7 @@ def stall(start_s: float, seconds: float, cause: str = COMPILE, *, trial: int = 
         end_ns=int((start_s + seconds) * S),
         cause=cause,
         chance=0.0,
+        begun=True,
         trigger=-1,
         shape=-1,
         chance_new=0.1,

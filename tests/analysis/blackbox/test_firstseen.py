@@ -7,12 +7,11 @@ from scipy import stats
 
 from analysis.blackbox.firstseen import (
     chance_of_new,
+    goes_by_length,
     longest_of,
-    made_by_compiles,
     more_than_chance,
     shapes_of,
     slow_first,
-    stalls_go_by_length,
 )
 from analysis.records.requests import REQUESTS, Requests, requests_of
 from analysis.run.spikes import windows_of
@@ -84,20 +83,20 @@ def test_stalls_that_begin_with_the_longest_prompts_go_by_length() -> None:
     shapes = shapes_of(requests(np.exp(rng.normal(6.6, 1.0, 800)).astype(int).tolist()), "a")
     longest = np.flatnonzero(shapes.shape >= np.quantile(shapes.shape, 0.95))
     ranks = np.array([longest_of(shapes, np.array([row])) for row in longest.tolist()])
-    new = np.ones(8, dtype=bool)
-    assert stalls_go_by_length(ranks, shapes.new[longest])
+    assert goes_by_length(ranks, np.ones(ranks.size), others=0)
     at_random = [
-        stalls_go_by_length(np.array([longest_of(shapes, rng.integers(0, 800, 2)) for _ in range(8)]), new)
+        goes_by_length(np.array([longest_of(shapes, rng.integers(0, 800, 2)) for _ in range(8)]), np.ones(8), others=0)
         for _ in range(200)
     ]
-    assert np.mean(at_random) <= 0.05
-    assert not stalls_go_by_length(np.zeros(0), np.zeros(0, dtype=bool))
+    assert np.mean(at_random) <= 0.1
+    assert not goes_by_length(np.zeros(0), np.zeros(0), others=0)
+    assert not goes_by_length(ranks, np.zeros(ranks.size), others=0), "none of them counts"
 
 
 def test_an_arm_with_other_reasons_to_stall_is_trusted_less() -> None:
     ranks = np.array([0.6, 0.65, 0.7, 0.55, 0.75, 0.7])
-    assert not stalls_go_by_length(ranks, np.array([True] * 5 + [False]))
-    assert stalls_go_by_length(ranks, np.array([True] * 4 + [False] * 2))
+    assert not goes_by_length(ranks, np.ones(6), others=1)
+    assert goes_by_length(ranks, np.ones(6), others=2)
 
 
 def test_equal_chances_give_the_binomial_test() -> None:
@@ -107,16 +106,6 @@ def test_equal_chances_give_the_binomial_test() -> None:
     assert more_than_chance(np.zeros(0, dtype=bool), np.zeros(0)) == 1.0
     assert more_than_chance(np.zeros(3, dtype=bool), np.full(3, 0.1)) == 1.0
     assert more_than_chance(np.ones(5, dtype=bool), np.ones(5)) == 1.0, "where every shape is new, one says nothing"
-
-
-def test_a_stall_with_a_likely_first_seen_shape_is_believed_less_among_unrelated_ones() -> None:
-    new = np.array([True] * 6 + [False] * 6)
-    chances = np.array([0.02] * 5 + [0.6] + [0.3] * 6)
-    belief = made_by_compiles(new, chances)
-    assert (belief[:5] > 0.9).all()
-    assert belief[5] < 0.8
-    assert (belief[6:] < 0.1).all()
-    assert made_by_compiles(np.zeros(0, dtype=bool), np.zeros(0)).size == 0
 
 
 def slowed(by: float, *, shapes: int = 30, seed: int = 2) -> tuple[list[int], list[float]]:

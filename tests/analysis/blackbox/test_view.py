@@ -35,6 +35,7 @@ def stall(
         end_ns=start + 2_000_000_000,
         cause=cause,
         chance=1e-6,
+        begun=True,
         trigger=7 if new else -1,
         shape=64 if new else -1,
         chance_new=chance,
