@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
+from analysis.records.columns import parts
 from analysis.records.requests import Requests
 from analysis.run.spikes import Windows
 
@@ -80,12 +81,10 @@ def _share(shape: Ints, new: Bools, *, below: int, above: int) -> Floats:
     that it does so steadily is all that is taken for granted.
     """
     share = np.zeros(len(shape))
-    quarter = np.floor(4.0 * np.log2(np.maximum(shape, 1))).astype(np.int64)
-    order = np.argsort(quarter, kind="stable")
-    ordered = quarter[order]
+    # Two bytes each, since all are looked through for every length.
+    quarter = np.floor(4.0 * np.log2(np.maximum(shape, 1))).astype(np.int16)
     for number in np.unique(quarter).tolist():
-        low, high = np.searchsorted(ordered, [number - below, number + above + 1])
-        alike = np.sort(order[low:high])
+        alike = np.flatnonzero((quarter >= number - below) & (quarter <= number + above))
         fitted = optimize.isotonic_regression(new[alike].astype(np.float64), increasing=False).x
         own = quarter[alike] == number
         share[alike[own]] = fitted[own]
@@ -100,10 +99,16 @@ def _longer(shape: Ints, new: Bools) -> Floats:
         rows = np.flatnonzero(kind)
         if not rows.size:
             continue
-        starts = np.clip(np.arange(rows.size) - _NEAR // 2, 0, max(0, rows.size - _NEAR))
-        near = shape[rows][np.minimum(starts[:, None] + np.arange(_NEAR), rows.size - 1)]
-        own = shape[rows][:, None]
-        rank[rows] = (near < own).mean(axis=1) + 0.5 * (near == own).mean(axis=1)
+        lengths, last = shape[rows], rows.size - 1
+        for part in parts(rows.size):
+            own = lengths[part]
+            starts = np.clip(np.arange(part.start, part.stop) - _NEAR // 2, 0, max(0, rows.size - _NEAR))
+            shorter, equal = np.zeros(own.size), np.zeros(own.size)
+            for step in range(_NEAR):
+                near = lengths[np.minimum(starts + step, last)]
+                shorter += near < own
+                equal += near == own
+            rank[rows[part]] = shorter / _NEAR + 0.5 * (equal / _NEAR)
     return rank
 
 

@@ -7,8 +7,9 @@ recorded, and the ends of answers. What makes a stall a compile, on the evidence
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -116,16 +117,24 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
     decided here: causes are "host", "work", "part" and "unknown".
     """
     servers = _servers(requests)
-    prefills = [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
+
+    # What prompts take is asked by stalls alone, and many runs have none.
+    @cache
+    def prefills() -> list[Prefills]:
+        return [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
+
+    @cache
+    def work(arm: int) -> Work:
+        return _work(arm, servers, prefills())
+
     stalls: dict[str, list[Stall]] = {name: [] for name in shapes}
     watches: dict[str, list[Watch]] = {name: [] for name in shapes}
-    works = {arm: _work(arm, servers, prefills) for arm in {server.arm for server in servers}}
     for server in servers:
         name = requests.arms[server.arm]
         if name not in shapes:
             continue
         others = [one for one in servers if one.trial == server.trial and one is not server]
-        watch, found = _stalls(requests, server, others, shapes[name], works[server.arm])
+        watch, found = _stalls(requests, server, others, shapes[name], work)
         watches[name].append(watch)
         stalls[name] += [*found, *_parts(requests, server)]
     for found in stalls.values():
@@ -157,7 +166,7 @@ def _servers(requests: Requests) -> list[_Server]:
 
 
 def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> _Server:
-    late = np.nan_to_num(requests.lag_ms[rows], nan=0.0, posinf=0.0, neginf=0.0) * 1e6
+    late = np.nan_to_num(requests.lag_ms(rows), nan=0.0, posinf=0.0, neginf=0.0) * 1e6
     sent = requests.start_ns[rows] + np.clip(late, 0.0, None).astype(np.int64)
     order = np.argsort(sent, kind="stable")
     rows, sent = rows[order], sent[order]
@@ -165,7 +174,7 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
     # What a client gave up on is no sign of its server.
     coarse = _distinct(np.concatenate((first[first > 0], end[requests.ok[rows]])))
     signs, fine = coarse, Windows(start_ns=coarse[:0], end_ns=coarse[:0])
-    lengths = np.diff(requests.gap_offsets)[rows]
+    lengths = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]
     step = _STEP_NS
     answered = requests.ok[rows] & (first > 0)
     wait_s = _quartile_s((first - sent)[answered])
@@ -202,9 +211,9 @@ def _quartile_s(times_ns: npt.NDArray[Any]) -> float:
 
 
 def _distinct(times: Ints) -> Ints:
-    """The times, each once, in order."""
-    ordered = np.sort(times)
-    return ordered[np.append(True, ordered[1:] > ordered[:-1])] if ordered.size else ordered
+    """The times, each once, in order. Sorts `times` in place."""
+    times.sort()
+    return times[np.append(True, times[1:] > times[:-1])] if times.size else times
 
 
 def _apart(times: Ints) -> Ints:
@@ -436,7 +445,7 @@ def _work(arm: int, servers: Sequence[_Server], prefills: Sequence[Prefills]) ->
 
 
 def _stalls(
-    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work: Work
+    requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work_of: Callable[[int], Work]
 ) -> tuple[Watch, list[Stall]]:
     silences, watch = _silences(server)
     watch = Watch(silences=watch.silences, busy_s=watch.busy_s, detectable_s=watch.detectable_s, witnesses=len(others))
@@ -444,7 +453,9 @@ def _stalls(
         return watch, []
     lengths = silences.end_ns - silences.start_ns
     long = np.flatnonzero((lengths >= FLOOR_NS) & (silences.score > silences.limit))
-    busiest = _busiest(server)
+    if not long.size:
+        return watch, []
+    busiest, work = _busiest(server), work_of(server.arm)
     found = []
     for index in long.tolist():
         start, end = int(silences.start_ns[index]), int(silences.end_ns[index])

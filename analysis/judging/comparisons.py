@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.run.gaps import gaps_of
-from analysis.run.run import SECOND, Run
+from analysis.run.run import Run, block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, METRIC_NAMES
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
 
@@ -58,7 +58,9 @@ def comparisons(run: Run) -> Comparisons:
 def judge_quantiles(run: Run, arm: str, metric: str, phase: str, *, qs: Sequence[float]) -> list[Comparison]:
     """The undecided comparisons of `arm` with the control at the quantiles `qs` of one metric."""
     rows = _rows(run, arm, phase)
-    return _compared(run, arm, metric, phase, rows.paired, _samples(run, metric, rows), qs)
+    samples, paired = _samples(run, metric, rows), rows.paired
+    del rows
+    return _compared(run, arm, metric, phase, paired, samples, qs)
 
 
 def compared(run: Run, arm: str, metric: str, phase: str) -> tuple[Sample, Sample]:
@@ -176,9 +178,4 @@ def _gap_sample(run: Run, rows: Ints) -> Sample:
 
 def blocks_at(run: Run, trial: Ints, at_ns: Ints) -> Ints:
     """The block of each moment; what lies past the end of its trial is in the trial's last block."""
-    block = np.zeros(len(at_ns), dtype=np.int64)
-    for item in run.trials:
-        own = trial == item.number
-        since = at_ns[own] - item.start_ns
-        block[own] = item.first_block + np.clip(since // int(run.block_s * SECOND), 0, item.blocks - 1)
-    return block
+    return block_numbers(run.trials, run.block_s, trial, at_ns)

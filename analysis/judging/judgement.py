@@ -169,7 +169,7 @@ def _slo_gate(run: Run, arm: str, target: SloTarget) -> Gate:
         mask &= run.cold
     found = units(run.requests, mask, target)
     trial = run.requests.trial[found.row]
-    block = trial if target.cold else blocks_at(run, trial, found.at_ns)
+    block = np.unique(trial, return_inverse=True)[1] if target.cold else blocks_at(run, trial, found.at_ns)
     result, needed = _share(run, found.missed, block, target.allowed_share)
     value = observed(run.requests, mask, target)
     return slo_gate(arm, target, result, value, None if target.cold else needed)

@@ -6,8 +6,10 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.records.columns import Columns
+from analysis.records.columns import Columns, parts
 from analysis.records.documents import read_document, read_toml
 from analysis.records.sums import sums_path
-from analysis.records.tables import RecordError, RecordWriter, conform, one_line, read_pieces, read_table
+from analysis.records.tables import THREADS, RecordError, RecordWriter, Take, conform, one_line, read_pieces, read_table
 
 __all__ = [
     "COMPILE_EVENTS",
@@ -42,7 +44,7 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.signedinteger[Any]]  # whole numbers that are small, held in 32 bits
+Codes = npt.NDArray[np.signedinteger[Any]]  # whole numbers that are small, held in 32 bits; those of few names in 16
 Bools = npt.NDArray[np.bool_]
 
 REQUESTS = pa.schema(
@@ -122,7 +124,9 @@ STEPS = pa.schema(
     ]
 )
 
-# What judging reads of a request, as it is held in memory: names that many requests share are kept once.
+# What judging reads of a request, as it is held in memory: names that many requests share are kept once. The servers'
+# times are needed by those alone who follow the backlog of a compile.
+_OF_QUEUES = ("queue_ns", "server_recv_ns", "server_end_ns")
 _SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
 _SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
 _JUDGED_REQUESTS = pa.schema(
@@ -132,7 +136,7 @@ _JUDGED_REQUESTS = pa.schema(
             *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
             *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
             *("token_ns", "compile_stall_ns", "batch_id", "phase"),
-            *("queue_ns", "server_recv_ns", "server_end_ns"),
+            *_OF_QUEUES,
         )
     ]
 )
@@ -172,48 +176,49 @@ def read_run(directory: Path) -> RunRecords:
     folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
     tables: dict[str, Columns] = {}
     trials: list[dict[str, Any]] = []
-    generators: list[dict[str, Any]] = []
+    numbers: list[int] = []  # of each folder's trial
     for position, folder in enumerate(folders, start=1):
         info = files.document(folder / "trial.json")
         if info is None and (folder / "trial.json").exists():
             info = {}
         elif info is None and folder != directory:
             info = {"complete": False}
-        number = _trial_number(info, folder, position)
+        numbers.append(_trial_number(info, folder, position))
         if info is not None:
-            trials.append({**info, "trial": number})
+            trials.append({**info, "trial": numbers[-1]})
+        for stem, schema, required in (
+            ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
+            ("steps", STEPS, REQUIRED_STEP_COLUMNS),
+        ):
+            for path in _table_files(folder, stem):
+                into = tables.setdefault(stem, Columns(schema))
+                take = _taking(into, numbers[-1])
+                files.table(stem, path, read_pieces(path, schema, take, required=required))
+    events = tables["compile_events"].table() if "compile_events" in tables else None
+    # Most of the memory that judging takes is that of requests, so that no column is read which nobody asks for.
+    unasked = () if may_serve(events) else _OF_QUEUES
+    judged = pa.schema(field for field in _JUDGED_REQUESTS if field.name not in unasked)
+    requests = None
+    generators: list[dict[str, Any]] = []
+    for number, folder in zip(numbers, folders, strict=True):
         own: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
             generator = files.document(path)
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
-        for stem, written, schema, required in (
-            ("requests", REQUESTS, _JUDGED_REQUESTS, REQUIRED_REQUEST_COLUMNS),
-            ("compile_events", COMPILE_EVENTS, COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
-            ("steps", STEPS, STEPS, REQUIRED_STEP_COLUMNS),
-        ):
-            for path in _table_files(folder, stem):
-                into = tables.setdefault(stem, Columns(schema))
-                account = own.get(_load_process(path)) if stem == "requests" else None
-                if account is not None:
-                    account["rows"] = 0
-
-                def take(
-                    table: pa.Table,
-                    expected: int,
-                    *,
-                    into: Columns = into,
-                    account: dict[str, Any] | None = account,
-                    number: int = number,
-                ) -> None:
-                    into.append(_with_trial(_of_generator(table, account), number), expected)
-
-                files.table(stem, path, read_pieces(path, schema, take, required=required, written=written))
+        for path in _table_files(folder, "requests"):
+            requests = requests or Columns(judged, narrow=True)
+            account = own.get(_load_process(path))
+            if account is not None:
+                account["rows"] = 0
+            take = _taking(requests, number, account)
+            problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
+            files.table("requests", path, problems)
         generators += own.values()
         files.document(folder / "compiler.json")
     exported = files.document(directory / "export.json") or {}
     parity = files.document(directory / "parity.json")
-    if "requests" not in tables:
+    if requests is None:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
     return RunRecords(
         directory=directory,
@@ -221,14 +226,30 @@ def read_run(directory: Path) -> RunRecords:
         environment=environment,
         trials=tuple(trials),
         generators=tuple(generators),
-        requests=tables["requests"].table(),
-        events=tables["compile_events"].table() if "compile_events" in tables else None,
+        requests=requests.table(),
+        events=events,
         steps=tables["steps"].table() if "steps" in tables else None,
         # What was wrong with the records before they were exported does not show in the files any more.
         problems=(*files.problems(), *_texts(exported.get("problems"))),
         stated=files.stated,
         parity=parity,
     )
+
+
+def _taking(into: Columns, number: int, account: dict[str, Any] | None = None) -> Take:
+    """What puts rows of the trial `number` into `into`, in the run's time; `account` as in `_of_generator`."""
+
+    def take(table: pa.Table, expected: int) -> None:
+        into.append(_with_trial(_of_generator(table, account), number), expected)
+
+    return take
+
+
+def may_serve(events: pa.Table | None) -> bool:
+    """Whether any event may be of the time in which the arms served."""
+    if events is None or not events.num_rows:
+        return False
+    return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
 
 
 class _Files:
@@ -346,6 +367,8 @@ def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -
 
 def _with_trial(table: pa.Table, number: int) -> pa.Table:
     index = table.schema.get_field_index("trial")
+    if not table.column(index).null_count:
+        return table
     return table.set_column(index, table.schema.field(index), pc.fill_null(table.column(index), number))
 
 
@@ -370,7 +393,7 @@ class Requests:
     pair: Codes  # equal for the copies of one request, -1 where there is none; below len(self)
     start_ns: Ints  # scheduled, or sent where no schedule is known
     scheduled: Bools  # whether start_ns is a scheduled time
-    lag_ms: Floats  # sent - scheduled, NaN where unknown
+    sent_ns: Ints  # -1 where unknown
     first_ns: Ints  # -1 where no token came
     end_ns: Ints
     ok: Bools
@@ -386,8 +409,8 @@ class Requests:
     prompt_tokens: Codes  # -1 where unknown
     max_tokens: Codes  # -1 where unknown
     output_tokens: Codes
-    batch: Ints  # the server's id of the step that first ran it, -1 where unknown
-    stall_ns: Ints  # what the server reported, negative where it did not
+    batch: Codes  # the server's id of the step that first ran it, -1 where unknown
+    stall_ns: Codes  # what the server reported, negative where it did not
     server_told: Bools  # whether the server told how long the request queued; the three below are 0 where not
     recv_us: Codes  # when it came to the server, from start_ns on
     queue_us: Codes  # how long it queued there
@@ -401,6 +424,11 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.arm)
+
+    def lag_ms(self, rows: Ints | Bools) -> Floats:
+        """How much later than scheduled each of `rows` was sent, NaN where unknown."""
+        start, sent = self.start_ns[rows], self.sent_ns[rows]
+        return np.where(self.scheduled[rows] & (sent > 0), _ms_between(start, sent), math.nan)
 
     def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`: ttft, e2e, tpot or max_itl. NaN where undefined."""
@@ -439,62 +467,69 @@ def requests_of(
     counts as the longest time seen. Without `queues`, the servers' times are left out, which nobody needs who follows
     no backlog.
     """
-    arm, arms = _codes(table.column("arm"))
-    rows = table.num_rows
-    if rows and arm.min() < 0:
-        raise RecordError(f"{int((arm < 0).sum())} requests name no arm: fill the column arm")
-    unique = _first_of_each(table, arm)
-    repeated = 0 if unique is None else rows - int(unique.sum())
+    if nameless := table.column("arm").null_count:
+        raise RecordError(f"{nameless} requests name no arm: fill the column arm")
+    unique = _first_of_each(table)
+    repeated = 0
     if unique is not None:
-        table, arm, rows = table.filter(pa.array(unique)), arm[unique], rows - repeated
-    replica, replicas = _codes(table.column("replica"))
-    trial = _integers(table.column("trial"), 1)
-    scheduled = _integers(table.column("scheduled_ns"), -1)
-    sent = _integers(table.column("sent_ns"), -1)
-    first = _integers(table.column("first_token_ns"), -1)
-    end = _integers(table.column("end_ns"), -1)
+        repeated = table.num_rows - int(unique.sum())
+        table = table.filter(pa.array(unique))
+    # Each column is let go of when it was cut, so that memory holds it once.
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    del table, unique
+    arm, arms = _codes(columns.pop("arm"))
+    rows = len(arm)
+    replica, replicas = _codes(columns.pop("replica"))
+    trial = _integers(columns.pop("trial"), 1)
+    pair = _groups(columns.pop("pair_id"))
+    scheduled = _times(columns.pop("scheduled_ns"))
+    sent = _times(columns.pop("sent_ns"))
+    first = _times(columns.pop("first_token_ns"))
+    end = _times(columns.pop("end_ns"))
     has_schedule = scheduled > 0
     start = scheduled if has_schedule.all() else np.where(has_schedule, scheduled, sent)
-    status, statuses = _codes(table.column("status"))
+    del scheduled
+    status, statuses = _codes(columns.pop("status"))
     completed = _is(status, statuses, "OK")
     unended = end <= 0
     seen = first > 0
-    stall = _integers(table.column("compile_stall_ns"), -1)
+    stall = _integers(columns.pop("compile_stall_ns"), -1)
     at_the_end = np.zeros(rows, dtype=np.bool_)
     if not completed.all() or unended.any():
         last = _last_end(trial, np.maximum(end, start), ends_ns or {})
         end = np.where(unended, np.maximum(last, start), end)
         at_the_end = end >= last - _CUT_SLACK_NS
         del last
-    broken = (
-        (start <= 0)
-        | (end < start)
-        | (end > _LAST_NS)
-        | (seen & ((first < start) | (first > end)))
-        | (unended & completed)
-        | (stall > end - start + _STALL_SLACK_NS)  # nobody was held up for longer than it took
-    )
+    broken = unended & completed
+    for part in parts(rows):
+        began, came, done = start[part], first[part], end[part]
+        broken[part] |= (began <= 0) | (done < began) | (done > _LAST_NS)
+        broken[part] |= seen[part] & ((came < began) | (came > done))
+        broken[part] |= stall[part] > done - began + _STALL_SLACK_NS  # nobody was held up for longer than it took
     cut = (_is(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
         cut |= np.isin(trial, list(cut_short)) & at_the_end & _is(status, statuses, "UNAVAILABLE")
-    output = _integers(table.column("output_tokens"), 0)
+    shed = _is(status, statuses, "RESOURCE_EXHAUSTED") | _is(status, statuses, "DEADLINE_EXCEEDED")
+    del status, unended, at_the_end
+    output = _integers(columns["output_tokens"], 0)
     if rows and output.min() < 0:
         output = np.maximum(output, 0)
-    hollow = completed & _hollow(table, output)
+    hollow = completed & _hollow(columns.pop("output_tokens"), columns.pop("error"), output)
     completed &= ~hollow
     seen &= ~(hollow & (output == 0))
-    gaps, offsets, times, backwards = _token_gaps(table.column("token_ns"))
+    gaps, offsets, times, backwards = _token_gaps(columns.pop("token_ns"))
     broken |= backwards
     if len(gaps):
         # No answer ends before its last token.
-        broken |= completed & seen & (_sums(gaps, offsets) > (end - first) / 1e6 + _STAMP_SLACK_MS)
+        broken |= completed & seen & (_sums(gaps, offsets) > _ms_between(first, end) + _STAMP_SLACK_MS)
     cut &= ~broken
     ok = completed & ~cut & ~broken
     failed = ~(ok | cut | broken)
+    del completed, hollow, backwards
 
-    age = (end - start) / 1e6
+    age = _ms_between(start, end)
     age[broken] = math.nan
-    ttft = (first - start) / 1e6
+    ttft = _ms_between(start, first)
     ttft[~seen | broken] = math.nan
     unseen = ok & ~seen
     if unseen.any():
@@ -503,15 +538,16 @@ def requests_of(
         known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
         late = unseen & known[arm]
         ttft[late] = age[late]
-    tpot = (end - first) / 1e6 / np.maximum(output - 1, 1)
+    tpot = _ms_between(first, end)
+    for part in parts(rows):
+        tpot[part] /= np.maximum(output[part] - 1, 1)
     tpot[~(ok & seen & (output > 1))] = math.nan
-    max_itl = np.full(rows, math.nan)
+    # One value for all rows takes no memory.
+    max_itl = np.full(rows, math.nan) if len(gaps) or failed.any() else np.broadcast_to(math.nan, rows)
     if len(gaps):
         has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
         max_itl[~(ok | cut)] = math.nan
-    lag = (sent - scheduled) / 1e6
-    lag[~has_schedule | (sent <= 0)] = math.nan
     penalty = np.fmax(age[failed], deadline_ms) if deadline_ms is not None else np.full(failed.sum(), _longest(age))
     e2e = age  # of those that completed it is their age
     for number in np.unique(arm[cut]).tolist():
@@ -524,23 +560,24 @@ def requests_of(
             metric[failed] = penalty
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
-    server_told, recv, queue, stay = _server_times(table if queues else None, start, sent, end)
-    phase, phases = _codes(table.column("phase"))
+    times_of_server = [columns.pop(name, None) for name in _OF_QUEUES]
+    server_told, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
+    phase, phases = _codes(columns.pop("phase"))
     return Requests(
         arms=arms,
         arm=arm,
         replicas=replicas,
         replica=replica,
         trial=trial,
-        pair=_groups(table.column("pair_id")),
+        pair=pair,
         start_ns=start,
         scheduled=has_schedule,
-        lag_ms=lag,
+        sent_ns=sent,
         first_ns=first,
         end_ns=end,
         ok=ok,
         failed=failed,
-        shed=failed & (_is(status, statuses, "RESOURCE_EXHAUSTED") | _is(status, statuses, "DEADLINE_EXCEEDED")),
+        shed=failed & shed,
         cut=cut,
         broken=broken,
         measured=~_is(phase, phases, "rampup"),
@@ -548,10 +585,10 @@ def requests_of(
         e2e_ms=e2e,
         tpot_ms=tpot,
         max_itl_ms=max_itl,
-        prompt_tokens=_integers(table.column("prompt_tokens"), -1),
-        max_tokens=_integers(table.column("max_tokens"), -1),
+        prompt_tokens=_integers(columns.pop("prompt_tokens"), -1),
+        max_tokens=_integers(columns.pop("max_tokens"), -1),
         output_tokens=output,
-        batch=_integers(table.column("batch_id"), -1),
+        batch=_integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
         server_told=server_told,
         recv_us=recv,
@@ -560,16 +597,24 @@ def requests_of(
         gaps_ms=gaps,
         gap_offsets=offsets,
         token_times=times,
-        request_ids=table.column("request_id"),
-        session_ids=table.column("session_id"),
+        request_ids=columns.pop("request_id"),
+        session_ids=columns.pop("session_id"),
         repeated=repeated,
     )
 
 
-def _hollow(table: pa.Table, output: Codes) -> Bools:
+def _ms_between(earlier: Ints, later: Ints) -> Floats:
+    ms = np.empty(len(later))
+    for part in parts(len(later)):
+        np.divide(later[part] - earlier[part], 1e6, out=ms[part])
+    return ms
+
+
+def _hollow(counts: pa.ChunkedArray, error: pa.ChunkedArray, output: Codes) -> Bools:
     """Which answers have nothing in them: no token, by a count that is there, or an error."""
-    hollow: Bools = (output <= 0) & table.column("output_tokens").is_valid().to_numpy()
-    error = table.column("error")
+    hollow: Bools = output <= 0
+    if counts.null_count:
+        hollow &= counts.is_valid().to_numpy()
     if error.null_count < len(error):
         named, errors = _codes(error)
         hollow |= (named >= 0) & ~_is(named, errors, "")
@@ -584,23 +629,25 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
     return sums
 
 
-_CHUNK = 1 << 16
+_FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
 
 
-def _server_times(table: pa.Table | None, start: Ints, sent: Ints, end: Ints) -> tuple[Bools, Codes, Codes, Codes]:
+def _server_times(
+    columns: Sequence[pa.ChunkedArray | None], start: Ints, sent: Ints, end: Ints
+) -> tuple[Bools, Codes, Codes, Codes]:
     """Which requests the server told the queueing time of, and in µs: when they came from `start` on, how long they
     queued, how long they stayed.
 
     What the server does not tell of its own clock, or what lies outside of what the client saw, is the client's.
     """
-    queue = np.full(1, -1) if table is None else _integers(table.column("queue_ns"), -1)
+    nothing = np.zeros(len(start), dtype=np.int32)
+    if any(column is None for column in columns):
+        return nothing.astype(np.bool_), nothing, nothing, nothing
+    queue, recv, left = (_times(column) for column in columns)
     told = (queue >= 0) & (queue <= end - start)
-    if table is None or not told.any():
-        nothing = np.zeros(len(start), dtype=np.int32)
+    if not told.any():
         return told, nothing, nothing, nothing
-    recv = _integers(table.column("server_recv_ns"), -1)
     recv = np.where((recv >= start) & (recv + queue <= end), recv, np.minimum(np.maximum(sent, start), end - queue))
-    left = _integers(table.column("server_end_ns"), -1)
     left = np.where((left >= recv + queue) & (left <= end), left, end)
     parts = (recv - start, queue, left - recv)
     shown = ((np.where(told, part, 0) // 1000).clip(0, np.iinfo(np.int32).max).astype(np.int32) for part in parts)
@@ -619,14 +666,15 @@ def _when_long(age: Floats, completed: Floats) -> Floats:
     return np.where(age > median, age, math.nan)
 
 
-def _first_of_each(table: pa.Table, arm: Codes) -> Bools | None:
+def _first_of_each(table: pa.Table) -> Bools | None:
     """Which rows are the first of their trial, arm and request id, or have no id; None when all are."""
     names = table.column("request_id")
     known = names.is_valid().to_numpy()
-    prints = fingerprints(names)
     # Equal ids have equal fingerprints; the few others that have them too are told apart below.
-    if prints is not None and not _repeated(prints if known.all() else prints[known]).size:
+    prints = fingerprints(names)
+    if prints is not None and not known[_alike(prints)].any():
         return None
+    arm, _ = _codes(table.column("arm"))
     identity = pa.table({"trial": table.column("trial"), "arm": arm, "id": names, "row": np.arange(len(names))})
     first = identity.filter(pa.array(known)).group_by(["trial", "arm", "id"]).aggregate([("row", "min")])
     keep = ~known
@@ -634,13 +682,21 @@ def _first_of_each(table: pa.Table, arm: Codes) -> Bools | None:
     return None if keep.all() else keep
 
 
-def _repeated(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The values that are there more than once, rising. Sorts `values` in place."""
-    values.sort()
-    return np.unique(values[1:][values[1:] == values[:-1]])
+def _alike(prints: npt.NDArray[np.uint64]) -> Ints:
+    """The rows whose fingerprint another row has too, rising."""
+    # Half of each is sorted, in half the time: few have it in common with others by chance.
+    heads = (prints >> np.uint64(32)).astype(np.uint32)
+    heads.sort()
+    twice = heads[1:][heads[1:] == heads[:-1]]
+    suspect = np.zeros(1 << _SUSPECT_BITS, dtype=np.bool_)
+    suspect[twice >> np.uint32(32 - _SUSPECT_BITS)] = True
+    rows = np.flatnonzero(suspect[prints >> np.uint64(64 - _SUSPECT_BITS)]) if twice.size else np.zeros(0, np.int64)
+    _, place, counts = np.unique(prints[rows], return_inverse=True, return_counts=True)
+    return np.asarray(rows[counts[place] > 1])
 
 
 _LONGEST_PRINTED = 64
+_SUSPECT_BITS = 20  # a table that fits a processor's cache
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 
@@ -653,23 +709,25 @@ def fingerprints(column: pa.ChunkedArray) -> npt.NDArray[np.uint64] | None:
     longest = pc.max(pc.binary_length(column)).as_py() or 0
     if longest > _LONGEST_PRINTED:
         return None
-    prints = [np.zeros(0, dtype=np.uint64)]
-    for texts in _pieces(column):
-        _, offset_bytes, text_bytes = texts.buffers()
-        offsets = np.frombuffer(offset_bytes, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
-        padded = np.zeros(int(offsets[-1] - offsets[0]) + longest + 16, dtype=np.uint8)
-        if text_bytes is not None:
-            padded[: offsets[-1] - offsets[0]] = np.frombuffer(text_bytes, dtype=np.uint8)[offsets[0] : offsets[-1]]
-        # The eight bytes from each byte on, as one word.
-        words: npt.NDArray[np.uint64] = np.ndarray((len(padded) - 7,), dtype="<u8", buffer=padded, strides=(1,))
-        starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
-        mixed = lengths.astype(np.uint64)
-        for place in range(0, longest, 8):
-            mixed ^= words[starts + place] & _LOW_BYTES[np.clip(lengths - place, 0, 8)]
-            mixed *= _ODD
-            mixed ^= mixed >> np.uint64(29)
-        prints.append(mixed)
-    return np.concatenate(prints)
+    prints = _in_threads(partial(_prints, longest=longest), _pieces(column))
+    return np.concatenate([np.zeros(0, dtype=np.uint64), *prints])
+
+
+def _prints(texts: pa.Array, longest: int) -> npt.NDArray[np.uint64]:
+    _, offset_bytes, text_bytes = texts.buffers()
+    offsets = np.frombuffer(offset_bytes, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    padded = np.zeros(int(offsets[-1] - offsets[0]) + longest + 16, dtype=np.uint8)
+    if text_bytes is not None:
+        padded[: offsets[-1] - offsets[0]] = np.frombuffer(text_bytes, dtype=np.uint8)[offsets[0] : offsets[-1]]
+    # The eight bytes from each byte on, as one word.
+    words: npt.NDArray[np.uint64] = np.ndarray((len(padded) - 7,), dtype="<u8", buffer=padded, strides=(1,))
+    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    mixed = lengths.astype(np.uint64)
+    for place in range(0, longest, 8):
+        mixed ^= words[starts + place] & _LOW_BYTES[np.clip(lengths - place, 0, 8)]
+        mixed *= _ODD
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
 
 
 def _last_end(trial: Codes, end: Ints, planned: Mapping[int, int]) -> Ints:
@@ -691,10 +749,17 @@ def _whole(column: Any) -> Any:
 
 
 def _integers(column: Any, missing: int) -> Any:
-    """Whole numbers as wide as the column's, with `missing` for null. May be read-only."""
+    """Whole numbers of 32 or 64 bits, as wide as the column's at least, with `missing` for null. May be read-only."""
     whole = _whole(column)
     # fill_null copies also where there is nothing to fill.
-    return (pc.fill_null(whole, missing) if whole.null_count else whole).to_numpy(zero_copy_only=False)
+    values = (pc.fill_null(whole, missing) if whole.null_count else whole).to_numpy(zero_copy_only=False)
+    # Sums and products of counts do not fit in less.
+    return values if values.itemsize >= 4 else values.astype(np.int32)
+
+
+def _times(column: Any) -> Ints:
+    """Moments in ns of 64 bits, -1 for null, also where there is none at all. May be read-only."""
+    return np.asarray(_integers(column, -1).astype(np.int64, copy=False))
 
 
 def _codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
@@ -702,7 +767,7 @@ def _codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
     encoded = _encoded(column)
     names = [str(name) for name in encoded.dictionary.to_pylist()]
     order = sorted(range(len(names)), key=names.__getitem__)
-    rank = np.full(len(names) + 1, -1, dtype=np.int32)
+    rank = np.full(len(names) + 1, -1, dtype=np.int16 if len(names) < _FEW_NAMES else np.int32)
     rank[order] = np.arange(len(names))
     return rank[_integers(encoded.indices, -1)], tuple(names[index] for index in order)
 
@@ -712,39 +777,43 @@ def _groups(column: pa.ChunkedArray) -> Codes:
 
     Chunk by chunk, since copies lie near each other; the texts that several chunks hold are then given one number.
     """
-    codes: list[Codes] = [np.zeros(0, dtype=np.int32)]
+    found = np.full(len(column), -1, dtype=np.int32)
     texts = []
-    count = 0
-    for chunk in column.chunks:
-        encoded = chunk.dictionary_encode()
+    done = count = 0
+    for encoded in _in_threads(lambda piece: piece.dictionary_encode(), _pieces(column)):
         own: Codes = _integers(encoded.indices, -1)
-        codes.append(np.where(own < 0, -1, own + np.int32(count)))
+        np.add(own, count, out=found[done : done + len(own)], where=own >= 0)
         texts.append(encoded.dictionary)
+        done += len(own)
         count += len(encoded.dictionary)
     if len(texts) < 2:
-        return codes[-1]
+        return found
     names = pa.chunked_array(texts)
     prints = fingerprints(names)
-    shared = None if prints is None else _repeated(prints.copy())
-    if prints is None or shared is None or shared.size > count // 16:
-        found: Codes = _integers(_whole(column).dictionary_encode().indices, -1)
+    places = None if prints is None else _alike(prints)
+    if places is None or places.size > count // 8:
+        whole: Codes = _integers(_whole(column).dictionary_encode().indices, -1)
+        return whole
+    if not places.size:
         return found
-    if not shared.size:
-        return np.concatenate(codes)
     first: dict[str, int] = {}
     number = np.arange(count, dtype=np.int32)
-    places = np.flatnonzero(np.isin(prints, shared))
     for place, name in zip(places.tolist(), names.take(pa.array(places)).to_pylist(), strict=True):
         number[place] = first.setdefault(name, place)
-    joined = np.concatenate(codes)
-    return np.where(joined < 0, -1, number[joined])
+    return np.where(found < 0, -1, number[found])
+
+
+def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What `function` makes of each of the items, in their order; it spends its time outside of Python."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(function, items))
 
 
 def _pieces(column: Any) -> Iterator[Any]:
     """The column in pieces that fit a processor's cache; empty ones are left out."""
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        for begin in range(0, len(chunk), _CHUNK):
-            yield chunk.slice(begin, _CHUNK)
+        for part in parts(len(chunk)):
+            yield chunk[part]
 
 
 def _encoded(column: Any) -> Any:
@@ -758,27 +827,30 @@ def _is(codes: Codes, names: tuple[str, ...], name: str) -> Bools:
 
 def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bools]:
     """Gaps between tokens in ms, their offsets, how many times each request has, and which of them run backwards."""
-    lengths: Codes = _integers(pc.list_value_length(column), 0)
-    counts = np.maximum(lengths - 1, 0)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    backwards = np.zeros(len(lengths), dtype=np.bool_)
+    rows = len(column)
+    lengths: Codes = np.broadcast_to(np.int32(0), rows)
+    if column.null_count < rows:
+        lengths = _integers(pc.list_value_length(column), 0)
+    counts = np.maximum(lengths - 1, 0) if lengths.any() else lengths
     if not counts.any():
-        return np.zeros(0, dtype=np.float32), offsets, lengths, backwards
+        return np.zeros(0, dtype=np.float32), np.broadcast_to(0, rows + 1), lengths, np.broadcast_to(False, rows)
+    offsets = np.zeros(rows + 1, dtype=np.int64)
+    backwards = np.zeros(rows, dtype=np.bool_)
     np.cumsum(counts, out=offsets[1:])
     gaps = np.empty(offsets[-1], dtype=np.float32)
     done = 0
     for chunk in _pieces(column):
-        rows = slice(done, done + len(chunk))
+        part = slice(done, done + len(chunk))
         done += len(chunk)
-        found = gaps[offsets[rows.start] : offsets[rows.stop]]
+        found = gaps[offsets[part.start] : offsets[part.stop]]
         if not found.size:
             continue
         times = _integers(pc.list_flatten(chunk), 0)
         within = np.ones(len(times) - 1, dtype=np.bool_)
-        ends = np.cumsum(lengths[rows])
+        ends = np.cumsum(lengths[part])
         within[ends[(ends > 0) & (ends < len(times))] - 1] = False
         found[:] = np.diff(times)[within] / 1e6
         if found.min() < 0:
-            owner = np.repeat(np.arange(rows.start, rows.stop), counts[rows])
+            owner = np.repeat(np.arange(part.start, part.stop), counts[part])
             backwards[owner[found < 0]] = True
     return gaps, offsets, lengths, backwards

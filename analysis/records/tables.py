@@ -29,9 +29,10 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FILE_MAGIC = b"ARROW1"
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 15
-_BYTES_AT_ONCE = 1 << 22
+_BYTES_AT_ONCE = (1 << 20, 1 << 22)
+_SHARE_AT_ONCE = 256  # of a file
 _LINES_AT_ONCE = 1 << 24  # bytes
-_READERS = min(4, os.cpu_count() or 1)
+THREADS = min(4, os.cpu_count() or 1)
 # Gives back what is freed, where Arrow's default keeps much of it: a table takes half the memory while it is read.
 _POOL = pa.system_memory_pool()
 
@@ -192,8 +193,7 @@ def _read_unstated(
             problems = (CUT_OFF,)
         if waiting >= _ROWS_AT_ONCE or (ended and (waiting or not taken)):
             taken += waiting
-            # One piece is a copy, which lets go of the columns beside it in the file.
-            table = pa.Table.from_batches(batches, schema=stream.schema).combine_chunks(memory_pool=_POOL)
+            table = _apart(pa.Table.from_batches(batches, schema=stream.schema))
             take(shape(table), max(taken, size * taken // max(1, file.tell())))
             batches, waiting = [], 0
     return problems
@@ -211,7 +211,7 @@ def _read_stated(
 
     Several threads read, check and decode, since each spends its time outside of Python.
     """
-    with path.open("rb") as file, ThreadPoolExecutor(_READERS) as pool:
+    with path.open("rb") as file, ThreadPoolExecutor(THREADS) as pool:
         size = os.fstat(file.fileno()).st_size
         if not size and not statement.pieces:
             return ()
@@ -241,8 +241,7 @@ def _read_stated(
             stream = pa.ipc.open_stream(
                 pa.BufferReader(b"".join((head, *intact)) if bad else found), options=options, memory_pool=_POOL
             )
-            # One piece is a copy, which lets go of the columns beside it in the file.
-            return shape(stream.read_all().combine_chunks(memory_pool=_POOL)), bad
+            return shape(_apart(stream.read_all())), bad
 
         rows = 0
         waiting: deque[Future[tuple[pa.Table, int]]] = deque()
@@ -254,9 +253,10 @@ def _read_stated(
             damaged += bad
             take(table, max(rows, stated_rows))
 
-        for group in _groups(pieces[1:]):
+        least, most = _BYTES_AT_ONCE
+        for group in _groups(pieces[1:], min(most, max(least, size // _SHARE_AT_ONCE))):
             waiting.append(pool.submit(read, group))
-            if len(waiting) > _READERS:
+            if len(waiting) > THREADS:
                 take_oldest()
         while waiting:
             take_oldest()
@@ -283,12 +283,19 @@ def _damage(statement: Statement, size: int, *, lost: int) -> str:
     return f"{what}, {lost} row{'' if lost == 1 else 's'} of it are gone" if lost else what
 
 
-def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """The pieces in groups worth a thread's while, each one stretch of the file; an empty group for no pieces."""
+def _apart(table: pa.Table) -> pa.Table:
+    """The rows as one piece that is a copy, which lets go of the columns beside it in the file."""
+    # One piece alone is left where it is.
+    return pa.concat_tables([table, table.schema.empty_table()]).combine_chunks(memory_pool=_POOL)
+
+
+def _groups(pieces: Sequence[Piece], size: int) -> Iterator[list[Piece]]:
+    """The pieces in groups of at most `size` bytes, each one stretch of the file; a larger piece is a group by itself,
+    and there is an empty group for no pieces."""
     group: list[Piece] = []
     rows = 0
     for piece in pieces:
-        if group and (rows >= _ROWS_AT_ONCE or group[-1].end != piece.at or piece.end - group[0].at > _BYTES_AT_ONCE):
+        if group and (rows >= _ROWS_AT_ONCE or group[-1].end != piece.at or piece.end - group[0].at > size):
             yield group
             group, rows = [], 0
         group.append(piece)

@@ -107,7 +107,7 @@ def lag_apart(run: Run, arm: str) -> list[tuple[str, float, float]]:
         return []
     lags = []
     for name in (arm, run.control):
-        own = run.requests.lag_ms[run.of_arm(name) & run.usable]
+        own = run.requests.lag_ms(run.of_arm(name) & run.usable)
         lags.append(own[~np.isnan(own)])
     if not all(own.size for own in lags):
         return []

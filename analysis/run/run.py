@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.records.columns import parts
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
-from analysis.records.requests import Codes, RecordError, Requests, RunRecords, requests_of
+from analysis.records.requests import Codes, RecordError, Requests, RunRecords, may_serve, requests_of
 from analysis.run.backlog import with_backlog
 from analysis.run.slo import parse_goodput
 from analysis.run.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows, windows_of
@@ -28,6 +29,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SECOND = 1_000_000_000
+_LAST_NS = np.iinfo(np.int64).max
 _LONGEST_S = 1e9  # thirty years
 _LARGEST = 1e300
 
@@ -83,15 +85,21 @@ class Run:
         block_s = _seconds(_first_of(infos, "block_s")) or _seconds(_table(experiment, "trials").get("block_s"))
         block_s = block_s if block_s and block_s > 0 else limits.block_s
         timeout_s = number(_table(experiment, "traffic").get("timeout_s"))
+        told_arms = _told_arms(records)
+        unplaced_requests = misplaced_requests(
+            records.requests, arms=told_arms, trials={int(info["trial"]) for info in infos}
+        )
+        # What is judged of the table will be in `requests`: memory need not hold it twice.
+        table = [records.requests]
+        records = replace(records, requests=records.requests.select([]))
         requests = requests_of(
-            records.requests,
+            table.pop(),
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=_planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
-            queues=_may_serve(records.events),
+            queues=may_serve(records.events),
         )
         control, arms = _arms(records, requests)
-        told_arms = _told_arms(records)
         placed, unplaced_events = place_events(
             records.events,
             requests,
@@ -103,23 +111,19 @@ class Run:
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
         trials = _trials(requests, infos, width_s)
-        block = np.zeros(len(requests), dtype=np.int32)
+        block = block_numbers(trials, width_s, requests.trial, requests.start_ns)
         cold = np.zeros(len(requests), dtype=np.bool_)
         for trial in trials:
-            own = requests.trial == trial.number
-            start = requests.start_ns if own.all() else requests.start_ns[own]
-            index = start - trial.start_ns
-            index //= int(width_s * SECOND)
-            block[own] = trial.first_block + np.clip(index, 0, trial.blocks - 1, out=index)
-            cold[own] = start < trial.first_ns + int(limits.cold_s * SECOND)
+            cold |= (requests.trial == trial.number) & (
+                requests.start_ns < trial.first_ns + int(limits.cold_s * SECOND)
+            )
         targets = parse_slo(_table(experiment, "slo"))
         goodput, attainment = parse_goodput(_table(experiment, "goodput"))
         if seed is None:
             given = experiment.get("seed")
             seed = given if isinstance(given, int) else 0
         return cls(
-            # What is judged of the table is in `requests` now: memory need not hold it twice.
-            records=replace(records, requests=records.requests.select([])),
+            records=records,
             seed=abs(seed),
             limits=limits,
             targets=targets,
@@ -133,9 +137,7 @@ class Run:
             requests=requests,
             events=events,
             unplaced_events=unplaced_events,
-            unplaced_requests=misplaced_requests(
-                records.requests, arms=told_arms, trials={int(info["trial"]) for info in infos}
-            ),
+            unplaced_requests=unplaced_requests,
             attribution=with_backlog(requests, events, attribute(requests, events)),
             trials=trials,
             block=block,
@@ -223,7 +225,7 @@ class Run:
         """The largest p99 lag that a generator or the records report."""
         lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in self.records.generators]
         known = [lag for lag in lags if lag is not None]
-        from_records = quantile(self.requests.lag_ms[~self.requests.broken], 0.99)
+        from_records = quantile(self.requests.lag_ms(~self.requests.broken), 0.99)
         if not math.isnan(from_records):
             known.append(from_records)
         return max(known, default=None)
@@ -247,15 +249,13 @@ class Run:
 
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
         """The rows in `mask` past the cold start that no compile held up, nor met one of `arms` compiling."""
-        rows = np.flatnonzero(mask & ~self.cold)
-        quiet = ~self.attribution.hit[rows]
+        rows = np.flatnonzero(mask & ~self.cold & ~self.attribution.hit)
         for trial in self.trials:
-            of_trial = self.requests.trial[rows] == trial.number
-            own = rows[of_trial]
-            for arm in arms:
-                windows = stall_windows(self.events, arm=arm, trial=trial.number)
-                quiet[of_trial] &= ~windows.touch(self.requests.start_ns[own], self.requests.end_ns[own])
-        return np.asarray(rows[quiet])
+            stalls = [stall_windows(self.events, arm=arm, trial=trial.number) for arm in arms]
+            for windows in (windows for windows in stalls if windows.start_ns.size):
+                met = windows.touch(self.requests.start_ns[rows], self.requests.end_ns[rows])
+                rows = rows[~met | (self.requests.trial[rows] != trial.number)]
+        return rows
 
     def sessions(self, arm: str) -> int:
         """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself."""
@@ -435,13 +435,6 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
     return str(control), (str(control), *(name for name in names if name != control))
 
 
-def _may_serve(events: pa.Table | None) -> bool:
-    """Whether any event may be of the time in which the arms served."""
-    if events is None or not events.num_rows:
-        return False
-    return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
-
-
 def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
     """The kinds of compile events that hold the device, as the first trial that knows says; None where none does."""
     told = _first_of(infos, "stalling_kinds")
@@ -476,10 +469,10 @@ def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: flo
     for trial in sorted({*by_number, *np.unique(requests.trial).tolist()}):
         info = by_number.get(trial, {})
         own = (requests.trial == trial) & ~requests.broken
-        first = int(requests.start_ns[own].min()) if own.any() else 0
+        first, last = _range(requests.start_ns, own) if own.any() else (0, 0)
         told = number(info.get("start_ns"))
         start = int(info["start_ns"]) if told is not None and 0 < told <= first else first
-        seen = (int(requests.start_ns[own].max()) - start) / 1e9 if own.any() else 0.0
+        seen = (last - start) / 1e9 if own.any() else 0.0
         duration = _seconds(info.get("duration_s"))
         if duration is None:
             seconds = max(seen, 1e-9)
@@ -487,7 +480,7 @@ def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: flo
             seconds = duration if info.get("complete") else max(min(duration, seen), 1e-9)
             if own.any() and (info.get("loop") == "closed" or number(info.get("num_prompts"))):
                 # It ends with its last answer, however long it was given.
-                seconds = max(min(seconds, (int(requests.end_ns[own].max()) - start) / 1e9), 1e-9)
+                seconds = max(min(seconds, (_range(requests.end_ns, own)[1] - start) / 1e9), 1e-9)
         # A last block shorter than half a block joins the one before it.
         blocks = max(1, math.floor(seconds / block_s + 0.5))
         trials.append(
@@ -503,6 +496,23 @@ def _trials(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: flo
         )
         first_block += blocks
     return tuple(trials)
+
+
+def _range(values: Ints, own: Bools) -> tuple[int, int]:
+    """The least and the largest of one's own values, which are there."""
+    return int(values.min(where=own, initial=_LAST_NS)), int(values.max(where=own, initial=-_LAST_NS))
+
+
+def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints) -> Codes:
+    """The block of each moment of a trial; what lies past the trial's end is in its last block. Unknown trials: 0."""
+    block = np.zeros(len(at_ns), dtype=np.int32)
+    for part in parts(len(at_ns)):
+        for item in trials:
+            own = trial[part] == item.number
+            since = at_ns[part][own] - item.start_ns
+            since //= int(block_s * SECOND)
+            block[part][own] = item.first_block + np.clip(since, 0, item.blocks - 1)
+    return block
 
 
 def _alike(key: str, one: Any, other: Any) -> bool:

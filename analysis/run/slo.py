@@ -136,15 +136,19 @@ def judge_share(missed: Bools, block: Ints, *, allowed: float, alpha: float) -> 
 
 
 def design_effect(missed: Bools, block: Ints) -> float:
-    """How many times more the count of misses varies over blocks than with independent requests; at least 1."""
+    """How many times more the count of misses varies over blocks than with independent requests; at least 1.
+
+    `block` numbers the blocks from 0 or a little above.
+    """
     share = float(missed.mean()) if missed.size else 0.0
     if not 0.0 < share < 1.0:
         return 1.0
-    _, index = np.unique(block, return_inverse=True)
-    totals = np.bincount(index)
+    totals = np.bincount(block)
+    present = totals > 0
+    totals = totals[present]
     if len(totals) < 2:
         return 1.0
-    residual = np.bincount(index, weights=missed.astype(np.float64)) - share * totals
+    residual = np.bincount(block[missed], minlength=len(present))[present] - share * totals
     variance = float((residual**2).sum()) * len(totals) / (len(totals) - 1)
     return max(1.0, variance / (missed.size * share * (1.0 - share)))
 

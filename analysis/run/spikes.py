@@ -187,10 +187,12 @@ class Attribution:
 def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution:
     """The join of all requests to the serving compile events of their own arm and replica; no backlog yet."""
     rows = len(requests)
-    overlap, before = np.zeros(rows), np.zeros(rows)
-    ends_wait = np.where(requests.first_ns > 0, requests.first_ns, requests.end_ns)
     usable = ~requests.broken
     relevant = [event for event in events if event.serving and event.stalls]
+    if not relevant and not (usable & (requests.stall_ns > 0)).any():
+        return _nothing_compiled(rows, len(events))
+    overlap, before = np.zeros(rows), np.zeros(rows)
+    ends_wait = np.where(requests.first_ns > 0, requests.first_ns, requests.end_ns)
     for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
         of_arm = np.flatnonzero(usable & (requests.arm == requests.arms.index(arm)) & (requests.trial == trial))
         for replica in np.unique(requests.replica[of_arm]).tolist():
@@ -242,6 +244,27 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         hit=hit,
         event_requests=tuple(hits.get(id(event), nobody) for event in events),
         event_backlog=tuple(nobody for _ in events),
+    )
+
+
+def _nothing_compiled(rows: int, events: int) -> Attribution:
+    """What is attributed where no compile held anybody up. One value for all rows takes no memory."""
+    none, never = np.broadcast_to(0.0, rows), np.broadcast_to(False, rows)
+    delay = Delay(ms=none, before_first_ms=none)
+    nobody = np.zeros(0, dtype=np.int64)
+    return Attribution(
+        stall_ms=none,
+        stall_before_first_ms=none,
+        backlog_ms=none,
+        delay=delay,
+        delay_least=delay,
+        delay_most=delay,
+        unserved=never,
+        misfit={},
+        cause=np.broadcast_to(np.int8(OTHER), rows),
+        hit=never,
+        event_requests=(nobody,) * events,
+        event_backlog=(nobody,) * events,
     )
 
 

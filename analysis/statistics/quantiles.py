@@ -52,9 +52,11 @@ def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[flo
     values, group = values[known], group[known]
     if not values.size:
         return np.full((groups, len(qs)), math.nan)
-    ordered = values[np.lexsort((values, group))]
+    ordered = values[np.argsort(group, kind="stable")]
     counts = np.bincount(group, minlength=groups)[:, None]
     first = np.cumsum(counts, axis=0) - counts
+    for begin, count in zip(first[:, 0].tolist(), counts[:, 0].tolist(), strict=True):
+        ordered[begin : begin + count].sort()
     place = np.maximum(counts - 1, 0) * np.asarray(qs)
     below = np.floor(place).astype(np.int64)
     share = place - below
@@ -74,8 +76,12 @@ def quantile_interval(
     `design_effect` is how many times more the count of exceedances varies than it would with independent requests;
     the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99 of 50 has no upper one.
     """
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    ordered = ordered[~np.isnan(ordered)]
+    known = np.asarray(values, dtype=np.float64)
+    return ordered_interval(np.sort(known[~np.isnan(known)]), q, confidence=confidence, design_effect=design_effect)
+
+
+def ordered_interval(ordered: Floats, q: float, *, confidence: float, design_effect: float) -> tuple[float, float]:
+    """The limits of `quantile_interval` for values in order, which are numbers."""
     size = ordered.size
     if not size:
         return math.nan, math.nan
@@ -119,32 +125,44 @@ def block_histogram(
     if not count:
         empty = np.zeros((1, 0), dtype=np.float32)
         return BlockHistogram(width=_FINEST_WIDTH, lowest=0.0, treatment=empty, control=empty, size=0.0)
-    blocks = [number(block) for block in (treatment_block, control_block)]
-    inside = [block >= 0 for block in blocks]
-    blocks = [block if own.all() else block[own] for block, own in zip(blocks, inside, strict=True)]
-    logs_treatment, logs_control = (
-        np.log(np.maximum(values if own.all() else values[own], _SMALLEST_MS))
-        for values, own in zip((treatment, control), inside, strict=True)
-    )
-    lowest = min(float(logs_treatment.min()), float(logs_control.min()))
-    highest = max(float(logs_treatment.max()), float(logs_control.max()))
+    samples = [
+        _logs_by_block(treatment, number(treatment_block)),
+        _logs_by_block(control, number(control_block)),
+    ]
+    lowest = min(float(logs.min()) for logs, _ in samples)
+    highest = max(float(logs.max()) for logs, _ in samples)
     width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * count / _MOST_CELLS))
     if anchor > 0:
         width = anchor / math.ceil(anchor / width)
     bins = int((highest - lowest) / width) + 1
-    counts = [
-        _counts(logs, block, lowest, width, bins, count)
-        for logs, block in zip((logs_treatment, logs_control), blocks, strict=True)
-    ]
-    totals = [held.sum(axis=0) for held in counts]
+    totals = [np.bincount(block, minlength=count) for _, block in samples]
     weight = (totals[0] + totals[1]) / 2.0
-    cumulated = [
-        np.cumsum(held * (weight / total), axis=0).astype(np.float32)
-        for held, total in zip(counts, totals, strict=True)
-    ]
+    cumulated = []
+    for total in totals:
+        logs, block = samples.pop(0)
+        # In place, and a sample at a time: they are long, and the tables large.
+        logs -= lowest
+        logs /= width
+        cell = np.minimum(logs.astype(np.int64), bins - 1)
+        cell *= count
+        cell += block
+        del logs, block
+        held = np.bincount(cell, minlength=bins * count).reshape(bins, count).astype(np.float64)
+        del cell
+        held *= weight / total
+        cumulated.append(np.cumsum(held, axis=0, out=held).astype(np.float32))
     return BlockHistogram(
         width=width, lowest=lowest, treatment=cumulated[0], control=cumulated[1], size=float(weight.sum())
     )
+
+
+def _logs_by_block(values: Floats, block: Ints) -> tuple[Floats, Ints]:
+    """Log latencies and their blocks, without those of block -1."""
+    inside = block >= 0
+    if not inside.all():
+        values, block = values[inside], block[inside]
+    logs = np.maximum(values, _SMALLEST_MS)
+    return np.log(logs, out=logs), block
 
 
 def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints], int]:
@@ -159,14 +177,8 @@ def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints
     present = np.ones(span, dtype=np.bool_)
     for block in (treatment, control):
         present &= np.bincount(block - lowest, minlength=span) > 0
-    number = np.where(present, np.cumsum(present) - 1, -1)
+    number = np.where(present, np.cumsum(present) - 1, -1).astype(np.int32)
     return lambda block: number[block - lowest], int(present.sum())
-
-
-def _counts(logs: Floats, block: Ints, lowest: float, width: float, bins: int, blocks: int) -> Floats:
-    index = np.minimum(((logs - lowest) / width).astype(np.int64), bins - 1)
-    flat = np.bincount(index * blocks + block, minlength=bins * blocks)
-    return flat.reshape(bins, blocks).astype(np.float64)
 
 
 def swapped_log_ratios(histogram: BlockHistogram, q: float, swaps: Singles, *, shift: int = 0) -> Floats:

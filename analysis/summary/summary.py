@@ -28,7 +28,7 @@ from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
-from analysis.statistics.quantiles import quantile_interval, quantiles
+from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.summary.arms import arm_row
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
@@ -281,14 +281,15 @@ def _distribution(run: Run) -> dict[str, Any]:
         for arm in run.arms:
             own = usable & run.of_arm(arm)
             mine, block = values[own], run.block[own]
+            ordered = np.sort(mine)
             curve = []
-            for q, value in zip(_QUANTILES, quantiles(mine, _QUANTILES), strict=True):
+            for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
                 effect = design_effect(mine > value, block)
-                lower, upper = quantile_interval(mine, q, confidence=0.95, design_effect=effect)
+                lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
                 curve.append([q, value, lower, upper])
             metrics[metric][arm] = {
                 "edges_ms": edges.tolist(),
-                "counts": np.histogram(mine, edges)[0].tolist(),
+                "counts": np.diff(np.searchsorted(ordered, edges)).tolist(),  # none is as large as the last edge
                 "ecdf": curve,
             }
     return {"metrics": metrics}

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from analysis.records.columns import Columns
+from analysis.records.columns import Columns, parts
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema([("at_ns", pa.int64()), ("name", NAME), ("text", pa.string()), ("times", pa.list_(pa.int64()))])
@@ -43,3 +43,33 @@ def test_numbers_without_a_null_are_read_without_a_copy():
     columns = Columns(SCHEMA)
     columns.append(piece(ROWS[0]), 1)
     assert not columns.table().column("at_ns").chunk(0).to_numpy(zero_copy_only=True).flags.owndata
+
+
+@pytest.mark.parametrize(("values", "kind"), [([0, 127, -128], "int8"), ([128], "int16"), ([-(2**31)], "int32")])
+def test_narrow_columns_are_as_wide_as_their_values(values, kind):
+    columns = Columns(SCHEMA, narrow=True)
+    columns.append(piece(*((value, "a", "", []) for value in values)), 1)
+    assert str(columns.table().column("at_ns").type) == kind
+
+
+@pytest.mark.parametrize("expected", [0, 1000])
+def test_a_narrow_column_grows_wider_and_keeps_what_it_holds(expected):
+    values = [None, 5, 127, 128, -32769, 2**31, None, -(2**63), 2**63 - 1]
+    columns = Columns(SCHEMA, narrow=True)
+    for number, value in enumerate(values):
+        columns.append(piece((value, f"name-{number}", "", [])), expected)
+    assert columns.table().column("at_ns").to_pylist() == values
+    assert columns.table().column("name").to_pylist() == [f"name-{number}" for number in range(len(values))]
+
+
+def test_more_names_than_a_byte_counts_are_told_apart():
+    columns = Columns(SCHEMA, narrow=True)
+    names = [f"name-{number}" for number in range(300)]
+    columns.append(piece(*((0, name, "", []) for name in names)), 300)
+    assert columns.table().column("name").to_pylist() == names
+
+
+@pytest.mark.parametrize("rows", [0, 1, 65_536, 65_537, 200_000])
+def test_parts_are_all_rows_once(rows):
+    assert [row for part in parts(rows) for row in (part.start, part.stop)][1:-1:2] == list(range(65_536, rows, 65_536))
+    assert sum(part.stop - part.start for part in parts(rows)) == rows

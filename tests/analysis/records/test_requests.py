@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.records.requests import (
+    COMPILE_EVENTS,
     REQUESTS,
     RecordError,
     RecordWriter,
@@ -57,6 +58,26 @@ class TestRun:
         assert len(records.trials) == 2
         assert len(records.generators) == 2
 
+    @pytest.mark.parametrize("phase", [None, "warmup", "serving"])
+    def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_served(self, tmp_path, phase):
+        write_rows(tmp_path / "requests.arrow", [row(queue_ns=7_000_000, server_recv_ns=T0, server_end_ns=T0 + S // 2)])
+        if phase is not None:
+            event = {"arm": "eager", "kind": "recompile", "phase": phase, "start_ns": T0, "end_ns": T0 + S}
+            with RecordWriter(tmp_path / "compile_events.arrow", COMPILE_EVENTS) as writer:
+                writer.append(event)
+        requests = requests_of(read_run(tmp_path).requests)
+        served = phase == "serving"
+        assert requests.server_told.tolist() == [served]
+        assert requests.queue_us.tolist() == [7000 if served else 0]
+
+    def test_counts_are_wide_enough_to_be_worked_with(self, tmp_path):
+        write_rows(tmp_path / "requests.arrow", [row(prompt_tokens=100, output_tokens=100, max_tokens=100, batch_id=3)])
+        records = read_run(tmp_path)
+        assert records.requests.column("output_tokens").type == pa.int8()
+        requests = requests_of(records.requests)
+        for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens, requests.trial):
+            assert column.dtype == np.int32
+
     def test_a_directory_without_requests_is_refused(self, tmp_path):
         with pytest.raises(RecordError, match="holds no requests"):
             read_run(tmp_path)
@@ -86,7 +107,7 @@ class TestLatency:
         assert requests.ttft_ms.tolist() == [100.0]
         assert requests.e2e_ms.tolist() == [500.0]
         assert requests.tpot_ms.tolist() == [100.0]
-        assert requests.lag_ms.tolist() == [30.0]
+        assert requests.lag_ms(np.array([0])).tolist() == [30.0]
 
     def test_sent_time_stands_in_for_a_missing_schedule(self):
         requests = requests_of(table_of([row(scheduled_ns=None)]))

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.records.requests import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
+from analysis.records.sums import sums_path
 from analysis.records.tables import RecordError, RecordWriter, read_pieces, read_table
 from tests.analysis.records.test_requests import T0, row, table_of, write_rows
 
@@ -19,6 +20,17 @@ class TestWriting:
         assert not torn
         assert table.schema.equals(REQUESTS)
         assert table.to_pylist() == table_of(rows).to_pylist()
+
+    @pytest.mark.parametrize("batch", [1, 5])
+    @pytest.mark.parametrize("stated", [True, False])
+    def test_columns_that_are_kept_let_go_of_the_file(self, tmp_path, batch, stated):
+        path = tmp_path / "requests.arrow"
+        write_rows(path, [row(index, token_ns=[1, 2, 3]) for index in range(5)], batch=batch)
+        if not stated:
+            sums_path(path).unlink()
+        table, _ = read_table(path, REQUESTS)
+        buffers = [buffer for column in table.columns for buffer in column.chunk(0).buffers() if buffer is not None]
+        assert not [buffer for buffer in buffers if buffer.parent is not None]
 
     def test_a_plain_arrow_reader_reads_the_file(self, tmp_path):
         path = tmp_path / "requests.arrow"
