@@ -255,27 +255,27 @@ def duration_text(seconds: float) -> str:
 MODEL_RATE: Final = 4.0  # requests/s to each arm
 MODEL_S: Final = 1200.0
 MODEL_QUANTILE: Final = 0.99
-# The spread of the log p99 ratio at MODEL_RATE over MODEL_S on made-up servers at 40 % load, between that of E2E and
-# that of TTFT (`python -m tests.simulation.spreads` measures them). Real ones may have half as much or twice.
+# The spread of the log p99 ratio of a typical block at MODEL_RATE over MODEL_S on made-up servers at 40 % load, between
+# that of E2E and that of TTFT (`python -m benchmarks.simulation.spreads` measures them). Real ones may have twice as much.
 MODEL_SPREADS: Final[Mapping[str, float]] = {
-    "mirrored, steady": 0.032,  # Poisson arrivals with one rate
-    "mirrored": 0.051,
-    "split": 0.15,
-    "separate": 0.19,
+    "mirrored, steady": 0.024,  # Poisson arrivals with one rate
+    "mirrored": 0.029,
+    "split": 0.066,
+    "separate": 0.087,
 }
-# The share of the variance at MODEL_RATE that comes from how few requests lie beyond the quantile, and shrinks with
-# more of them a second; the rest is the servers' own noise, which only time averages out.
-_COUNT_SHARE = 0.8
 # Spreads of other quantiles over that of p99.
-_OF_P99: Final[Mapping[float, float]] = {0.5: 0.25, 0.9: 0.45, 0.95: 0.65, 0.99: 1.0, 0.999: 1.5}
+_OF_P99: Final[Mapping[float, float]] = {0.5: 0.4, 0.9: 0.5, 0.95: 0.55, 0.99: 1.0, 0.999: 2.0}
 MODEL_QUANTILES: Final = tuple(_OF_P99)
 
 
-def model_noise(design: str, *, rate: float, quantile: float, block_s: float) -> Noise:
-    """The noise that made-up servers show under `design` at `rate` requests/s to each arm.
+def model_noise(
+    design: str, *, rate: float, quantile: float, block_s: float, restart_spread: float = 0.0, trials: int = 1
+) -> Noise:
+    """The noise of a typical block that made-up servers show under `design` at `rate` requests/s to each arm.
 
-    `quantile` is one of MODEL_QUANTILES. A guess to a factor of two, for want of a pilot.
+    `quantile` is one of MODEL_QUANTILES. A guess to a factor of two, for want of a pilot. Its variance is that of how
+    few requests lie beyond the quantile, so it falls with the rate. Both arms start, `trials` times, each with the luck
+    `restart_spread`.
     """
-    by_rate = _COUNT_SHARE * MODEL_RATE / rate + 1.0 - _COUNT_SHARE
-    spread = MODEL_SPREADS[design] * _OF_P99[quantile] * math.sqrt(by_rate)
-    return Noise(per_unit=spread * math.sqrt(MODEL_S / block_s))
+    spread = MODEL_SPREADS[design] * _OF_P99[quantile] * math.sqrt(MODEL_RATE / rate)
+    return Noise(per_unit=spread * math.sqrt(MODEL_S / block_s), restart=math.sqrt(2.0) * restart_spread, starts=trials)
