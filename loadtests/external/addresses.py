@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadtests.external.tls import OPEN, SecurityConfig
+from servers.address import joined
 from servers.config import ConfigError, build
 
 Kind = Literal["openai", "oip"]
@@ -40,16 +41,12 @@ class Address:
     @property
     def target(self) -> str:
         """host:port, as a gRPC target writes it."""
-        return f"{self._host}:{self.port}"
+        return joined(self.host, self.port)
 
     @property
     def host_header(self) -> str:
         """As a Host header says it: without the scheme's own port, which some gateways do not know."""
-        return self._host if self.port == (443 if self.tls else 80) else self.target
-
-    @property
-    def _host(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
+        return self.target.removesuffix(":443" if self.tls else ":80")
 
 
 def parse_address(text: str, kind: Kind) -> Address:

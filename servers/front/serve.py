@@ -41,12 +41,13 @@ from servers.front.request_limits import METADATA_BYTES, message_bytes
 from servers.front.sender import Sender
 from servers.front.service import InferenceService, TelemetryService, TokenCheck
 from servers.front.tokenizer import load_tokenizer
+from servers.metadata import INFERENCE_SERVICE
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import ServerTls, check_named, server_tls, token_from_variable
 
 log = logging.getLogger("tailgate.serve")
 
-SERVICES = ("", "tailgate.v1.Inference")
+SERVICES = ("", INFERENCE_SERVICE)
 
 SERVER_OPTIONS = (
     # grpcio answers CANCELLED at random once about 1,000 calls are pending; a burst must not look like a model failure.

@@ -24,6 +24,7 @@ from servers.front.front import NO_TIMING, Answer, Front, TelemetryEvent
 from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
 from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
 from servers.front.watcher import MOST_WAITING
+from servers.metadata import trailing_key
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import is_bearer
 
@@ -153,9 +154,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             "recv_ns": recv_ns,
             "end_ns": now_ns(),
         }
-        context.set_trailing_metadata(
-            tuple((f"tailgate-{key.replace('_', '-')}", str(value)) for key, value in fields.items())
-        )
+        context.set_trailing_metadata(tuple((trailing_key(name), str(value)) for name, value in fields.items()))
 
 
 # Open to all: a splitter's or a cluster's health checks carry no token.
