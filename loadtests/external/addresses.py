@@ -16,6 +16,7 @@ from typing import Any, Literal
 from loadtests.external.tls import OPEN, SecurityConfig
 from servers.address import joined
 from servers.config import ConfigError, build
+from servers.ladders import check_rising
 
 Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = ("openai", "oip")
@@ -194,8 +195,7 @@ class ExternalConfig:
             raise ConfigError("tls_ and certificates are given but no address uses TLS: write https://, or remove them")
         if self.vocab_size and self.vocab_size < 4:
             raise ConfigError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
-        if any(step < 1 for step in self.length_ladder) or list(self.length_ladder) != sorted(set(self.length_ladder)):
-            raise ConfigError(f"length_ladder is {list(self.length_ladder)}: give rising positive integers")
+        check_rising("length_ladder", self.length_ladder)
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:
             raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')

@@ -238,9 +238,9 @@ class CompileRecorder:
 
     def _fresh_breaks(self) -> list[str]:
         """Graph breaks since the last look, as place and cause."""
-        found = torch._dynamo.utils.graph_break_reasons
-        fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(found)))[::-1]
-        self._last_break = found[-1] if found else None
+        breaks = torch._dynamo.utils.graph_break_reasons
+        fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(breaks)))[::-1]
+        self._last_break = breaks[-1] if breaks else None
         texts = []
         for item in fresh:
             where = item.user_stack[-1] if item.user_stack else None

@@ -16,31 +16,9 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.config import STALLING_KINDS, ArmConfig
 from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit, Timing
-from servers.engine.scheduler import Job, Move, QueueFullError, Scheduler, Step
-from servers.engine.shapes import StepShape
+from servers.engine.scheduler import Job, LaunchedStep, Move, QueueFullError, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
-
-
-class OnItsWay(Protocol):
-    """What the engine needs to know of a launched step."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def jobs(self) -> tuple[Job, ...]: ...
-    @property
-    def answers(self) -> tuple[bool, ...]: ...
-    @property
-    def shape(self) -> StepShape: ...
-    @property
-    def batch_id(self) -> int: ...
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def compiled(self) -> bool: ...
-    @property
-    def real_tokens(self) -> int: ...
 
 
 class Runner(Protocol):
@@ -51,7 +29,7 @@ class Runner(Protocol):
     def is_ready(self, step: Step) -> bool:
         """Whether launching `step` cannot start the compiler."""
 
-    def launch(self, step: Step, batch_id: int) -> OnItsWay:
+    def launch(self, step: Step, batch_id: int) -> LaunchedStep:
         """Start a step."""
 
     def collect(self, launched: Any) -> list[int]:
@@ -79,17 +57,10 @@ class Engine:
     def __init__(self, arm: ArmConfig, runner: Runner, events: Events) -> None:
         self.runner = runner
         self.events = events
-        limits = arm.engine
-        self.scheduler = Scheduler(
-            slots=limits.slots,
-            max_queue=limits.max_queue,
-            prefill_batch=limits.prefill_batch,
-            prefill_chunk=limits.prefill_chunk,
-            decode_per_prefill=limits.decode_per_prefill,
-        )
+        self.scheduler = Scheduler(arm.engine)
         self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
-        self._pending: OnItsWay | None = None
+        self._pending: LaunchedStep | None = None
         self._last_end_ns = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
 
@@ -162,7 +133,7 @@ class Engine:
             outputs.append(self._hand_out(launched))
         return outputs, events
 
-    def _launch(self, step: Step) -> OnItsWay | Exception:
+    def _launch(self, step: Step) -> LaunchedStep | Exception:
         step_id, self._step_id = self._step_id, self._step_id + 1
         try:
             launched = self.runner.launch(step, step_id)
@@ -175,7 +146,7 @@ class Engine:
                 job.padded_batch, job.padded_length = launched.shape.batch, launched.shape.length
         return launched
 
-    def _hand_out(self, launched: OnItsWay) -> StepOutput:
+    def _hand_out(self, launched: LaunchedStep) -> StepOutput:
         """The tokens of a step, and the answers that they end."""
         jobs = launched.jobs
         try:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from servers.config import ConfigError, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
+from servers.config import ConfigError, EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
+from servers.ladders import doubling
 
 
 @dataclass(frozen=True, slots=True, order=True)

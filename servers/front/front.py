@@ -251,14 +251,14 @@ class Front:
     @contextlib.contextmanager
     def watch(self, *kinds: type) -> Iterator[Watcher[TelemetryEvent]]:
         """A queue that holds everything retained of `kinds` (all by default) and receives everything to come."""
-        wanted = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
+        watched = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
         logs: dict[type, Iterable[TelemetryEvent]] = {
             Progress: self.progress_log,
             CompileEvent: self.compile_log,
             StepRecord: self.step_log,
             CompilerFacts: (self.facts,),
         }
-        watcher = Watcher(wanted, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in wanted))
+        watcher = Watcher(watched, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in watched))
         self._watchers.add(watcher)
         try:
             yield watcher

@@ -210,13 +210,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
         """Replay what is retained, then follow until the server stops, or until the client no longer reads."""
-        wanted = {
+        requested = {
             CompileEvent: request.compile_events,
             StepRecord: request.steps,
             Progress: request.progress,
             CompilerFacts: request.facts,
         }
-        kinds = tuple(kind for kind, asked in wanted.items() if asked)
+        kinds = tuple(kind for kind, is_requested in requested.items() if is_requested)
         if not kinds:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,

@@ -19,5 +19,5 @@ def test_what_is_joined_is_read_back(address: tuple[str, int]) -> None:
 def test_anything_else_is_refused_in_the_words_of_the_caller(text: str) -> None:
     with pytest.raises(ConfigError, match="is not host:port"):
         host_port(text)
-    with pytest.raises(ConfigError, match="^--admin is odd$"):
+    with pytest.raises(ConfigError, match=r"^--admin is odd$"):
         host_port(text, "--admin is odd")

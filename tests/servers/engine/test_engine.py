@@ -9,21 +9,13 @@ from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig, EngineConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Cancel, StepOutput, Submit
-from servers.engine.scheduler import Job, Move, Step
+from servers.engine.scheduler import LaunchedStep, Move, Step
 from servers.engine.shapes import StepShape
 
 
-@dataclass
-class ScriptedStep:
-    kind: str
-    jobs: tuple[Job, ...]
-    batch_id: int
-    shape: StepShape
+@dataclass(frozen=True, kw_only=True)
+class ScriptedStep(LaunchedStep):
     tokens: list[int]
-    answers: tuple[bool, ...]
-    real_tokens: int
-    start_ns: int = 0
-    compiled: bool = True
 
 
 class ScriptedRunner:
@@ -51,6 +43,8 @@ class ScriptedRunner:
             tokens=[9 + job.launched for job in step.jobs],
             answers=tuple(job.prefilled == len(job.prompt) for job in step.jobs),
             real_tokens=sum(stop - start for start, stop in step.chunks) or len(step.jobs),
+            start_ns=0,
+            compiled=True,
         )
 
     def collect(self, launched: ScriptedStep) -> list[int]:

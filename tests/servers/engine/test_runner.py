@@ -64,13 +64,7 @@ def own_request(arm: ArmConfig) -> Job:
 
 def serve(runner: ModelRunner, jobs: list[Job]) -> int:
     """Run all jobs through scheduler and runner, joining and leaving as slots allow; returns the number of steps."""
-    engine = runner.arm.engine
-    scheduler = Scheduler(
-        slots=engine.slots,
-        max_queue=len(jobs),
-        prefill_batch=engine.prefill_batch,
-        prefill_chunk=engine.prefill_chunk,
-    )
+    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(jobs)))
     for job in jobs:
         scheduler.submit(job)
     steps = 0
