@@ -6,10 +6,11 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from servers.address import host_port
 from servers.config import ConfigError, check_name
+from servers.fields import Range, check_fields
 from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.security import ServerTls, check_authority, check_pair
 
@@ -43,11 +44,10 @@ class Mirror:
     """The arm that also gets a copy of `percent` of the requests that are not pinned; its answers are thrown away."""
 
     arm: str
-    percent: float = 100.0
+    percent: Annotated[float, Range(0.0001, 100)] = 100.0
 
     def __post_init__(self) -> None:
-        if not 0.0001 <= self.percent <= 100:
-            raise ConfigError(f"mirror.percent is {self.percent}: give a value from 0.0001 to 100")
+        check_fields(self, "mirror")
 
     @property
     def per_million(self) -> int:
@@ -95,15 +95,15 @@ class SplitterConfig:
 
     arms: tuple[ArmTarget, ...]
     host: str = "127.0.0.1"
-    port: int = 0
-    admin_port: int = 0
-    workers: int = 2
+    port: Annotated[int, Range(0, 65535)] = 0
+    admin_port: Annotated[int, Range(0, 65535)] = 0
+    workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Stickiness = "arm"
     session_header: str = SESSION_HEADER
     mirror: Mirror | None = None
     access_log: str = ""
-    health_interval_s: float = 1.0
-    health_timeout_s: float = 20.0
+    health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
+    health_timeout_s: Annotated[float, Range(0.01, 3600)] = 20.0
     tls: ServerTls | None = None
     upstream_tls: UpstreamTls | None = None
 
@@ -118,24 +118,12 @@ class SplitterConfig:
                 )
         if not is_ip(self.host):
             raise ConfigError(f'splitter.host is "{self.host}": give an IP address, 127.0.0.1 or 0.0.0.0 for example')
-        for label, port in (("port", self.port), ("admin_port", self.admin_port)):
-            if not 0 <= port <= 65535:
-                raise ConfigError(f"splitter.{label} is {port}: give a value from 0 to 65535")
-        if not 1 <= self.workers <= 1024:
-            raise ConfigError(f"splitter.workers is {self.workers}: give a value from 1 to 1024")
-        if self.stickiness not in ("arm", "replica", "off"):
-            raise ConfigError(f"splitter.stickiness is {self.stickiness!r}: use one of arm, replica, off")
+        check_fields(self, "splitter")
         if not _HEADER.fullmatch(self.session_header) or self.session_header == ARM_HEADER:
             raise ConfigError(
                 f'splitter.session_header is "{self.session_header}": '
                 f"give a lower-case header name other than {ARM_HEADER}"
             )
-        for label, seconds in (
-            ("health_interval_s", self.health_interval_s),
-            ("health_timeout_s", self.health_timeout_s),
-        ):
-            if not 0.01 <= seconds <= 3600:
-                raise ConfigError(f"splitter.{label} is {seconds}: give a value from 0.01 to 3600")
         if not any(self.weights.values()):
             raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
         if self.mirror is not None:

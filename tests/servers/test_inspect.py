@@ -127,7 +127,7 @@ def test_every_graph_is_listed_with_what_it_was_made_for(naive: Inspection) -> N
         assert "steps.py" in graph.frame
 
 
-def test_the_tables_say_what_the_census_holds(naive: Inspection) -> None:
+def test_the_tables_say_what_the_inspection_holds(naive: Inspection) -> None:
     console = Console(width=160, highlight=False)
     with console.capture() as captured:
         show(naive, console)
