@@ -208,21 +208,16 @@ class ArmConfig:
                 f'arm "{self.name}": compile.capture is true but compile.warmup is "minimal": use warmup = "shapes"'
             )
         for name, limit, key in (
-            ("batch_bounds", self.engine.slots, "engine.slots"),
-            ("length_bounds", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
-            ("context_bounds", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
+            ("batch", self.engine.slots, "engine.slots"),
+            ("length", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
+            ("context", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
-            bounds = getattr(self.compile, name)
+            bounds, ladder = getattr(self.compile, f"{name}_bounds"), getattr(self.shapes, f"{name}_ladder")
             if bounds and bounds[1] < limit:
                 raise ConfigError(
-                    f'arm "{self.name}": compile.{name} ends at {bounds[1]} but {key} is {limit}: larger steps would '
-                    f"fail, so give [{bounds[0]}, {limit}] or lower {key}"
+                    f'arm "{self.name}": compile.{name}_bounds ends at {bounds[1]} but {key} is {limit}: larger steps '
+                    f"would fail, so give [{bounds[0]}, {limit}] or lower {key}"
                 )
-        for ladder, limit, key in (
-            (self.shapes.batch_ladder, self.engine.slots, "engine.slots"),
-            (self.shapes.length_ladder, self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
-            (self.shapes.context_ladder, self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
-        ):
             if ladder and ladder[-1] < limit:
                 raise ConfigError(
                     f'arm "{self.name}": the largest bucket is {ladder[-1]} but {key} is {limit}: '

@@ -16,35 +16,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from servers.config import EngineConfig
+from servers.engine.messages import Submit, Timing
 from servers.engine.shapes import StepShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
-    """One request inside the engine. Times are ns since the epoch; durations are ns."""
+class Job(Submit):
+    """One request inside the engine, and how far it is."""
 
-    request_id: str
-    prompt: list[int]
-    max_tokens: int
-    recv_ns: int
-    deadline_ns: int = 0  # 0 = none
-    stop_ids: frozenset[int] = frozenset()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 0.0
-    seed: int = 0
     row: int = -1  # -1 while queued
     prefilled: int = 0  # prompt tokens whose prefill was launched
     launched: int = 0  # output tokens whose step was launched: those in `output`, then those still on the device
     output: list[int] = field(default_factory=list)
     admitted_ns: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    compile_stall_ns: int = 0
-    batch_id: int = -1
-    batch_size: int = 0
-    padded_batch: int = 0
-    padded_length: int = 0
+    timing: Timing = field(default_factory=Timing)
 
     @property
     def context(self) -> int:

@@ -166,17 +166,10 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
             max_context=engine.max_length,
             min_size=shapes.min_size,
         )
-    if shapes.kind == "pad":
-        return Buckets(
-            batches=(engine.slots,),
-            prefill_batches=(engine.prefill_batch,),
-            lengths=prefill_lengths(shapes, engine),
-            contexts=(engine.max_length,),
-            prompt_contexts=prompt_contexts(shapes, engine),
-        )
+    is_padded = shapes.kind == "pad"
     return Buckets(
-        batches=shapes.batch_ladder or doubling(1, engine.slots),
-        prefill_batches=doubling(1, engine.prefill_batch),
+        batches=(engine.slots,) if is_padded else shapes.batch_ladder or doubling(1, engine.slots),
+        prefill_batches=(engine.prefill_batch,) if is_padded else doubling(1, engine.prefill_batch),
         lengths=prefill_lengths(shapes, engine),
         # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
         contexts=tuple(

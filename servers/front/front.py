@@ -22,7 +22,6 @@ from servers.engine.messages import (
     StepOutput,
     StepRecord,
     Submit,
-    Timing,
 )
 from servers.front.metrics import FrontMetrics
 from servers.front.request_limits import RefusedError
@@ -35,17 +34,6 @@ TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts
 # What Telemetry.Watch can replay to a late subscriber.
 RETAINED_EVENTS = 100_000
 RETAINED_STEPS = 200_000
-
-NO_TIMING = Timing(
-    queue_ns=0,
-    prefill_ns=0,
-    decode_ns=0,
-    compile_stall_ns=0,
-    batch_id=-1,
-    batch_size=0,
-    padded_batch=0,
-    padded_length=0,
-)
 
 
 class Answer:
@@ -229,7 +217,7 @@ class Front:
         self.failure = self.failure or message
         self.report(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
         for request_id, answer in self._answers.items():
-            answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure, timing=NO_TIMING))
+            answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
 
     # telemetry

@@ -19,8 +19,8 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import one_line
 from servers.config import ArmConfig
-from servers.engine.messages import Progress, StepRecord, Submit
-from servers.front.front import NO_TIMING, Answer, Front, TelemetryEvent
+from servers.engine.messages import Progress, StepRecord, Submit, Timing
+from servers.front.front import Answer, Front, TelemetryEvent
 from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
 from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
 from servers.front.watcher import MOST_WAITING
@@ -144,7 +144,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _trail(
         self, context: grpc.aio.ServicerContext[Any, Any], answer: Answer, prompt_tokens: int, recv_ns: int
     ) -> None:
-        timing = answer.finished.timing if answer.finished is not None else NO_TIMING
+        timing = answer.finished.timing if answer.finished is not None else Timing()
         fields = {
             "arm": self.front.arm.name,
             "replica": self.front.replica,

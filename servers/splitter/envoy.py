@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -121,34 +121,20 @@ class Envoy:
             for arm in self.config.arms
         }
 
-    def wait_ready(
-        self,
-        timeout_s: float,
-        *,
-        arms: Collection[str] | None = None,
-        every_replica: bool = False,
-        progress: Callable[[Health], None] | None = None,
-    ) -> None:
-        """Returns once Envoy serves and each of `arms` (all by default) has a healthy replica, or all of them healthy.
+    def wait_ready(self, timeout_s: float, *, every_replica: bool = False) -> None:
+        """Returns once Envoy serves and each arm has a healthy replica, or no other kind with `every_replica`.
 
-        `progress` is called with `healthy()` at first and whenever it changes. Raises SplitterError when Envoy ends
-        or `timeout_s` pass.
+        Raises SplitterError when Envoy ends or `timeout_s` pass.
         """
-        known = self.config.weights
-        awaited = list(known if arms is None else arms)
-        for name in awaited:
-            if name not in known:
-                raise ConfigError(f'arm "{name}" is unknown: use one of {", ".join(known)}')
         deadline = time.monotonic() + timeout_s
-        seen: Health | None = None
         while True:
             health = self.healthy()
-            if health != seen and progress is not None:
-                progress(health)
-            seen = health
-            waiting = [name for name in awaited if health[name][0] < (health[name][1] if every_replica else 1)]
             # A name that has not been resolved yet gives an arm without replicas.
-            waiting += [name for name in awaited if health[name][1] == 0 and name not in waiting]
+            waiting = [
+                name
+                for name, (healthy, count) in health.items()
+                if count == 0 or healthy < (count if every_replica else 1)
+            ]
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:

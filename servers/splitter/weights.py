@@ -39,11 +39,6 @@ def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
     return merged
 
 
-def live_weights(admin: Admin) -> dict[str, int]:
-    """The weight of every arm that new requests follow. Raises SplitterError when no split answers."""
-    return _weights(admin, _route(admin))
-
-
 def _weights(admin: Admin, route: Mapping[str, Any]) -> dict[str, int]:
     entries = json.loads(admin.get("/runtime")).get("entries", {})
     weights = {}

@@ -131,11 +131,11 @@ def test_a_compile_is_charged_to_the_batch_the_queue_and_those_who_came_meanwhil
     runner.during = compile_now
     _, told = engine.advance(arrivals)
     assert told[0].request_ids == ("trigger", "queued", "late")
-    stalls = {job.request_id: job.compile_stall_ns for job in engine.scheduler}
+    stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
     assert stalls == {"trigger": 1000, "queued": 700, "late": 200}
     engine.submit(submit("still in the pipe", recv_ns=1150))
     engine.submit(submit("afterwards", recv_ns=1300))
-    stalls = {job.request_id: job.compile_stall_ns for job in engine.scheduler}
+    stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
     assert stalls["still in the pipe"] == 50
     assert stalls["afterwards"] == 0
 
@@ -148,7 +148,7 @@ def test_an_eager_fallback_is_told_but_charged_to_nobody() -> None:
     )
     _, told = engine.advance(arrivals)
     assert told[0].kind == "eager_fallback"
-    assert next(iter(engine.scheduler)).compile_stall_ns == 0
+    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 0
 
 
 def test_a_cancel_during_a_step_swallows_its_token_and_frees_the_slot() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from servers.config import ConfigError
 from servers.splitter.envoy_config import Mirror
-from servers.splitter.weights import live_weights, reweight
+from servers.splitter.weights import reweight
 from tests.servers.splitter.house import Build, House, binomial_bound
 
 
@@ -18,7 +18,7 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
     held = house.hold(50)
     for eager, compiled in ((1, 0), (0, 1), (9, 1), (0, 7), (1, 1)):
         reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
-        assert live_weights(house.envoy.admin) == {"eager": eager, "compiled": compiled}
+        assert reweight(house.envoy.admin, {}) == {"eager": eager, "compiled": compiled}
         counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
         share = eager / (eager + compiled)
         assert counts.total() == 200
@@ -33,7 +33,7 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
 def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
     reweight(shared.envoy.admin, {"idle.arm": 4})
     try:
-        assert live_weights(shared.envoy.admin) == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
+        assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
         assert Counter(answer.arm for answer in shared.ask(*[{}] * 100))["idle.arm"] > 0
     finally:
         reweight(shared.envoy.admin, {"idle.arm": 0})
@@ -53,11 +53,11 @@ def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
 def test_bad_weights_change_nothing(shared: House, weights: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
         reweight(shared.envoy.admin, weights)
-    assert live_weights(shared.envoy.admin) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
+    assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
 
 
 def test_an_arm_that_takes_mirrored_copies_gets_no_weight(build: Build) -> None:
     house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, mirror=Mirror(arm="dark"))
     with pytest.raises(ConfigError, match=r'^arm "dark" takes mirrored copies and has weight 1: set its weight to 0$'):
         reweight(house.envoy.admin, {"dark": 1})
-    assert live_weights(house.envoy.admin) == {"eager": 1, "dark": 0}
+    assert reweight(house.envoy.admin, {}) == {"eager": 1, "dark": 0}
