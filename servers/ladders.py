@@ -14,6 +14,11 @@ def default_lengths(longest: int) -> tuple[int, ...]:
     return doubling(_SHORTEST, longest)
 
 
+def default_batches(rows: int) -> tuple[int, ...]:
+    """The batch ladder of an arm with buckets that names none of its own, for steps of up to `rows` rows."""
+    return doubling(1, rows)
+
+
 def doubling(first: int, last: int) -> tuple[int, ...]:
     """`first`, twice that, and so on below `last`, then `last` itself."""
     steps = []

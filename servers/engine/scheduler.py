@@ -31,6 +31,10 @@ class Job(Submit):
     admitted_ns: int = 0
     timing: Timing = field(default_factory=Timing)
 
+    # Requests may be equal; a job is one of them.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     @property
     def context(self) -> int:
         """Positions held in the cache once the newest sampled token is written."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from servers.config import ConfigError, EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
-from servers.ladders import doubling
+from servers.ladders import default_batches
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -168,8 +168,8 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
         )
     is_padded = shapes.kind == "pad"
     return Buckets(
-        batches=(engine.slots,) if is_padded else shapes.batch_ladder or doubling(1, engine.slots),
-        prefill_batches=(engine.prefill_batch,) if is_padded else doubling(1, engine.prefill_batch),
+        batches=(engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots),
+        prefill_batches=(engine.prefill_batch,) if is_padded else default_batches(engine.prefill_batch),
         lengths=prefill_lengths(shapes, engine),
         # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
         contexts=tuple(

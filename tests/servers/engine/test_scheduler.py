@@ -15,6 +15,11 @@ def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0
     )
 
 
+def test_equal_requests_are_two_jobs() -> None:
+    assert job("a") != job("a")
+    assert len({job("a"), job("a")}) == 2
+
+
 def run_step(scheduler: Scheduler) -> tuple[str, list[str]]:
     step = scheduler.next_step()
     assert step is not None
