@@ -25,6 +25,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from servers import stdout
+from servers.address import joined
 from servers.clock import anchored_environment, now_ns
 from servers.config import ArmConfig, ConfigError
 from servers.engine.device import serve_engine
@@ -101,7 +102,7 @@ async def serve(
     )
     reflection.enable_server_reflection(names, server)
     try:
-        address = f"{host}:{port}"
+        address = joined(host, port)
         bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, _credentials(tls))
     except RuntimeError:
         bound = 0

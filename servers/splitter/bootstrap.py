@@ -216,7 +216,7 @@ def _pinned_route(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     return {
         "name": f"pinned-{arm.name}",
         "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "string_match": {"exact": arm.name}}]},
-        "route": {"cluster": arm.name, **_patience(), **_session_hash(config)},
+        "route": {"cluster": arm.name, **_no_timeouts(), **_session_hash(config)},
         "response_headers_to_add": [_header(ARM_HEADER, arm.name)],
     }
 
@@ -232,7 +232,7 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
     if config.stickiness != "off":
         # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
         weighted["use_hash_policy"] = True
-    action = {"weighted_clusters": weighted, **_patience(), **_session_hash(config)}
+    action = {"weighted_clusters": weighted, **_no_timeouts(), **_session_hash(config)}
     if config.mirror is not None:
         action["request_mirror_policies"] = [
             {
@@ -246,7 +246,7 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
 
 
-def _patience() -> dict[str, Any]:
+def _no_timeouts() -> dict[str, Any]:
     return {"timeout": "0s", "idle_timeout": "0s"}
 
 

@@ -122,7 +122,7 @@ class Envoy:
         }
 
     def wait_ready(self, timeout_s: float, *, every_replica: bool = False) -> None:
-        """Returns once Envoy serves and each arm has a healthy replica, or no other kind with `every_replica`.
+        """Returns once Envoy serves and each arm has a healthy replica; with `every_replica`, once all are healthy.
 
         Raises SplitterError when Envoy ends or `timeout_s` pass.
         """

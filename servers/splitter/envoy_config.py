@@ -57,7 +57,7 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamTls:
-    """How the splitter reaches the arms by TLS: whom it trusts (PEM), and who it is where they ask.
+    """How the splitter reaches the arms by TLS: the authority it trusts and its own certificate, all PEM files.
 
     Each certificate must carry `name`, or the host of an address of its arm when that is empty.
     """
@@ -75,7 +75,7 @@ class UpstreamTls:
 
 
 def upstream_tls(ca: str, name: str = "", certificate: str = "", key: str = "") -> UpstreamTls | None:
-    """The checked files, or None when nothing is asked for. Raises ConfigError for one that is missing or of no use."""
+    """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
     if not (ca or name or certificate or key):
         return None
     tls = UpstreamTls(ca=ca, name=name, certificate=certificate, key=key)
