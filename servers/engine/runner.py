@@ -157,7 +157,7 @@ class ModelRunner:
         step = filling_step(kind, shape, self.vocab_size)
         for _ in range(WARMUP_CALLS):
             try:
-                self._run(step, shape)
+                self.run(step, shape)
             except compiler_policy.UnprovenBounds as error:
                 if kind in self._unpromised or self.arm.compile.has_bounds:
                     raise
@@ -165,7 +165,7 @@ class ModelRunner:
                 # warm-up meets both ends of every range: what needs a graph of its own has it before serving.
                 self._unpromised.add(kind)
                 log.warning("%s %s: compiled without promised bounds: %s", kind, shape, str(error).partition("\n")[0])
-                self._run(step, shape)
+                self.run(step, shape)
             self._note_canary(0, 0)
         self._finish()
 
@@ -227,7 +227,7 @@ class ModelRunner:
         jobs = step.jobs
         answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, step.chunks, strict=False))
         try:
-            logits, greedy = self._run(step, shape)
+            logits, greedy = self.run(step, shape)
             places = [job.row for job in jobs] if step.kind == "decode" else list(range(len(jobs)))
             tokens = greedy if sampling.is_greedy(jobs) else self._draw(logits, greedy, jobs, places)
             if step.kind == "decode":
@@ -272,7 +272,7 @@ class ModelRunner:
         if step.kind == "decode":
             places = [job.row for job in step.jobs]
             self._newest[self._tensor(places)] = self._tensor([job.output[-1] for job in step.jobs])
-        logits, _ = self._run(step, self.shape_of(step))
+        logits, _ = self.run(step, self.shape_of(step))
         return logits[places].float()
 
     def move(self, move: Move) -> None:
@@ -302,7 +302,7 @@ class ModelRunner:
         return {**memory, **memory_peaks(segments)}
 
     @torch.no_grad()
-    def _run(self, step: Step, shape: StepShape) -> Outputs:
+    def run(self, step: Step, shape: StepShape) -> Outputs:
         """Outputs of the step at its padded shape: B = shape.batch rows."""
         varying, fixed = self._inputs(step, shape)
         self._seen.add((step.kind, shape))

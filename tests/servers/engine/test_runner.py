@@ -97,7 +97,7 @@ def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
 def test_chunks_that_read_their_rows_in_place_change_no_answer(
     preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_flash", varlen_flash)
+    monkeypatch.setattr(attention, "flash", varlen_flash)
     monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
     arm = ArmConfig.from_preset(preset, engine=replace(ENGINE, prefill_chunk=16))
     runner = runner_for(arm, recorder)
