@@ -41,6 +41,7 @@ from benchmarks.lag import completions_per_s, own_error, stalled_latencies, stre
 from benchmarks.ledger import Ledger, table
 from benchmarks.measure import Spread
 from benchmarks.observed import Plan
+from servers.address import host_port
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 
@@ -385,8 +386,7 @@ def blast(address: str, *, seconds: float) -> float:
     body = GenerateRequest(request_id="1-1", max_tokens=1).SerializeToString()
     message = b"\x00" + frames.UINT32.pack(len(body)) + body
     head = b"\x83\x86" + frames.literal(b":path", b"/tailgate.v1.Inference/Generate")
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port))) as sock:
+    with socket.create_connection(host_port(address)) as sock:
         ample = frames.UINT32.pack(frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
         sock.sendall(frames.PREFACE + frames.settings(()) + frames.frame(frames.WINDOW_UPDATE, 0, 0, ample))
         stream_id, count, left = 1, 0, b""

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.contest import ContestError, Cores, Process, process_cpu_s
-from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, envoy_path
+from servers.address import host_port
+from servers.splitter.envoy import Envoy, envoy_path
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 PATHS: Final = ("direct", "envoy", "tailgate", "asyncio", "nginx", "haproxy")
 
@@ -95,7 +97,7 @@ def _command(name: str, target: str, port: int, folder: Path) -> list[str]:
 
 def bare_envoy(target: str, port: int) -> dict[str, Any]:
     """The least of a configuration with which Envoy forwards gRPC: one listener, one route, one cluster."""
-    host, _, number = target.rpartition(":")
+    host, number = host_port(target)
 
     def typed(kind: str, **fields: Any) -> dict[str, Any]:
         return {"@type": f"type.googleapis.com/envoy.extensions.{kind}", **fields}
@@ -114,7 +116,7 @@ def bare_envoy(target: str, port: int) -> dict[str, Any]:
         ],
     )
     upstream = typed("upstreams.http.v3.HttpProtocolOptions", explicit_http_config={"http2_protocol_options": {}})
-    endpoint = {"endpoint": {"address": socket_address(host, int(number))}}
+    endpoint = {"endpoint": {"address": socket_address(host, number)}}
     return {
         "static_resources": {
             "listeners": [
@@ -195,11 +197,10 @@ def _free_port() -> int:
 
 def _wait_for(address: str, process: Process) -> None:
     """Something listens."""
-    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
         process.check()
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+        with contextlib.suppress(OSError), socket.create_connection(host_port(address), timeout=1.0):
             return
         time.sleep(0.05)
     raise ContestError(f"{process.name} does not listen on {address} after 20 s: {process.tail()}")

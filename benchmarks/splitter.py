@@ -3,7 +3,7 @@
     python benchmarks/splitter.py --repeats 30
 
 Every repeat measures all ways in turn, in a new order: direct, envoy (the least of a configuration), tailgate (Envoy as
-servers/splitter/envoy.py configures it), asyncio (a proxy in Python), nginx and HAProxy where they are installed.
+servers/splitter/bootstrap.py configures it), asyncio (a proxy in Python), nginx and HAProxy where they are installed.
 unary: the p50 of calls one after the other. token: the p50 of how late tokens of paced streams are. busy: many calls at
 once, for the processor time of a call. What a way adds is its p50 less that of direct in the same repeat; ratios are
 medians over repeats. Progress and tables go to stderr, the last line on stdout is one JSON object. Exit code: 0 all

@@ -26,7 +26,9 @@ from loadtests.trials.processes import Child, describe_exit
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2, telemetry_pb2, telemetry_pb2_grpc
-from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, SplitterError
+from servers.splitter.admin import SplitterError
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 # A proxy from the environment must not stand between this process and an arm on loopback.
 _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))

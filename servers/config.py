@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
-from servers.complaint import shortened
+from servers.fields import ConfigError as ConfigError
+from servers.fields import Range, check_fields, check_range
+from servers.fields import build as build
+from servers.fields import override as override
+from servers.ladders import check_rising, default_lengths, doubling
 from servers.presets import RANDOM_PRESETS
-
-T = TypeVar("T")
-
-
-class ConfigError(ValueError):
-    """A setting is unknown, out of range or impossible. The message is one line: key, value, limit, remedy. A value of
-    many characters is not repeated whole."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(shortened(message))
-
 
 LONGEST_NAME = 64
 
@@ -38,24 +29,12 @@ def check_name(key: str, name: str) -> None:
         )
 
 
-def _choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}: use one of {', '.join(str(item) for item in allowed)}")
-
-
-def _range(key: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{key} is {value}: give a value from {low} to {high}")
-
-
 # Modes in which inductor manages CUDA graphs by itself.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
 
 # What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
 # from the try to the moment when the compiler gave up.
 STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit")
-
-SHORTEST_BUCKET = 32  # tokens: where a length ladder that nobody wrote begins
 
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -66,14 +45,13 @@ class ModelConfig:
     """Which transformer is served and how it is held. Equal for all arms of a comparable experiment."""
 
     id: str = "random:tiny"
-    dtype: Dtype | Literal["auto"] = "auto"
+    dtype: Literal["auto", Dtype] = "auto"
     device: str = "auto"
-    attention: str = "sdpa"
+    attention: Literal["sdpa", "eager"] = "sdpa"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _choice("model.dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
-        _choice("model.attention", self.attention, ("sdpa", "eager"))
+        check_fields(self, "model")
         if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
             raise ConfigError(f'model.device is "{self.device}": use auto, cpu, cuda or cuda:N')
         if not self.id:
@@ -91,26 +69,19 @@ class EngineConfig:
     running answer waits for its next token.
     """
 
-    slots: int = 8
-    max_queue: int = 128
-    max_prompt_tokens: int = 256
-    max_new_tokens: int = 128
+    slots: Annotated[int, Range(1, 4096)] = 8
+    max_queue: Annotated[int, Range(0, 1_000_000)] = 128
+    max_prompt_tokens: Annotated[int, Range(1, 1_000_000)] = 256
+    max_new_tokens: Annotated[int, Range(1, 1_000_000)] = 128
     prefill_batch: int = 1
-    prefill_chunk: int = 0
-    decode_per_prefill: int = 1
-    drain_grace_s: float = 30.0
-    threads: int = 0
+    prefill_chunk: Annotated[int, Range(0, 1_000_000)] = 0
+    decode_per_prefill: Annotated[int, Range(1, 1000)] = 1
+    drain_grace_s: Annotated[float, Range(0, 3600)] = 30.0
+    threads: Annotated[int, Range(0, 1024)] = 0
 
     def __post_init__(self) -> None:
-        _range("engine.slots", self.slots, 1, 4096)
-        _range("engine.max_queue", self.max_queue, 0, 1_000_000)
-        _range("engine.max_prompt_tokens", self.max_prompt_tokens, 1, 1_000_000)
-        _range("engine.max_new_tokens", self.max_new_tokens, 1, 1_000_000)
-        _range("engine.prefill_batch", self.prefill_batch, 1, self.slots)
-        _range("engine.prefill_chunk", self.prefill_chunk, 0, 1_000_000)
-        _range("engine.decode_per_prefill", self.decode_per_prefill, 1, 1000)
-        _range("engine.drain_grace_s", self.drain_grace_s, 0, 3600)
-        _range("engine.threads", self.threads, 0, 1024)
+        check_fields(self, "engine")
+        check_range("engine.prefill_batch", self.prefill_batch, Range(1, self.slots))
 
     @property
     def max_length(self) -> int:
@@ -134,15 +105,13 @@ class ShapeConfig:
     batch_ladder: tuple[int, ...] = ()
     length_ladder: tuple[int, ...] = ()
     context_ladder: tuple[int, ...] = ()
-    min_size: int = 1
+    min_size: Annotated[int, Range(1, 64)] = 1
 
     def __post_init__(self) -> None:
-        _choice("shapes.kind", self.kind, ("exact", "pad", "buckets"))
-        _range("shapes.min_size", self.min_size, 1, 64)
+        check_fields(self, "shapes")
         for name in ("batch_ladder", "length_ladder", "context_ladder"):
             ladder = getattr(self, name)
-            if any(step < 1 for step in ladder) or list(ladder) != sorted(set(ladder)):
-                raise ConfigError(f"shapes.{name} is {list(ladder)}: give rising positive integers")
+            check_rising(f"shapes.{name}", ladder)
             if ladder and self.kind != "buckets":
                 raise ConfigError(f'shapes.{name} is set but shapes.kind is "{self.kind}": use kind = "buckets"')
 
@@ -164,7 +133,7 @@ class CompileConfig:
     fullgraph: bool = False
     backend: str = "inductor"
     regional: bool = False
-    recompile_limit: int = 0
+    recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
     batch_bounds: tuple[int, ...] = ()
     length_bounds: tuple[int, ...] = ()
@@ -176,9 +145,7 @@ class CompileConfig:
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _choice("compile.mode", self.mode, (*GRAPH_TREE_MODES, "default", "max-autotune-no-cudagraphs"))
-        _choice("compile.warmup", self.warmup, ("shapes", "minimal"))
-        _range("compile.recompile_limit", self.recompile_limit, 0, 100_000)
+        check_fields(self, "compile")
         if self.mode != "default" and self.backend != "inductor":
             raise ConfigError(
                 f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
@@ -241,21 +208,16 @@ class ArmConfig:
                 f'arm "{self.name}": compile.capture is true but compile.warmup is "minimal": use warmup = "shapes"'
             )
         for name, limit, key in (
-            ("batch_bounds", self.engine.slots, "engine.slots"),
-            ("length_bounds", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
-            ("context_bounds", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
+            ("batch", self.engine.slots, "engine.slots"),
+            ("length", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
+            ("context", self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
-            bounds = getattr(self.compile, name)
+            bounds, ladder = getattr(self.compile, f"{name}_bounds"), getattr(self.shapes, f"{name}_ladder")
             if bounds and bounds[1] < limit:
                 raise ConfigError(
-                    f'arm "{self.name}": compile.{name} ends at {bounds[1]} but {key} is {limit}: larger steps would '
-                    f"fail, so give [{bounds[0]}, {limit}] or lower {key}"
+                    f'arm "{self.name}": compile.{name}_bounds ends at {bounds[1]} but {key} is {limit}: larger steps '
+                    f"would fail, so give [{bounds[0]}, {limit}] or lower {key}"
                 )
-        for ladder, limit, key in (
-            (self.shapes.batch_ladder, self.engine.slots, "engine.slots"),
-            (self.shapes.length_ladder, self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
-            (self.shapes.context_ladder, self.engine.max_length, "max_prompt_tokens + max_new_tokens"),
-        ):
             if ladder and ladder[-1] < limit:
                 raise ConfigError(
                     f'arm "{self.name}": the largest bucket is {ladder[-1]} but {key} is {limit}: '
@@ -300,7 +262,7 @@ def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
         return ()
     if shapes.kind == "pad":
         return (engine.prefill_tokens,)
-    return shapes.length_ladder or doubling(SHORTEST_BUCKET, engine.prefill_tokens)
+    return shapes.length_ladder or default_lengths(engine.prefill_tokens)
 
 
 def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:
@@ -311,15 +273,6 @@ def prompt_contexts(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...
     if shapes.kind == "pad":
         return (engine.max_prompt_tokens,)
     return doubling(2 * lengths[-1], engine.max_prompt_tokens)
-
-
-def doubling(first: int, last: int) -> tuple[int, ...]:
-    """`first`, twice that, and so on below `last`, then `last` itself."""
-    steps = []
-    while first < last:
-        steps.append(first)
-        first *= 2
-    return (*steps, last)
 
 
 _PRESETS: dict[str, tuple[ShapeConfig, CompileConfig]] = {
@@ -359,69 +312,3 @@ def preset_policies(preset: str) -> tuple[ShapeConfig, CompileConfig]:
     if preset not in _PRESETS:
         raise ConfigError(f'preset "{preset}" is unknown: use one of {", ".join(PRESETS)}')
     return _PRESETS[preset]
-
-
-def override(base: T, table: Mapping[str, Any], *, where: str) -> T:
-    """`base` with the keys of `table` replaced; unknown keys and bad values raise ConfigError naming `where`.key.
-
-    A setting that is itself a table of names (compile.options) keeps the names that `table` does not mention.
-    """
-    if not table:
-        return base
-    current = {item.name: getattr(base, item.name) for item in fields(base)}  # type: ignore[arg-type]
-    converted = _converted(type(base), table, where)
-    for key, value in converted.items():
-        if isinstance(value, Mapping):
-            converted[key] = {**current[key], **value}
-    return replace(base, **{**current, **converted})  # type: ignore[type-var]
-
-
-def build(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
-    """An instance of the dataclass `kind` from `table`; unknown keys and bad values raise ConfigError."""
-    return kind(**_converted(kind, table, where))
-
-
-def _converted(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    known = [item.name for item in fields(kind)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{where}.{key} is unknown: {where} takes {', '.join(known)}")
-    return {key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()}
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}: give a table")
-        return build(hint, value, where=where)
-    origin = typing.get_origin(hint)
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}: give a table")
-        inner = typing.get_args(hint)[1]
-        return {str(key): _value(inner, item, f"{where}.{key}") for key, item in value.items()}
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where} is {value!r}: give a list")
-        inner = typing.get_args(hint)[0]
-        return tuple(_value(inner, item, where) for item in value)
-    if origin is Literal:
-        _choice(where, value, typing.get_args(hint))
-        return value
-    if origin in (types.UnionType, typing.Union):
-        for option in typing.get_args(hint):
-            try:
-                return _value(option, value, where)
-            except ConfigError:
-                continue
-        raise ConfigError(f"{where} is {value!r}: expected {hint}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is type(None):
-        hint = types.NoneType
-    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
-        raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
-    return value

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import logging
 import math
 import random
 import sys
@@ -32,7 +31,7 @@ from servers.engine.messages import Submit
 from servers.engine.model import load_model
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
-from servers.engine.shapes import shape_policy
+from servers.program import log_to_stderr, read_arm
 
 MAX_LOGITS_BYTES = 8 << 30
 _CHECKSUM_CHUNK = 1 << 24
@@ -83,11 +82,9 @@ def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, token
     rng = random.Random(f"parity {seed}")
     edges = {1, longest}
     for arm in arms:
-        policy = shape_policy(arm.shapes, arm.engine)
-        if policy.is_closed():
-            edges |= {shape.length + past for shape in policy.every_prefill() for past in (0, 1)}
-    wanted = [1, longest, *rng.sample(sorted(edges), len(edges))]
-    lengths = [length for length in dict.fromkeys(wanted) if length <= longest][: max(1, count // 2)]
+        edges |= {length + past for length in arm.length_ladder for past in (0, 1)}
+    notable = [1, longest, *rng.sample(sorted(edges), len(edges))]
+    lengths = [length for length in dict.fromkeys(notable) if length <= longest][: max(1, count // 2)]
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
     most = min(tokens, engine.max_new_tokens)
@@ -142,14 +139,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
 
     Rows join, stand beside each other and leave as they do while serving.
     """
-    limits = runner.arm.engine
-    scheduler = Scheduler(
-        slots=limits.slots,
-        max_queue=len(plan.prompts),
-        prefill_batch=limits.prefill_batch,
-        prefill_chunk=limits.prefill_chunk,
-        decode_per_prefill=limits.decode_per_prefill,
-    )
+    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(plan.prompts)))
     for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
         scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
     first = np.concatenate(([0], np.cumsum(plan.counts)))
@@ -326,9 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, arms, prompts, tokens, seed")
     parser.add_argument("--out", required=True, help="folder for facts, answers and logits")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     try:
-        arm = ArmConfig.from_dict(json.loads(Path(options.config).read_text(encoding="utf-8")))
+        arm = read_arm(options.config)
         task = json.loads(Path(options.task).read_text(encoding="utf-8"))
         run = run_arm if options.what == "arm" else run_reference
         run(arm, task, Path(options.out), _report)

@@ -27,15 +27,15 @@ def is_for_programs(as_json: bool) -> bool:
     return as_json or not is_terminal()
 
 
-def write(words: str, found: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """`words` are on stdout, unless JSON alone was asked for, and `found` as the last line where it is for programs.
+def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> None:
+    """`words` are on stdout, unless JSON alone was asked for, and `document` as the last line where it is for programs.
 
     Raises ValueError for a number that JSON cannot hold.
     """
     if words and not as_json:
         print(_broken(words, columns()) if is_terminal() else words, flush=True)
     if is_for_programs(as_json):
-        print(json.dumps(found, allow_nan=False), flush=True)
+        print(json.dumps(document, allow_nan=False), flush=True)
 
 
 def _broken(words: str, width: int) -> str:

@@ -24,8 +24,10 @@ from google.protobuf.message import DecodeError
 
 from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.external.tls import OPEN, SecurityConfig, TlsError, TlsStream, bearer_token, client_context, server_name
+from servers.address import host_port, joined
 from servers.clock import now_ns
 from servers.config import ConfigError
+from servers.metadata import INFERENCE_SERVICE
 from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
 
 STATUS_NAMES: Final = (
@@ -47,7 +49,7 @@ STATUS_NAMES: Final = (
     "DATA_LOSS",
     "UNAUTHENTICATED",
 )
-GENERATE_PATH: Final = "/tailgate.v1.Inference/Generate"
+GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -120,12 +122,7 @@ def parse_target(text: str) -> tuple[str, int]:
             raise ConfigError(f'target "{text}" has the scheme "{scheme}": use host:port, http:// or https://')
         rest = after
     rest = rest.rstrip("/")
-    host, separator, port = rest.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    host_ok = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
-    if not host_ok or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ConfigError(f'target "{text}" is not host:port with a port from 1 to 65535: try localhost:50051')
-    return host, int(port)
+    return host_port(rest, f'target "{text}" is not host:port with a port from 1 to 65535: try localhost:50051')
 
 
 def wants_tls(target: str) -> bool:
@@ -978,7 +975,7 @@ class InferenceClient:
         token = bearer_token(security)
         self.keepalive_s = keepalive_s
         self.keepalive_timeout_s = keepalive_timeout_s
-        self.target = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        self.target = joined(self._host, self._port)
         self.stream_window = stream_window
         self.connection_window = connection_window
         self.header_prefix = (

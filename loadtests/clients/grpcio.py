@@ -20,6 +20,7 @@ import grpc.experimental.gevent as grpc_gevent
 from loadtests.clients.connection import GENERATE_PATH, Call, Metadata, encode_metadata, parse_target, wants_tls
 from loadtests.clients.headers import HeaderDecoder
 from loadtests.external.tls import OPEN, SecurityConfig, bearer_token, client_context
+from servers.address import joined
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 
@@ -49,7 +50,7 @@ class GrpcioClient:
             raise RuntimeError("grpcio under gevent needs gevent.monkey.patch_all() first, as importing locust does it")
         grpc_gevent.init_gevent()
         host, port = parse_target(target)
-        self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.target = joined(host, port)
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", _LARGEST_MESSAGE),
             ("grpc.max_send_message_length", -1),

@@ -24,10 +24,9 @@ from loadtests.traffic.prompts import Message, Pieces, PromptSource, PromptText,
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
 from servers.config import ConfigError
+from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.rpc.inference_pb2 import GenerateRequest
 
-ARM_HEADER = "x-tailgate-arm"
-SESSION_HEADER = "x-tailgate-session"
 _REQUEST_ID_HEADER = "X-Request-Id"
 _SHUNNED_NS = 1_000_000_000
 

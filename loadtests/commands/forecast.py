@@ -16,7 +16,8 @@ from analysis.statistics.decoding import DecodeSteps, decode_steps
 from analysis.statistics.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
 from loadtests.traffic.traces import Trace
 from loadtests.trials.terminal_table import aligned
-from servers.config import SHORTEST_BUCKET, ConfigError, doubling
+from servers.config import ConfigError
+from servers.ladders import default_batches, default_lengths
 
 SCHEMA = 1
 _MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -134,8 +135,8 @@ def _policies(lengths: Any, sizes: Any, longest: Any, limit: int, asked: Forecas
         last = int(np.flatnonzero(new)[asked.recompile_limit - 1])
         known = {(int(size), int(length)) for size, length in zip(sizes[: last + 1], longest[: last + 1], strict=True)}
         eager_share = 1 - sum((int(s), int(n)) in known for s, n in zip(sizes, longest, strict=True)) / len(sizes)
-    batch_sizes = np.asarray(doubling(1, asked.batch))
-    doubled = doubling(SHORTEST_BUCKET, limit)
+    batch_sizes = np.asarray(default_batches(asked.batch))
+    doubled = default_lengths(limit)
     # a batch runs at its longest prompt, and a bucketed one at the next batch size as well
     exact = float((sizes * longest).sum() / lengths.sum())
     weights = batch_sizes[np.searchsorted(batch_sizes, sizes)]
@@ -226,7 +227,7 @@ def _decode(trace: Trace, kept: Any, step_ms: float, asked: Forecast) -> dict[st
 
 def _decode_policies(steps: DecodeSteps, first: Any, times: Any, asked: Forecast) -> list[dict[str, Any]]:
     rows = float(steps.batch.sum())
-    ladder = np.asarray(doubling(1, asked.slots))
+    ladder = np.asarray(default_batches(asked.slots))
     bucketed = float(ladder[np.searchsorted(ladder, steps.batch)].sum()) / rows
     eager_share = 1.0 - float(times[: asked.recompile_limit].sum()) / len(steps.batch)
     distinct = len(first)

@@ -898,13 +898,16 @@ def _worker(options: argparse.Namespace) -> int:
 
 
 def _split(options: argparse.Namespace) -> int:
-    from servers.splitter.envoy import Envoy, SplitterError, envoy_config, grpc_route_manifest
+    from servers.splitter.admin import SplitterError
+    from servers.splitter.bootstrap import bootstrap
+    from servers.splitter.envoy import Envoy
+    from servers.splitter.kubernetes import grpc_route_manifest
 
     if options.set_weights or options.admin:
         return _reweight(options)
     config = split_config(options)
     if options.print_config:
-        document = envoy_config(config) if options.print_config == "envoy" else grpc_route_manifest(config)
+        document = bootstrap(config) if options.print_config == "envoy" else grpc_route_manifest(config)
         print(json.dumps(document, indent=2))
         return 0
     with tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch:
@@ -916,7 +919,7 @@ def _split(options: argparse.Namespace) -> int:
         try:
             envoy = Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
             with envoy:
-                admin = envoy.admin_url.removeprefix("http://")
+                admin = envoy.admin.address
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=options.json)
                 print(
@@ -961,7 +964,7 @@ def _shares(weights: dict[str, int], separator: str = " ") -> str:
 def split_config(options: argparse.Namespace) -> Any:
     """The SplitterConfig that the flags of `tailgate split` describe."""
     from servers.security import check_named
-    from servers.splitter.envoy import ArmTarget, SplitterConfig, upstream_tls
+    from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
 
     if not options.arm:
         raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once")
@@ -1012,16 +1015,19 @@ def parse_weights(text: str, flag: str) -> dict[str, int]:
 
 
 def _reweight(options: argparse.Namespace) -> int:
-    from loadtests.commands.reweight import reweight
-    from servers.splitter.envoy import SplitterError
+    from servers.address import host_port
+    from servers.splitter.admin import Admin, SplitterError
+    from servers.splitter.weights import reweight
 
     if not (options.set_weights and options.admin):
         raise ConfigError("--admin and --set-weights belong together: --admin 127.0.0.1:9901 --set-weights eager=50")
     if options.arm or options.weight or options.print_config:
         raise ConfigError("--set-weights changes a running split: leave out --arm, --weight and --print-config")
     weights = parse_weights(options.set_weights, "--set-weights")
+    address = options.admin.removeprefix("http://").rstrip("/")
+    wrong = f'--admin "{options.admin}" is not HOST:PORT: give the admin address that the split printed'
     try:
-        merged = reweight(options.admin, weights)
+        merged = reweight(Admin(*host_port(address, wrong)), weights)
     except SplitterError as error:
         return _complain(str(error), EXIT_BROKE)
     stdout.write(f"weights: {_shares(merged)}", {"weights": merged}, as_json=options.json)

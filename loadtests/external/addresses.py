@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadtests.external.tls import OPEN, SecurityConfig
+from servers.address import joined
 from servers.config import ConfigError, build
+from servers.ladders import check_rising
 
 Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = ("openai", "oip")
@@ -40,16 +42,12 @@ class Address:
     @property
     def target(self) -> str:
         """host:port, as a gRPC target writes it."""
-        return f"{self._host}:{self.port}"
+        return joined(self.host, self.port)
 
     @property
     def host_header(self) -> str:
         """As a Host header says it: without the scheme's own port, which some gateways do not know."""
-        return self._host if self.port == (443 if self.tls else 80) else self.target
-
-    @property
-    def _host(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
+        return self.target.removesuffix(":443" if self.tls else ":80")
 
 
 def parse_address(text: str, kind: Kind) -> Address:
@@ -197,8 +195,7 @@ class ExternalConfig:
             raise ConfigError("tls_ and certificates are given but no address uses TLS: write https://, or remove them")
         if self.vocab_size and self.vocab_size < 4:
             raise ConfigError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
-        if any(step < 1 for step in self.length_ladder) or list(self.length_ladder) != sorted(set(self.length_ladder)):
-            raise ConfigError(f"length_ladder is {list(self.length_ladder)}: give rising positive integers")
+        check_rising("length_ladder", self.length_ladder)
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:
             raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')

@@ -20,17 +20,7 @@ import numpy as np
 from gevent.event import Event
 
 from loadtests.clients.connection import InferenceClient, parse_target
-from loadtests.clients.transport import (
-    ARM_HEADER,
-    SESSION_HEADER,
-    AnyCall,
-    Client,
-    Encode,
-    Lane,
-    OwnEncoder,
-    Route,
-    external_route,
-)
+from loadtests.clients.transport import AnyCall, Client, Encode, Lane, OwnEncoder, Route, external_route
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.tls import OPEN, SecurityConfig
 from loadtests.generator.closed_loop import ClosedLoop
@@ -40,8 +30,7 @@ from loadtests.traffic.prompts import PromptKind, PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from servers.clock import now_ns
 from servers.config import ConfigError, build
-
-__all__ = ["ARM_HEADER", "SESSION_HEADER", "Generator", "Prepared", "TrialConfig"]
+from servers.metadata import ARM_HEADER, trailing_key
 
 _AHEAD_NS = 5_000_000_000
 _AHEAD_BYTES = 64 * 1024 * 1024
@@ -504,11 +493,12 @@ def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
         yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
 
 
+_ARM, _REPLICA = trailing_key("arm"), trailing_key("replica")
 _WHOLE = tuple(
-    f"tailgate-{name}"
+    trailing_key(name)
     for name in (
-        *("prompt-tokens", "queue-ns", "prefill-ns", "decode-ns", "compile-stall-ns", "batch-id", "batch-size"),
-        *("padded-batch", "padded-length", "recv-ns", "end-ns", "output-tokens"),
+        *("prompt_tokens", "queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size"),
+        *("padded_batch", "padded_length", "recv_ns", "end_ns", "output_tokens"),
     )
 )
 _NONE_OF_THEM: list[int | None] = [None] * len(_WHOLE)
@@ -555,7 +545,7 @@ def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> Reques
         output_tokens = call.output_tokens
         if call.token_ns:
             tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
-    answered = trailing.get("tailgate-arm") or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
+    answered = trailing.get(_ARM) or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
     if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
         # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
         status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
@@ -569,7 +559,7 @@ def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> Reques
         turn=plan.turn,
         trial=trial,
         arm=copy.arm or answered,
-        replica=trailing.get("tailgate-replica") or (copy.lane.replica if copy.lane is not None else "") or None,
+        replica=trailing.get(_REPLICA) or (copy.lane.replica if copy.lane is not None else "") or None,
         pair_id=copy.pair_id,
         scheduled_ns=copy.scheduled_ns,
         sent_ns=sent_ns,

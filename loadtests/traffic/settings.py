@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from loadtests.traffic.lengths import OverLimitPolicy
 from loadtests.traffic.prompts import PromptKind
+from servers.address import host_port
 from servers.config import ConfigError
 
 Design = Literal["mirrored", "split", "switchback"]
@@ -297,13 +298,11 @@ class TrafficConfig:
     @property
     def master(self) -> tuple[str, int]:
         """(host, port) of `master_bind`: where workers on other hosts find this one."""
-        host, colon, port = self.master_bind.rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            raise ConfigError(
-                f'traffic.master_bind is "{self.master_bind}": give this host\'s address and a port, as workers on '
-                "other hosts reach it, such as 10.0.0.5:5557"
-            )
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        return host_port(
+            self.master_bind,
+            f'traffic.master_bind is "{self.master_bind}": give this host\'s address and a port, as workers on '
+            "other hosts reach it, such as 10.0.0.5:5557",
+        )
 
     def _check_master(self) -> None:
         if not self.remote_workers:

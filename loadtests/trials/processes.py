@@ -7,24 +7,12 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# The kernel sends the death signal when the parent is gone, even by kill -9. It is set by a tiny launcher that then
-# becomes the real program: Popen's preexec_fn is not safe in a process with gRPC threads.
-_LAUNCHER = """\
-import os, sys
-parent, number = int(sys.argv[1]), int(sys.argv[2])
-if sys.platform == "linux":
-    import ctypes
-    ctypes.CDLL(None).prctl(1, number)
-    if os.getppid() != parent:
-        sys.exit(1)
-os.execvp(sys.argv[3], sys.argv[3:])
-"""
+from servers.launcher import launched
 
 
 class Child:
@@ -48,10 +36,9 @@ class Child:
         self.log_path = log_path
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal))]
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*launcher, *argv],
+                launched(argv, death_signal=death_signal),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

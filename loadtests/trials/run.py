@@ -49,9 +49,12 @@ from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.clock import anchored_environment, now_ns
 from servers.complaint import fault
 from servers.config import STALLING_KINDS, ConfigError
+from servers.metadata import INFERENCE_SERVICE
 from servers.rpc import telemetry_pb2
 from servers.security import server_tls
-from servers.splitter.envoy import INFERENCE_SERVICE, ArmTarget, Envoy, SplitterConfig, SplitterError
+from servers.splitter.admin import SplitterError
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 ARM_COMMAND = (sys.executable, "-P", "-m", "servers.front.serve")
 # -P: a directory called `locust` or `servers` where the user stands must not be imported instead.

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from servers.address import host_port
 from servers.config import ConfigError
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
@@ -23,10 +24,7 @@ _TELL_EVERY_S = 60.0
 
 def parse_master(text: str) -> tuple[str, int]:
     """(host, port) of "host:port"."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ConfigError(f'--master "{text}" is not HOST:PORT: give traffic.master_bind of the run')
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host_port(text, f'--master "{text}" is not HOST:PORT: give traffic.master_bind of the run')
 
 
 def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:

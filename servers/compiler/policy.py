@@ -64,7 +64,7 @@ def join_linears(graph: torch.fx.Graph) -> None:
     Weights count as neighbours when the tracer sees them in one storage, each beginning where the last one ends. A
     single row is left alone: the compiler turns its products into reductions, which it fuses better one by one.
     """
-    found: dict[tuple[Any, int], list[tuple[int, Any]]] = {}
+    groups: dict[tuple[Any, int], list[tuple[int, Any]]] = {}
     for node in graph.nodes:
         if node.target is not nn.functional.linear or node.kwargs or any(node.args[2:]):
             continue
@@ -73,10 +73,10 @@ def join_linears(graph: torch.fx.Graph) -> None:
         if source is None or weight is None or not weight.is_contiguous():
             continue
         if source.numel() != weight.shape[1]:
-            found.setdefault((node.args[0], weight.untyped_storage()._cdata), []).append(
+            groups.setdefault((node.args[0], weight.untyped_storage()._cdata), []).append(
                 (weight.storage_offset(), node)
             )
-    for (source, _), group in found.items():
+    for (source, _), group in groups.items():
         nodes = [node for _, node in sorted(group, key=lambda item: item[0])]
         weights = [node.args[1].meta["example_value"] for node in nodes]
         ends = [weight.storage_offset() + weight.numel() for weight in weights]

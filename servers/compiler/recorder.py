@@ -72,7 +72,7 @@ class CompileRecorder:
         self._ids = itertools.count()
         self._graph_breaks: dict[str, int] = {}
         self._cudagraph_skips: dict[str, int] = {}
-        self._told = 0
+        self._reported = 0
         self._counters = _Counters()
         self._last_metrics: Any = None
         self._last_break: Any = None
@@ -238,9 +238,9 @@ class CompileRecorder:
 
     def _fresh_breaks(self) -> list[str]:
         """Graph breaks since the last look, as place and cause."""
-        found = torch._dynamo.utils.graph_break_reasons
-        fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(found)))[::-1]
-        self._last_break = found[-1] if found else None
+        breaks = torch._dynamo.utils.graph_break_reasons
+        fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(breaks)))[::-1]
+        self._last_break = breaks[-1] if breaks else None
         texts = []
         for item in fresh:
             where = item.user_stack[-1] if item.user_stack else None
@@ -281,9 +281,9 @@ class CompileRecorder:
 
     def _tell_changes(self) -> None:
         total = sum(self._graph_breaks.values()) + sum(self._cudagraph_skips.values())
-        if total != self._told and self._tell is not None:
+        if total != self._reported and self._tell is not None:
             self._tell(self.facts)
-        self._told = total
+        self._reported = total
 
     def _on_start(self, args: torch._dynamo.callback.CallbackArgs) -> None:
         if args.callback_trigger is torch._dynamo.callback.CallbackTrigger.CUDAGRAPH_RECORDING:

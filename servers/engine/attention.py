@@ -116,7 +116,7 @@ def _extend_in_place(query: torch.Tensor, window: Window, scale: float | None) -
     window.memory = None
     batch, heads, length, head_dim = query.shape
     flat = query.transpose(1, 2).reshape(batch * length, heads, head_dim)
-    output: torch.Tensor = _flash(
+    output: torch.Tensor = flash(
         flat,
         keys,
         values,
@@ -134,7 +134,7 @@ def _extend_in_place(query: torch.Tensor, window: Window, scale: float | None) -
 
 
 # torch 2.11's public varlen_attn takes no key lengths, without which keys would have to lie densely
-_flash: Any = torch.ops.aten._flash_attention_forward
+flash: Any = torch.ops.aten._flash_attention_forward
 
 
 def reads_in_place(model: Any) -> bool:

@@ -17,13 +17,13 @@ import signal
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
-from typing import Any
 
 from servers.clock import now_ns
 from servers.config import ArmConfig, ConfigError
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Progress, Ready, Shutdown, StepOutput
-from servers.engine.startup import itemised, memory_peaks, process_started_ns
+from servers.engine.startup import itemised, process_started_ns
+from servers.program import log_to_stderr
 
 log = logging.getLogger("tailgate.device")
 
@@ -34,7 +34,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     if cache_dir:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     arrivals = Arrivals()
     threading.Thread(target=_send, args=(connection, outbox), daemon=True).start()
@@ -58,8 +58,6 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
 def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
-    import torch
-
     from servers.compiler.recorder import CompileRecorder
     from servers.engine.runner import ModelRunner
 
@@ -80,16 +78,13 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     gc.freeze()
     engine = Engine(arm, runner, recorder)
     engine.eos_ids = runner.eos_ids
-    segments: Any = ()
-    if runner.device.type == "cuda":
-        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     outbox.put(
         Ready(
             vocab_size=runner.vocab_size,
             device=runner.device_name(),
-            dtype=str(runner.model.dtype).removeprefix("torch."),
+            dtype=runner.dtype_name(),
             versions=_versions(),
-            memory_bytes={**runner.memory_bytes(), **memory_peaks(segments)},
+            memory_bytes=runner.memory_bytes(),
             # the parent is the replica's front: what its user waits for begins with it
             startup_ns=itemised(
                 runner.startup_ns,
@@ -139,8 +134,8 @@ def _receive(connection: Connection, arrivals: Arrivals) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in ("torch", "transformers", "grpcio", "triton"):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

@@ -9,38 +9,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.config import STALLING_KINDS, ArmConfig
-from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit, Timing
-from servers.engine.scheduler import Job, Move, QueueFullError, Scheduler, Step
-from servers.engine.shapes import StepShape
+from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
+from servers.engine.scheduler import Job, LaunchedStep, Move, QueueFullError, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
-
-
-class OnItsWay(Protocol):
-    """What the engine needs to know of a launched step."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def jobs(self) -> tuple[Job, ...]: ...
-    @property
-    def answers(self) -> tuple[bool, ...]: ...
-    @property
-    def shape(self) -> StepShape: ...
-    @property
-    def batch_id(self) -> int: ...
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def compiled(self) -> bool: ...
-    @property
-    def real_tokens(self) -> int: ...
 
 
 class Runner(Protocol):
@@ -51,7 +29,7 @@ class Runner(Protocol):
     def is_ready(self, step: Step) -> bool:
         """Whether launching `step` cannot start the compiler."""
 
-    def launch(self, step: Step, batch_id: int) -> OnItsWay:
+    def launch(self, step: Step, batch_id: int) -> LaunchedStep:
         """Start a step."""
 
     def collect(self, launched: Any) -> list[int]:
@@ -79,17 +57,10 @@ class Engine:
     def __init__(self, arm: ArmConfig, runner: Runner, events: Events) -> None:
         self.runner = runner
         self.events = events
-        limits = arm.engine
-        self.scheduler = Scheduler(
-            slots=limits.slots,
-            max_queue=limits.max_queue,
-            prefill_batch=limits.prefill_batch,
-            prefill_chunk=limits.prefill_chunk,
-            decode_per_prefill=limits.decode_per_prefill,
-        )
+        self.scheduler = Scheduler(arm.engine)
         self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
-        self._pending: OnItsWay | None = None
+        self._pending: LaunchedStep | None = None
         self._last_end_ns = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
 
@@ -100,21 +71,12 @@ class Engine:
 
     def submit(self, message: Submit) -> Finished | None:
         """Queue a request; an answer at once when it cannot be queued."""
-        job = Job(
-            request_id=message.request_id,
-            prompt=message.prompt,
-            max_tokens=message.max_tokens,
-            recv_ns=message.recv_ns,
-            deadline_ns=message.deadline_ns,
-            stop_ids=message.stop_ids if message.ignore_eos else message.stop_ids | self.eos_ids,
-            temperature=message.temperature,
-            top_k=message.top_k,
-            top_p=message.top_p,
-            seed=message.seed,
-        )
+        job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
+        if not job.ignore_eos:
+            job.stop_ids |= self.eos_ids
         for start_ns, end_ns in self._stalls:
             # it stood in the pipe while a compile, already over, held this process
-            job.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
+            job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
         try:
             self.scheduler.submit(job)
         except QueueFullError:
@@ -162,7 +124,7 @@ class Engine:
             outputs.append(self._hand_out(launched))
         return outputs, events
 
-    def _launch(self, step: Step) -> OnItsWay | Exception:
+    def _launch(self, step: Step) -> LaunchedStep | Exception:
         step_id, self._step_id = self._step_id, self._step_id + 1
         try:
             launched = self.runner.launch(step, step_id)
@@ -171,11 +133,11 @@ class Engine:
         if step.kind == "prefill":
             for job in launched.jobs:
                 job.admitted_ns = launched.start_ns
-                job.batch_id, job.batch_size = step_id, len(launched.jobs)
-                job.padded_batch, job.padded_length = launched.shape.batch, launched.shape.length
+                job.timing.batch_id, job.timing.batch_size = step_id, len(launched.jobs)
+                job.timing.padded_batch, job.timing.padded_length = launched.shape.batch, launched.shape.length
         return launched
 
-    def _hand_out(self, launched: OnItsWay) -> StepOutput:
+    def _hand_out(self, launched: LaunchedStep) -> StepOutput:
         """The tokens of a step, and the answers that they end."""
         jobs = launched.jobs
         try:
@@ -188,9 +150,9 @@ class Engine:
         self._last_end_ns = end_ns
         for job in jobs:
             if launched.kind == "decode":
-                job.decode_ns += end_ns - start_ns
+                job.timing.decode_ns += end_ns - start_ns
             else:
-                job.prefill_ns += end_ns - start_ns
+                job.timing.prefill_ns += end_ns - start_ns
         finished = []
         emitted = []
         for job, token, answers in zip(jobs, tokens, launched.answers, strict=True):
@@ -232,7 +194,7 @@ class Engine:
                 self._stalls.append((event.start_ns, event.end_ns))
                 for job in held:
                     # arrivals of this step were already charged for the stalls that submit() knew: not this one
-                    job.compile_stall_ns += max(0, event.end_ns - max(event.start_ns, job.recv_ns))
+                    job.timing.compile_stall_ns += max(0, event.end_ns - max(event.start_ns, job.recv_ns))
             settled.append(replace(event, request_ids=tuple(job.request_id for job in held)))
         return settled
 
@@ -254,17 +216,8 @@ class Engine:
 
     @staticmethod
     def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:
-        waited_until = job.admitted_ns or now_ns()
-        timing = Timing(
-            queue_ns=max(0, waited_until - job.recv_ns),
-            prefill_ns=job.prefill_ns,
-            decode_ns=job.decode_ns,
-            compile_stall_ns=job.compile_stall_ns,
-            batch_id=job.batch_id,
-            batch_size=job.batch_size,
-            padded_batch=job.padded_batch,
-            padded_length=job.padded_length,
-        )
+        # a copy: a step that still holds the job may add to its own
+        timing = replace(job.timing, queue_ns=max(0, (job.admitted_ns or now_ns()) - job.recv_ns))
         return Finished(request_id=job.request_id, status=status, reason=reason, message=message, timing=timing)
 
 

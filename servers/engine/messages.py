@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Submit:
-    """A checked request for the engine."""
+    """A checked request for the engine. Times are ns since the epoch."""
 
     request_id: str
     prompt: list[int]
     max_tokens: int
     recv_ns: int
-    deadline_ns: int = 0
+    deadline_ns: int = 0  # 0 = none
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     temperature: float = 0.0
@@ -35,18 +35,18 @@ class Shutdown:
     """End the engine process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Timing:
     """Where a request's time went, for its trailing metadata. Durations in ns."""
 
-    queue_ns: int
-    prefill_ns: int
-    decode_ns: int
-    compile_stall_ns: int
-    batch_id: int
-    batch_size: int
-    padded_batch: int
-    padded_length: int
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    compile_stall_ns: int = 0
+    batch_id: int = -1
+    batch_size: int = 0
+    padded_batch: int = 0
+    padded_length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Finished:
     status: str
     reason: str = ""
     message: str = ""
-    timing: Timing
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

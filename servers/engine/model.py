@@ -40,8 +40,8 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
     """The architecture behind `model.id`, without its weights."""
     if not model.id.startswith("random:"):
         try:
-            found: PreTrainedConfig = AutoConfig.from_pretrained(model.id)
-            return found
+            config: PreTrainedConfig = AutoConfig.from_pretrained(model.id)
+            return config
         except (OSError, ValueError) as error:
             raise ConfigError(f'model.id "{model.id}" cannot be loaded: {str(error).splitlines()[0]}') from None
     shape = RANDOM_PRESETS[model.id.removeprefix("random:")]

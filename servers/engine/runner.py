@@ -23,155 +23,19 @@ from servers.engine import attention, sampling
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
-from servers.engine.scheduler import Job, Kind, Move, Step
+from servers.engine.scheduler import Job, Kind, LaunchedStep, Move, Step
 from servers.engine.shapes import StepShape, shape_policy
+from servers.engine.startup import memory_peaks
+from servers.engine.steps import DecodeStep, ExtendStep, Outputs, PrefillStep
 from servers.engine.warmup import WARMUP_CALLS, every_planned, warmup_plan
 
 log = logging.getLogger("tailgate.runner")
 
-_ALIGNED = 8  # elements, 16 bytes of the smallest dtype
-
-Outputs = tuple[torch.Tensor, torch.Tensor]  # logits [B, vocab], their argmax [B]
-
-
-class _ModelStep(nn.Module):
-    """The model over the slot cache. Inputs are int64 on the device: input_ids, positions [B, T]; rows [B].
-
-    widest: no step attends to more positions.
-    """
-
-    def __init__(self, model: nn.Module, cache: SlotCache, widest: int) -> None:
-        super().__init__()
-        self.model = model
-        self.cache = cache
-        self.widest = widest
-        config: Any = model.config
-        self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
-        self.sliding_window = getattr(config, "sliding_window", None) or 0
-        self.takes_window = attention.is_ours(model)
-        self.reads_in_place = attention.reads_in_place(model)
-        weight = next(model.parameters())
-        self.shown, self.hidden = weight.new_zeros(()), weight.new_full((), torch.finfo(weight.dtype).min)
-        # given where no attention reads a mask: without any, the model would make one of its own
-        self.no_mask = weight.new_zeros((1, 1, 1, 1))
-
-    def logits(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        rows: torch.Tensor,
-        width: int,
-        *,
-        keep: int | torch.Tensor,
-    ) -> torch.Tensor:
-        """Logits [B, kept positions, vocab]; the cache holds the new tokens afterwards.
-
-        width: how many positions are attended to. `cache.window.reads` is set by the step.
-        """
-        window = self.cache.window
-        window.rows, window.positions, window.context = rows, positions, width
-        window.is_causal = not self.sliding_window
-        on_gpu = self.takes_window and input_ids.is_cuda
-        window.in_kernel = on_gpu and window.reads == "slice"
-        window.in_place = self.reads_in_place and window.is_causal and window.reads == "rows"
-        needs_mask = not (window.in_place or (on_gpu and window.is_causal and window.reads != "rows"))
-        if window.in_place:
-            window.segments = attention.segments(positions, rows, self.cache.max_length)
-        if not window.in_kernel:
-            window.index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
-        output = self.model(
-            input_ids=input_ids,
-            position_ids=positions,
-            attention_mask=self._mask(positions, width) if needs_mask else self.no_mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            **({"window": window} if self.takes_window else {}),
-        )
-        window.index = window.rows = window.positions = window.segments = None
-        window.context = 0
-        logits: torch.Tensor = output.logits
-        return logits
-
-    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """[B, 1, T, width], which cache positions a token sees; one for each layer type where layers differ.
-
-        True or false for the decode kernel, otherwise what is added to the scores. A GPU's attention wants the rows of
-        what it adds aligned; cut from rows of one aligned length, they need no copy in every layer, and a dynamic
-        width leaves the compiler no question about their layout.
-        """
-        reach = -(-self.widest // _ALIGNED) * _ALIGNED
-        distance = positions[:, None, :, None] - torch.arange(reach, device=positions.device)
-        causal = distance >= 0
-        if not self.sliding_window:
-            return self._shown(causal, width)
-        sliding = self._shown(causal & (distance < self.sliding_window), width)
-        if not self.layer_types:
-            return sliding
-        full = self._shown(causal, width)
-        return {kind: sliding if kind == "sliding_attention" else full for kind in sorted(self.layer_types)}
-
-    def _shown(self, seen: torch.Tensor, width: int) -> torch.Tensor:
-        if not self.cache.window.in_kernel:
-            seen = torch.where(seen, self.shown, self.hidden)
-        return seen[..., :width]
-
-
-def _at_own_last(logits: torch.Tensor) -> Outputs:
-    """Logits [B, vocab] and argmax, from [B, B, vocab]: a model keeps one list of positions for all rows, so each row
-    was kept at every row's last position and its own stands on the diagonal."""
-    own = logits.diagonal(dim1=0, dim2=1).transpose(0, 1)
-    return own, sampling.largest(own)
-
-
-class PrefillStep(_ModelStep):
-    """Prompts, or their first chunks, into their rows; answers for each row's token at index `last` [B]."""
-
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
-    ) -> Outputs:
-        self.cache.window.reads = "fresh"
-        return _at_own_last(self.logits(input_ids, positions, rows, input_ids.shape[1], keep=last))
-
-
-class ExtendStep(_ModelStep):
-    """Later chunks of prompts: attend to what their rows hold already; answers as PrefillStep. context: [L]."""
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        rows: torch.Tensor,
-        last: torch.Tensor,
-        context: torch.Tensor,
-    ) -> Outputs:
-        self.cache.window.reads = "rows"
-        return _at_own_last(self.logits(input_ids, positions, rows, context.shape[0], keep=last))
-
-
-class DecodeStep(_ModelStep):
-    """One token on the first B rows; answers for each. rows: [B] = 0 … B-1. context: [L]."""
-
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
-    ) -> Outputs:
-        self.cache.window.reads = "slice"
-        logits = self.logits(input_ids, positions, rows, context.shape[0], keep=0)[:, -1]
-        return logits, sampling.largest(logits)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
-    """A step on its way: what it was, and where its tokens will be once `done` has happened (at once when None)."""
+class DeviceStep(LaunchedStep):
+    """A launched step, and where its tokens will be once `done` has happened (at once when None)."""
 
-    kind: Kind
-    jobs: tuple[Job, ...]
-    answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
-    shape: StepShape
-    real_tokens: int  # computed for jobs, padding apart
-    batch_id: int
-    start_ns: int
-    compiled: bool
     places: tuple[int, ...]  # where each job's token stands in `tokens`
     tokens: torch.Tensor  # on the host
     done: torch.cuda.Event | None
@@ -290,10 +154,10 @@ class ModelRunner:
 
     def _warm(self, kind: Kind, shape: StepShape) -> None:
         self.recorder.trigger = Trigger(shape=f"{kind} {shape}")
-        step = _sample_step(kind, shape, self.vocab_size)
+        step = filling_step(kind, shape, self.vocab_size)
         for _ in range(WARMUP_CALLS):
             try:
-                self._run(step, shape)
+                self.run(step, shape)
             except compiler_policy.UnprovenBounds as error:
                 if kind in self._unpromised or self.arm.compile.has_bounds:
                     raise
@@ -301,7 +165,7 @@ class ModelRunner:
                 # warm-up meets both ends of every range: what needs a graph of its own has it before serving.
                 self._unpromised.add(kind)
                 log.warning("%s %s: compiled without promised bounds: %s", kind, shape, str(error).partition("\n")[0])
-                self._run(step, shape)
+                self.run(step, shape)
             self._note_canary(0, 0)
         self._finish()
 
@@ -314,7 +178,7 @@ class ModelRunner:
         started_ns = now_ns()
         for context in contexts:
             shape = self.shapes.decode(1, context)
-            varying, fixed = self._inputs(_sample_step("decode", shape, self.vocab_size), shape)
+            varying, fixed = self._inputs(filling_step("decode", shape, self.vocab_size), shape)
             with compiler_policy.uncompiled():
                 self._steps["decode"](*varying, *fixed)
         self._finish()
@@ -328,7 +192,7 @@ class ModelRunner:
             self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
             return
         started_ns = now_ns()
-        varying, fixed = self._inputs(_sample_step(kind, shape, self.vocab_size), shape)
+        varying, fixed = self._inputs(filling_step(kind, shape, self.vocab_size), shape)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._graphs[kind, shape] = CapturedStep(self._steps[kind], varying, fixed, self._pool)
         self._finish()
@@ -355,7 +219,7 @@ class ModelRunner:
             return True
         return (step.kind, self.shape_of(step)) in self._seen
 
-    def launch(self, step: Step, batch_id: int) -> Launched:
+    def launch(self, step: Step, batch_id: int) -> DeviceStep:
         """`step` is on its way; its jobs' rows are set. Errors of the device may show here or in `collect`."""
         shape = self.shape_of(step)
         self.recorder.trigger = Trigger(batch_id=batch_id, shape=f"{step.kind} {shape}", phase="serving")
@@ -363,7 +227,7 @@ class ModelRunner:
         jobs = step.jobs
         answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, step.chunks, strict=False))
         try:
-            logits, greedy = self._run(step, shape)
+            logits, greedy = self.run(step, shape)
             places = [job.row for job in jobs] if step.kind == "decode" else list(range(len(jobs)))
             tokens = greedy if sampling.is_greedy(jobs) else self._draw(logits, greedy, jobs, places)
             if step.kind == "decode":
@@ -375,7 +239,7 @@ class ModelRunner:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise
-        return Launched(
+        return DeviceStep(
             kind=step.kind,
             jobs=jobs,
             answers=answers or (True,) * len(jobs),
@@ -389,7 +253,7 @@ class ModelRunner:
             done=done,
         )
 
-    def collect(self, launched: Launched) -> list[int]:
+    def collect(self, launched: DeviceStep) -> list[int]:
         """The token sampled for each job of `launched`, once the device has it."""
         if launched.done is not None:
             launched.done.synchronize()
@@ -408,7 +272,7 @@ class ModelRunner:
         if step.kind == "decode":
             places = [job.row for job in step.jobs]
             self._newest[self._tensor(places)] = self._tensor([job.output[-1] for job in step.jobs])
-        logits, _ = self._run(step, self.shape_of(step))
+        logits, _ = self.run(step, self.shape_of(step))
         return logits[places].float()
 
     def move(self, move: Move) -> None:
@@ -420,19 +284,25 @@ class ModelRunner:
         """The accelerator's product name, or cpu."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
+    def dtype_name(self) -> str:
+        """The type of the weights, "bfloat16" for example."""
+        return str(self.model.dtype).removeprefix("torch.")
+
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes by owner: weights, KV cache, and the allocator's peak on a GPU."""
-        found = {
+        """Bytes by owner: weights, KV cache, the allocator's peak on a GPU, and what `memory_peaks` sees."""
+        memory = {
             "weights": sum(item.numel() * item.element_size() for item in self.model.parameters()),
             "kv_cache": self.cache.memory_bytes(),
         }
+        segments: Any = ()
         if self.device.type == "cuda":
-            found["device_peak"] = torch.cuda.max_memory_allocated(self.device)
-            found["device_reserved"] = torch.cuda.memory_reserved(self.device)
-        return found
+            memory["device_peak"] = torch.cuda.max_memory_allocated(self.device)
+            memory["device_reserved"] = torch.cuda.memory_reserved(self.device)
+            segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return {**memory, **memory_peaks(segments)}
 
     @torch.no_grad()
-    def _run(self, step: Step, shape: StepShape) -> Outputs:
+    def run(self, step: Step, shape: StepShape) -> Outputs:
         """Outputs of the step at its padded shape: B = shape.batch rows."""
         varying, fixed = self._inputs(step, shape)
         self._seen.add((step.kind, shape))
@@ -527,14 +397,20 @@ class ModelRunner:
             torch.cuda.synchronize(self.device)
 
 
-def _sample_step(kind: Kind, shape: StepShape, vocab_size: int) -> Step:
+def filling_step(kind: Kind, shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:
     """A step of fresh random prompts that fills `shape`."""
-    jobs = []
-    for row in range(shape.batch):
-        size = shape.context if kind != "decode" else shape.context - 1
-        prompt = torch.randint(vocab_size, (size,)).tolist()
-        # a decode step feeds the first output at the position after the prompt
-        jobs.append(Job(request_id="", prompt=prompt, max_tokens=2, recv_ns=0, row=row, launched=2))
-    if kind == "decode":
-        return Step(kind, tuple(jobs))
-    return Step(kind, tuple(jobs), ((max(0, shape.context - shape.length), shape.context),) * shape.batch)
+    # a decode step feeds the first output at the position after the prompt
+    size = shape.context - 1 if kind == "decode" else shape.context
+    jobs = tuple(
+        Job(
+            request_id=f"{row}",
+            prompt=torch.randint(vocab_size, (size,), generator=rng).tolist(),
+            max_tokens=2,
+            recv_ns=0,
+            row=row,
+            launched=2,  # the token that a decode step feeds and the one that it answers
+        )
+        for row in range(shape.batch)
+    )
+    chunks = () if kind == "decode" else ((max(0, shape.context - shape.length), shape.context),) * shape.batch
+    return Step(kind, jobs, chunks)

@@ -37,8 +37,8 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)
     highest, place = logits.reshape(batch, _PARTS, size // _PARTS).max(dim=-1)
     part = highest.argmax(dim=-1, keepdim=True)
-    found: torch.Tensor = part * (size // _PARTS) + place.gather(-1, part)
-    return found[:, 0]
+    index: torch.Tensor = part * (size // _PARTS) + place.gather(-1, part)
+    return index[:, 0]
 
 
 def is_greedy(jobs: Sequence[Job]) -> bool:
@@ -98,5 +98,5 @@ def allowed_probabilities(ordered: torch.Tensor, *, top_k: torch.Tensor, top_p: 
 def _first_above(cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """[B] index of the first entry above `uniform` × the row's total, for rising rows [B, n]."""
     target = uniform[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return found.clamp_max(cumulative.shape[1] - 1)
+    chosen = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return chosen.clamp_max(cumulative.shape[1] - 1)

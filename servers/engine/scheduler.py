@@ -15,33 +15,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from servers.config import EngineConfig
+from servers.engine.messages import Submit, Timing
+from servers.engine.shapes import StepShape
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
-    """One request inside the engine. Times are ns since the epoch; durations are ns."""
+class Job(Submit):
+    """One request inside the engine, and how far it is."""
 
-    request_id: str
-    prompt: list[int]
-    max_tokens: int
-    recv_ns: int
-    deadline_ns: int = 0  # 0 = none
-    stop_ids: frozenset[int] = frozenset()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 0.0
-    seed: int = 0
     row: int = -1  # -1 while queued
     prefilled: int = 0  # prompt tokens whose prefill was launched
     launched: int = 0  # output tokens whose step was launched: those in `output`, then those still on the device
     output: list[int] = field(default_factory=list)
     admitted_ns: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    compile_stall_ns: int = 0
-    batch_id: int = -1
-    batch_size: int = 0
-    padded_batch: int = 0
-    padded_length: int = 0
+    timing: Timing = field(default_factory=Timing)
+
+    # Requests may be equal; a job is one of them.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def context(self) -> int:
@@ -68,6 +60,20 @@ class Step:
     chunks: tuple[tuple[int, int], ...] = ()  # (start, stop) in each job's prompt; empty for decode
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedStep:
+    """A step on its way through the device. What its tokens are a runner knows by the class that it makes of this."""
+
+    kind: Kind
+    jobs: tuple[Job, ...]
+    answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
+    shape: StepShape
+    real_tokens: int  # computed for jobs, padding apart
+    batch_id: int
+    start_ns: int
+    compiled: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """The first `positions` of cache row `source` must be copied to `target`: their request has moved there."""
@@ -88,20 +94,8 @@ class Scheduler:
     one prefill step at most between two of its tokens; `prefill_chunk` bounds how long that step is (0: whole prompts).
     """
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        max_queue: int,
-        prefill_batch: int = 1,
-        prefill_chunk: int = 0,
-        decode_per_prefill: int = 1,
-    ) -> None:
-        self.slots = slots
-        self.max_queue = max_queue
-        self.prefill_batch = prefill_batch
-        self.prefill_chunk = prefill_chunk
-        self.decode_per_prefill = decode_per_prefill
+    def __init__(self, limits: EngineConfig) -> None:
+        self._limits = limits
         self._queue: deque[Job] = deque()
         self._active: list[Job] = []
         self._jobs: dict[str, Job] = {}
@@ -109,7 +103,7 @@ class Scheduler:
 
     def submit(self, job: Job) -> None:
         """Queue `job`. Raises QueueFullError when every slot is taken and the queue holds `max_queue` jobs."""
-        if len(self._jobs) >= self.slots + self.max_queue:
+        if len(self._jobs) >= self._limits.slots + self._limits.max_queue:
             raise QueueFullError
         self._jobs[job.request_id] = job
         self._queue.append(job)
@@ -120,7 +114,7 @@ class Scheduler:
         if not (decodable and self._decodes_due > 0):
             prefill = self._next_prefill()
             if prefill is not None:
-                self._decodes_due = self.decode_per_prefill
+                self._decodes_due = self._limits.decode_per_prefill
                 return prefill
         self._decodes_due -= 1
         for job in decodable:
@@ -129,10 +123,10 @@ class Scheduler:
 
     def _next_prefill(self) -> Step | None:
         """Later chunks of prompts already begun come first, so that a prompt is finished before another begins."""
-        begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self.prefill_batch]
+        begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self._limits.prefill_batch]
         if begun:
             return self._chunks("extend", begun)
-        room = min(self.slots - len(self._active), self.prefill_batch, len(self._queue))
+        room = min(self._limits.slots - len(self._active), self._limits.prefill_batch, len(self._queue))
         if room <= 0:
             return None
         admitted = [self._queue.popleft() for _ in range(room)]
@@ -145,7 +139,7 @@ class Scheduler:
         chunks = []
         for job in jobs:
             start, rest = job.prefilled, len(job.prompt) - job.prefilled
-            job.prefilled = start + (min(rest, self.prefill_chunk) if self.prefill_chunk else rest)
+            job.prefilled = start + (min(rest, self._limits.prefill_chunk or rest))
             job.launched += job.prefilled == len(job.prompt)  # the last chunk answers the first token
             chunks.append((start, job.prefilled))
         return Step(kind, tuple(jobs), tuple(chunks))

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from servers.config import ConfigError, EngineConfig, ShapeConfig, doubling, prefill_lengths, prompt_contexts
+from servers.config import ConfigError, EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
+from servers.ladders import default_batches
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,15 +61,11 @@ class ShapePolicy(Protocol):
 class ExactShape:
     """Shapes as they come, nothing padded, except that batch and prompt length are never smaller than `min_size`."""
 
-    max_batch: int
-    max_prefill_batch: int
-    max_prefill: int
-    max_prompt: int
-    max_context: int
+    engine: EngineConfig
     min_size: int = 1
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        rows = batch if self.max_prefill_batch == 1 else max(batch, self.min_size)
+        rows = batch if self.engine.prefill_batch == 1 else max(batch, self.min_size)
         padded = max(length, self.min_size)
         return StepShape(rows, padded, padded)
 
@@ -86,25 +83,27 @@ class ExactShape:
         # Two sizes that differ in every free dimension: a graph that served both has no size of its own left.
         # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
         # Largest first: the compiler tunes a dynamic graph for the sizes of its first call.
-        for length in _spread(self.max_prefill):
-            yield self.prefill(min(self.max_prefill_batch, 2), length)
-        if self.max_prefill_batch > 2:
-            yield self.prefill(self.max_prefill_batch, _spread(self.max_prefill)[0])
+        lengths = _spread(self.engine.prefill_tokens)
+        for length in lengths:
+            yield self.prefill(min(self.engine.prefill_batch, 2), length)
+        if self.engine.prefill_batch > 2:
+            yield self.prefill(self.engine.prefill_batch, lengths[0])
 
     def every_extend(self) -> Iterator[StepShape]:
-        if self.max_prefill >= self.max_prompt:
+        if self.engine.prefill_tokens >= self.engine.max_prompt_tokens:
             return
-        for length, context in zip(_spread(self.max_prefill), _spread(self.max_prompt), strict=False):
-            yield self.extend(min(self.max_prefill_batch, 2), length, max(context, length + 2))
-        if self.max_prefill_batch > 2:
-            yield self.extend(self.max_prefill_batch, _spread(self.max_prefill)[0], _spread(self.max_prompt)[0])
+        lengths, contexts = _spread(self.engine.prefill_tokens), _spread(self.engine.max_prompt_tokens)
+        for length, context in zip(lengths, contexts, strict=False):
+            yield self.extend(min(self.engine.prefill_batch, 2), length, max(context, length + 2))
+        if self.engine.prefill_batch > 2:
+            yield self.extend(self.engine.prefill_batch, lengths[0], contexts[0])
 
     def decode_batches(self) -> list[int]:
         """Batch sizes that a warm-up visits: the largest, one between, the smallest."""
-        return sorted({self.min_size, min(3, self.max_batch), self.max_batch}, reverse=True)
+        return sorted({self.min_size, min(3, self.engine.slots), self.engine.slots}, reverse=True)
 
     def every_decode(self) -> Iterator[StepShape]:
-        contexts = _spread(self.max_context)
+        contexts = _spread(self.engine.max_length)
         for position, batch in enumerate(self.decode_batches()):
             yield self.decode(batch, contexts[position % len(contexts)])
 
@@ -157,25 +156,11 @@ class Buckets:
 def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
     """The policy that `shapes` asks for, with empty ladders filled from the engine's limits."""
     if shapes.kind == "exact":
-        return ExactShape(
-            max_batch=engine.slots,
-            max_prefill_batch=engine.prefill_batch,
-            max_prefill=engine.prefill_tokens,
-            max_prompt=engine.max_prompt_tokens,
-            max_context=engine.max_length,
-            min_size=shapes.min_size,
-        )
-    if shapes.kind == "pad":
-        return Buckets(
-            batches=(engine.slots,),
-            prefill_batches=(engine.prefill_batch,),
-            lengths=prefill_lengths(shapes, engine),
-            contexts=(engine.max_length,),
-            prompt_contexts=prompt_contexts(shapes, engine),
-        )
+        return ExactShape(engine=engine, min_size=shapes.min_size)
+    is_padded = shapes.kind == "pad"
     return Buckets(
-        batches=shapes.batch_ladder or doubling(1, engine.slots),
-        prefill_batches=doubling(1, engine.prefill_batch),
+        batches=(engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots),
+        prefill_batches=(engine.prefill_batch,) if is_padded else default_batches(engine.prefill_batch),
         lengths=prefill_lengths(shapes, engine),
         # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
         contexts=tuple(

@@ -22,7 +22,6 @@ from servers.engine.messages import (
     StepOutput,
     StepRecord,
     Submit,
-    Timing,
 )
 from servers.front.metrics import FrontMetrics
 from servers.front.request_limits import RefusedError
@@ -35,17 +34,6 @@ TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts
 # What Telemetry.Watch can replay to a late subscriber.
 RETAINED_EVENTS = 100_000
 RETAINED_STEPS = 200_000
-
-NO_TIMING = Timing(
-    queue_ns=0,
-    prefill_ns=0,
-    decode_ns=0,
-    compile_stall_ns=0,
-    batch_id=-1,
-    batch_size=0,
-    padded_batch=0,
-    padded_length=0,
-)
 
 
 class Answer:
@@ -229,7 +217,7 @@ class Front:
         self.failure = self.failure or message
         self.report(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
         for request_id, answer in self._answers.items():
-            answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure, timing=NO_TIMING))
+            answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
 
     # telemetry
@@ -251,14 +239,14 @@ class Front:
     @contextlib.contextmanager
     def watch(self, *kinds: type) -> Iterator[Watcher[TelemetryEvent]]:
         """A queue that holds everything retained of `kinds` (all by default) and receives everything to come."""
-        wanted = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
+        watched = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
         logs: dict[type, Iterable[TelemetryEvent]] = {
             Progress: self.progress_log,
             CompileEvent: self.compile_log,
             StepRecord: self.step_log,
             CompilerFacts: (self.facts,),
         }
-        watcher = Watcher(wanted, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in wanted))
+        watcher = Watcher(watched, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in watched))
         self._watchers.add(watcher)
         try:
             yield watcher

@@ -10,14 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,8 +25,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from servers import stdout
+from servers.address import joined
 from servers.clock import anchored_environment, now_ns
-from servers.complaint import fault, one_line
 from servers.config import ArmConfig, ConfigError
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
@@ -41,12 +38,14 @@ from servers.front.request_limits import METADATA_BYTES, message_bytes
 from servers.front.sender import Sender
 from servers.front.service import InferenceService, TelemetryService, TokenCheck
 from servers.front.tokenizer import load_tokenizer
+from servers.metadata import INFERENCE_SERVICE
+from servers.program import compile_cache, exit_code, log_to_stderr, read_arm
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import ServerTls, check_named, server_tls, token_from_variable
 
 log = logging.getLogger("tailgate.serve")
 
-SERVICES = ("", "tailgate.v1.Inference")
+SERVICES = ("", INFERENCE_SERVICE)
 
 SERVER_OPTIONS = (
     # grpcio answers CANCELLED at random once about 1,000 calls are pending; a burst must not look like a model failure.
@@ -77,9 +76,9 @@ async def serve(
     """Run the replica until it is told to stop; returns the exit code: 0 drained, 1 the engine failed."""
     loop = asyncio.get_running_loop()
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    engine = spawn.Process(target=serve_engine, args=(theirs, arm.to_dict(), cache_dir), name=replica)
-    send = Sender(ours).send
+    front_end, engine_end = spawn.Pipe()
+    engine = spawn.Process(target=serve_engine, args=(engine_end, arm.to_dict(), cache_dir), name=replica)
+    send = Sender(front_end).send
     metrics = FrontMetrics(arm.name, replica)
     front = Front(arm, replica, send, load_tokenizer(arm.model.id), metrics)
     health_service = health.aio.HealthServicer()
@@ -103,7 +102,7 @@ async def serve(
     )
     reflection.enable_server_reflection(names, server)
     try:
-        address = f"{host}:{port}"
+        address = joined(host, port)
         bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, _credentials(tls))
     except RuntimeError:
         bound = 0
@@ -115,7 +114,7 @@ async def serve(
 
     os.environ.update(anchored_environment())
     engine.start()
-    theirs.close()
+    engine_end.close()
     stop = asyncio.Event()
     engine_gone = asyncio.Event()
 
@@ -142,7 +141,7 @@ async def serve(
         if front.warm is not None and proof is None:
             proof = asyncio.create_task(prove())
 
-    reader = threading.Thread(target=_read, args=(ours, loop, take, engine_gone), daemon=True)
+    reader = threading.Thread(target=_read, args=(front_end, loop, take, engine_gone), daemon=True)
     reader.start()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
@@ -215,42 +214,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    # A cold cache is the honest default: a replica that found last week's artifacts would hide what a rollout meets.
-    temporary = "" if options.cache_dir else tempfile.mkdtemp(prefix="tailgate-compile-")
-    try:
-        try:
-            table = json.loads(Path(options.config).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--config {options.config} cannot be read: {error}") from None
-        arm = ArmConfig.from_dict(table)
-        secured = ("tls_certificate", "tls_key", "tls_client_ca", "token_env")
-        check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in secured})
-        tls = server_tls(options.tls_certificate or "", options.tls_key or "", options.tls_client_ca or "")
-        token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
+    return exit_code(lambda: _serve(parse(arguments)))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    log_to_stderr()
+    arm = read_arm(options.config)
+    secured = ("tls_certificate", "tls_key", "tls_client_ca", "token_env")
+    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in secured})
+    tls = server_tls(options.tls_certificate or "", options.tls_key or "", options.tls_client_ca or "")
+    token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
+    with compile_cache(options.cache_dir) as cache:
         return asyncio.run(
             serve(
                 arm,
                 host=options.host,
                 port=options.port,
                 replica=options.replica or f"{arm.name}-0",
-                cache_dir=options.cache_dir or temporary,
+                cache_dir=cache,
                 metrics_port=options.metrics_port,
                 tls=tls,
                 token=token,
                 as_json=options.json,
             )
         )
-    except ConfigError as error:
-        print(f"tailgate: {one_line(str(error))}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        print(f"tailgate: {one_line(fault(error))}", file=sys.stderr)
-        return 1
-    finally:
-        if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 if __name__ == "__main__":

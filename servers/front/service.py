@@ -19,11 +19,12 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import one_line
 from servers.config import ArmConfig
-from servers.engine.messages import Progress, StepRecord, Submit
-from servers.front.front import NO_TIMING, Answer, Front, TelemetryEvent
+from servers.engine.messages import Progress, StepRecord, Submit, Timing
+from servers.front.front import Answer, Front, TelemetryEvent
 from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
 from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
 from servers.front.watcher import MOST_WAITING
+from servers.metadata import trailing_key
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import is_bearer
 
@@ -143,7 +144,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _trail(
         self, context: grpc.aio.ServicerContext[Any, Any], answer: Answer, prompt_tokens: int, recv_ns: int
     ) -> None:
-        timing = answer.finished.timing if answer.finished is not None else NO_TIMING
+        timing = answer.finished.timing if answer.finished is not None else Timing()
         fields = {
             "arm": self.front.arm.name,
             "replica": self.front.replica,
@@ -153,9 +154,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             "recv_ns": recv_ns,
             "end_ns": now_ns(),
         }
-        context.set_trailing_metadata(
-            tuple((f"tailgate-{key.replace('_', '-')}", str(value)) for key, value in fields.items())
-        )
+        context.set_trailing_metadata(tuple((trailing_key(name), str(value)) for name, value in fields.items()))
 
 
 # Open to all: a splitter's or a cluster's health checks carry no token.
@@ -211,13 +210,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
         """Replay what is retained, then follow until the server stops, or until the client no longer reads."""
-        wanted = {
+        requested = {
             CompileEvent: request.compile_events,
             StepRecord: request.steps,
             Progress: request.progress,
             CompilerFacts: request.facts,
         }
-        kinds = tuple(kind for kind, asked in wanted.items() if asked)
+        kinds = tuple(kind for kind, is_requested in requested.items() if is_requested)
         if not kinds:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,

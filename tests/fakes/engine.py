@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from servers.clock import now_ns
 from servers.engine.messages import Finished, Ready, StepOutput, Submit
 from servers.front import serve
-from servers.front.front import NO_TIMING
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:
@@ -25,10 +24,10 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         message = connection.recv()
         if isinstance(message, Submit) and how == "fails":
             error = "RuntimeError: CUDA error: invalid device ordinal"
-            over = Finished(request_id=message.request_id, status="INTERNAL", message=error, timing=NO_TIMING)
+            over = Finished(request_id=message.request_id, status="INTERNAL", message=error)
             connection.send([StepOutput(emit_ns=now_ns(), finished=[over])])
         elif isinstance(message, Submit) and how == "short":
-            over = Finished(request_id=message.request_id, status="OK", reason="length", timing=NO_TIMING)
+            over = Finished(request_id=message.request_id, status="OK", reason="length")
             connection.send([StepOutput(emit_ns=now_ns(), tokens=[(message.request_id, 3)], finished=[over])])
 
 

@@ -15,7 +15,6 @@ from servers.config import (
     EngineConfig,
     ShapeConfig,
     build,
-    doubling,
     override,
 )
 from servers.engine.shapes import StepShape, shape_policy
@@ -162,12 +161,6 @@ def test_the_ladder_says_which_prompts_have_the_same_shapes(
 
 def test_exact_shapes_have_no_ladder() -> None:
     assert ArmConfig.from_preset("eager").length_ladder == ()
-
-
-def test_doubling_ends_at_the_limit_itself() -> None:
-    assert doubling(32, 100) == (32, 64, 100)
-    assert doubling(32, 8) == (8,)
-    assert doubling(1, 1) == (1,)
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])

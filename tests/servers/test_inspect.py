@@ -10,7 +10,9 @@ import torch
 from rich.console import Console
 
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig
-from servers.inspect import EXIT_COMPILES, Census, ListedShape, parse_shapes, show, take_census, unplanned_shapes
+from servers.inspect.display import show
+from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
+from servers.inspect.listed_shapes import ListedShape, parse_shapes, unplanned_shapes
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
@@ -23,20 +25,20 @@ def compiler() -> Iterator[None]:
     torch.compiler.set_stance("default")
 
 
-def census_of(arm: ArmConfig, shapes: str = "") -> Census:
+def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 8
     torch.compiler.set_stance("default")
     listed = parse_shapes(shapes, arm.engine) if shapes else []
-    return take_census(arm, listed, report=lambda line: None)
+    return inspect_arm(arm, listed, report=lambda line: None)
 
 
 @pytest.fixture(scope="module")
-def naive() -> Census:
+def naive() -> Inspection:
     """Two shapes that its one request warmed, and two that it did not."""
     policy = CompileConfig(enabled=True, backend="eager", warmup="minimal")
     shapes = "prefill 1x5, decode 1@6, prefill 1x8, decode 1@17, prefill 1x9"
-    return census_of(ArmConfig(name="naive", compile=policy, engine=ENGINE), shapes)
+    return inspection_of(ArmConfig(name="naive", compile=policy, engine=ENGINE), shapes)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +95,17 @@ def test_the_sizes_that_nobody_planned_are_sizes_that_can_run(engine: EngineConf
 
 
 def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
-    census = census_of(ArmConfig(engine=ENGINE))
-    shapes = [visit.shape for visit in census.visits]
+    inspection = inspection_of(ArmConfig(engine=ENGINE))
+    shapes = [visit.shape for visit in inspection.visits]
     assert len(shapes) == len(set(shapes))
     assert set(unplanned_shapes(ENGINE)) <= set(shapes)
-    planned = [visit.planned for visit in census.visits]
+    planned = [visit.planned for visit in inspection.visits]
     assert planned == sorted(planned, reverse=True)
     assert True in planned
     assert False in planned
 
 
-def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Census) -> None:
+def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Inspection) -> None:
     assert [visit.outcome for visit in naive.visits] == ["ready", "ready", "recompile", "recompile", "ready"]
     assert [visit.planned for visit in naive.visits] == [True, True, False, False, False]
     assert naive.exit_code == EXIT_COMPILES
@@ -112,7 +114,7 @@ def test_an_arm_warmed_with_one_request_is_told_what_will_recompile(naive: Censu
         assert visit.first_s > visit.again_s
 
 
-def test_every_graph_is_listed_with_what_it_was_made_for(naive: Census) -> None:
+def test_every_graph_is_listed_with_what_it_was_made_for(naive: Inspection) -> None:
     prefill, decode, longer, further = naive.graphs
     assert [graph.compile_id for graph in naive.graphs] == ["0/0", "1/0", "0/1", "1/1"]
     assert [graph.phase for graph in naive.graphs] == ["warmup", "warmup", "serving", "serving"]
@@ -122,10 +124,10 @@ def test_every_graph_is_listed_with_what_it_was_made_for(naive: Census) -> None:
     for graph in (prefill, decode):
         assert graph.guards > 0
         assert graph.nodes > 50
-        assert "runner.py" in graph.frame
+        assert "steps.py" in graph.frame
 
 
-def test_the_tables_say_what_the_census_holds(naive: Census) -> None:
+def test_the_tables_say_what_the_inspection_holds(naive: Inspection) -> None:
     console = Console(width=160, highlight=False)
     with console.capture() as captured:
         show(naive, console)
@@ -144,34 +146,34 @@ def test_the_tables_say_what_the_census_holds(naive: Census) -> None:
 def test_planned_shapes_are_ready_though_every_block_is_compiled_by_itself() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
     arm = ArmConfig(name="blocks", shapes=ShapeConfig(kind="buckets"), compile=policy, engine=ENGINE)
-    census = census_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
-    assert [visit.outcome for visit in census.visits] == ["ready"] * 3
-    assert [(visit.padded.size, visit.planned) for visit in census.visits] == [
+    inspection = inspection_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
+    assert [visit.outcome for visit in inspection.visits] == ["ready"] * 3
+    assert [(visit.padded.size, visit.planned) for visit in inspection.visits] == [
         ("1x32", True),
         ("1x40", True),
         ("4@52", True),
     ]
-    assert census.exit_code == 0
-    assert len(census.graphs) == 5  # one for each bucket, whatever the number of layers
+    assert inspection.exit_code == 0
+    assert len(inspection.graphs) == 5  # one for each bucket, whatever the number of layers
     if not torch.cuda.is_available():
-        assert sum(census.facts.cudagraph_skips.values()) == 5
+        assert sum(inspection.facts.cudagraph_skips.values()) == 5
 
 
 def test_shapes_beyond_the_limit_run_eagerly_and_are_not_ready() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", recompile_limit=1, warmup="minimal")
-    census = census_of(
+    inspection = inspection_of(
         ArmConfig(name="limited", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x7, prefill 1x9"
     )
-    assert [visit.outcome for visit in census.visits] == ["ready", "limit", "limit"]
-    assert "limit was reached at prefill batch 1 × length 7" in census.visits[2].reason
-    assert census.exit_code == EXIT_COMPILES
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "limit", "limit"]
+    assert "limit was reached at prefill batch 1 × length 7" in inspection.visits[2].reason
+    assert inspection.exit_code == EXIT_COMPILES
 
 
 def test_a_guarded_arm_runs_what_was_not_warmed_eagerly_and_that_is_no_fault() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", guarded=True, warmup="minimal")
-    census = census_of(ArmConfig(name="guarded", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x9")
-    assert [visit.outcome for visit in census.visits] == ["ready", "guarded"]
-    assert census.exit_code == 0
+    inspection = inspection_of(ArmConfig(name="guarded", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x9")
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "guarded"]
+    assert inspection.exit_code == 0
 
 
 def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +187,12 @@ def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pyt
         return launch(self, step, batch_id)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ModelRunner, "launch", failing)
-    census = census_of(ArmConfig(engine=ENGINE), "prefill 1x9, prefill 1x8")
-    assert [(visit.outcome, visit.reason) for visit in census.visits] == [
+    inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x9, prefill 1x8")
+    assert [(visit.outcome, visit.reason) for visit in inspection.visits] == [
         ("error", "RuntimeError: constraint violated"),
         ("off", ""),
     ]
-    assert census.exit_code == EXIT_COMPILES
+    assert inspection.exit_code == EXIT_COMPILES
 
 
 @pytest.mark.parametrize(

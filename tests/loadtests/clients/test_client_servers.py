@@ -13,7 +13,8 @@ from loadtests.clients.connection import Call, InferenceClient
 from loadtests.external.tls import SecurityConfig
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.security import ServerTls
-from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, UpstreamTls
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.grpc_peers import TRAILERS, grpc_peer
 

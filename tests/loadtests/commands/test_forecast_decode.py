@@ -15,7 +15,8 @@ from analysis.statistics.decoding import DecodeSteps, decode_steps
 from loadtests.commands.forecast import Forecast, automatic_compiles, forecast, forecast_text
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig
-from servers.inspect import Census, parse_shapes, take_census
+from servers.inspect.inspection import Inspection, inspect_arm
+from servers.inspect.listed_shapes import parse_shapes
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
@@ -50,16 +51,16 @@ def new_shapes(trace: Trace) -> list[tuple[int, int]]:
     return list(dict.fromkeys(zip(steps.batch.tolist(), steps.context.tolist(), strict=True)))
 
 
-def inspected(arm: ArmConfig, shapes: list[tuple[int, int]]) -> Census:
+def inspected(arm: ArmConfig, shapes: list[tuple[int, int]]) -> Inspection:
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 8
     torch.compiler.set_stance("default")
     listed = parse_shapes(", ".join(f"decode {rows}@{positions}" for rows, positions in shapes), arm.engine)
-    return take_census(arm, listed, report=lambda line: None)
+    return inspect_arm(arm, listed, report=lambda line: None)
 
 
-def outcomes(census: Census, *wanted: str) -> list[tuple[int, int]]:
-    return [(visit.shape.batch, visit.shape.context) for visit in census.visits if visit.outcome in wanted]
+def outcomes(inspection: Inspection, *wanted: str) -> list[tuple[int, int]]:
+    return [(visit.shape.batch, visit.shape.context) for visit in inspection.visits if visit.outcome in wanted]
 
 
 def test_the_default_recompiles_at_the_steps_that_are_foretold(trace: Trace) -> None:

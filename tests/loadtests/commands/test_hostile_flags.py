@@ -15,7 +15,8 @@ import pytest
 from loadtests.commands.main import build_parser, main
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.complaint import LONGEST
-from servers.splitter.envoy import Envoy, SplitterError
+from servers.splitter.admin import SplitterError
+from servers.splitter.envoy import Envoy
 from tests.fakes.runs import FakeRun, write_run
 
 HOSTILE = {

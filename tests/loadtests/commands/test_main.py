@@ -15,10 +15,11 @@ import grpc
 import pytest
 
 from loadtests.commands.main import build_parser, main, parse_weights, serve_config
-from loadtests.commands.reweight import reweight
+from servers.address import host_port
 from servers.config import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter.envoy import SplitterError
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.weights import reweight
 from tests.fakes.runs import FakeRun, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -343,24 +344,25 @@ def test_a_running_split_takes_new_weights_from_outside(tmp_path: Path, arms: di
     reader.start()
     reader.join(30.0)
     where = json.loads(lines[0])
+    admin = Admin(*host_port(where["admin"]))
     command.wait_for("compiled 1/1")
     assert set(arms_chosen(where["target"], 8)) == {"eager"}
-    assert reweight(where["admin"], {"eager": 0, "compiled": 5}) == {"eager": 0, "compiled": 5}
+    assert reweight(admin, {"eager": 0, "compiled": 5}) == {"eager": 0, "compiled": 5}
     assert set(arms_chosen(where["target"], 8)) == {"compiled"}
     # arms that are not named keep the weight that they have now
-    assert reweight(where["admin"], {"eager": 2}) == {"eager": 2, "compiled": 5}
+    assert reweight(admin, {"eager": 2}) == {"eager": 2, "compiled": 5}
     with pytest.raises(ConfigError, match='arm "other" is unknown to the split'):
-        reweight(where["admin"], {"other": 1})
+        reweight(admin, {"other": 1})
     with pytest.raises(ConfigError, match="every arm would have weight 0"):
-        reweight(where["admin"], {"eager": 0, "compiled": 0})
+        reweight(admin, {"eager": 0, "compiled": 0})
     with pytest.raises(ConfigError, match="give a whole number from 0"):
-        reweight(where["admin"], {"eager": 10**9})
+        reweight(admin, {"eager": 10**9})
     command.process.send_signal(signal.SIGINT)
     code, _, err = command.end(timeout_s=20.0)
     assert code == 0
     assert "Traceback" not in err
     with pytest.raises(SplitterError, match="no split answers"):
-        reweight(where["admin"], {"eager": 1})
+        reweight(admin, {"eager": 1})
 
 
 def test_a_fault_is_one_line_with_the_file_of_its_traceback_and_exit_code_1(

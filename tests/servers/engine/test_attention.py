@@ -44,7 +44,7 @@ def test_a_mask_of_its_own_for_each_head_is_respected() -> None:
 
 @pytest.mark.parametrize("padded", [6, 8])
 def test_chunks_in_place_see_exactly_what_precedes_each_token(padded: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_flash", varlen_flash)
+    monkeypatch.setattr(attention, "flash", varlen_flash)
     generator = torch.Generator().manual_seed(padded)
     limit, rows, starts, real = 20, torch.tensor([2, 0, 1]), (12, 6, 0), (6, 3, 6)
     keys, values = (torch.randn(3 * (limit + 1) + padded, 2, 16, generator=generator) for _ in range(2))

@@ -9,21 +9,13 @@ from servers.compiler.events import CompileEvent
 from servers.config import ArmConfig, EngineConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Cancel, StepOutput, Submit
-from servers.engine.scheduler import Job, Move, Step
+from servers.engine.scheduler import LaunchedStep, Move, Step
 from servers.engine.shapes import StepShape
 
 
-@dataclass
-class ScriptedStep:
-    kind: str
-    jobs: tuple[Job, ...]
-    batch_id: int
-    shape: StepShape
+@dataclass(frozen=True, kw_only=True)
+class ScriptedStep(LaunchedStep):
     tokens: list[int]
-    answers: tuple[bool, ...]
-    real_tokens: int
-    start_ns: int = 0
-    compiled: bool = True
 
 
 class ScriptedRunner:
@@ -51,6 +43,8 @@ class ScriptedRunner:
             tokens=[9 + job.launched for job in step.jobs],
             answers=tuple(job.prefilled == len(job.prompt) for job in step.jobs),
             real_tokens=sum(stop - start for start, stop in step.chunks) or len(step.jobs),
+            start_ns=0,
+            compiled=True,
         )
 
     def collect(self, launched: ScriptedStep) -> list[int]:
@@ -137,11 +131,11 @@ def test_a_compile_is_charged_to_the_batch_the_queue_and_those_who_came_meanwhil
     runner.during = compile_now
     _, told = engine.advance(arrivals)
     assert told[0].request_ids == ("trigger", "queued", "late")
-    stalls = {job.request_id: job.compile_stall_ns for job in engine.scheduler}
+    stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
     assert stalls == {"trigger": 1000, "queued": 700, "late": 200}
     engine.submit(submit("still in the pipe", recv_ns=1150))
     engine.submit(submit("afterwards", recv_ns=1300))
-    stalls = {job.request_id: job.compile_stall_ns for job in engine.scheduler}
+    stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
     assert stalls["still in the pipe"] == 50
     assert stalls["afterwards"] == 0
 
@@ -154,7 +148,7 @@ def test_an_eager_fallback_is_told_but_charged_to_nobody() -> None:
     )
     _, told = engine.advance(arrivals)
     assert told[0].kind == "eager_fallback"
-    assert next(iter(engine.scheduler)).compile_stall_ns == 0
+    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 0
 
 
 def test_a_cancel_during_a_step_swallows_its_token_and_frees_the_slot() -> None:

@@ -64,13 +64,7 @@ def own_request(arm: ArmConfig) -> Job:
 
 def serve(runner: ModelRunner, jobs: list[Job]) -> int:
     """Run all jobs through scheduler and runner, joining and leaving as slots allow; returns the number of steps."""
-    engine = runner.arm.engine
-    scheduler = Scheduler(
-        slots=engine.slots,
-        max_queue=len(jobs),
-        prefill_batch=engine.prefill_batch,
-        prefill_chunk=engine.prefill_chunk,
-    )
+    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(jobs)))
     for job in jobs:
         scheduler.submit(job)
     steps = 0
@@ -103,7 +97,7 @@ def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
 def test_chunks_that_read_their_rows_in_place_change_no_answer(
     preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_flash", varlen_flash)
+    monkeypatch.setattr(attention, "flash", varlen_flash)
     monkeypatch.setattr(attention, "reads_in_place", lambda model: True)
     arm = ArmConfig.from_preset(preset, engine=replace(ENGINE, prefill_chunk=16))
     runner = runner_for(arm, recorder)

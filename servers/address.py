@@ -1,0 +1,20 @@
+"""Where something listens, as text: "host:port", with an IPv6 host in brackets."""
+
+from __future__ import annotations
+
+from servers.config import ConfigError
+
+
+def host_port(text: str, otherwise: str = "") -> tuple[str, int]:
+    """(host, port) of `host:port` or `[v6]:port`. Raises ConfigError for anything else, in the words of `otherwise`."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_host = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
+    if not is_host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ConfigError(otherwise or f'address "{text}" is not host:port: give one such as 127.0.0.1:50051')
+    return host, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """The text that `host_port` reads back."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

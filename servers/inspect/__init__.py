@@ -1,0 +1,1 @@
+"""The graphs of an arm: `tailgate inspect`. Which shapes find their graph ready, and which graphs there are."""

@@ -1,0 +1,213 @@
+"""What each shape of a warmed arm meets: a graph, a compile, a capture or plain Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from servers.clock import now_ns
+from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.config import ArmConfig
+from servers.engine.startup import itemised, process_started_ns
+from servers.engine.warmup import WARMUP_CALLS, warmup_plan
+from servers.inspect.listed_shapes import ListedShape, unplanned_shapes
+
+if TYPE_CHECKING:
+    from servers.compiler.recorder import CompileRecorder
+    from servers.engine.runner import ModelRunner
+
+EXIT_COMPILES = 99
+
+Outcome = Literal["ready", "compile", "recompile", "capture", "limit", "guarded", "error", "off"]
+
+# A request that meets one of these waits, is slow without a word, or fails.
+UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "capture", "limit", "error"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What one listed shape met."""
+
+    shape: ListedShape
+    padded: ListedShape
+    planned: bool
+    outcome: Outcome
+    reason: str
+    first_s: float  # the first call, compiles included
+    again_s: float  # the last call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """An arm, its shapes and its graphs."""
+
+    arm: ArmConfig
+    device: str
+    dtype: str
+    visits: tuple[Visit, ...]
+    graphs: tuple[CompileEvent, ...]  # one for each compile that ended with a graph
+    facts: CompilerFacts
+    memory_bytes: dict[str, int]
+    startup_ns: dict[str, int]
+
+    @property
+    def unready(self) -> tuple[Visit, ...]:
+        """The visits that made a request wait, run slow or fail."""
+        return tuple(visit for visit in self.visits if visit.outcome in UNREADY)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every shape found what it needs."""
+        return EXIT_COMPILES if self.unready else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in JSON's own types."""
+        return {
+            "arm": self.arm.name,
+            "device": self.device,
+            "dtype": self.dtype,
+            "exit_code": self.exit_code,
+            "unready": [str(visit.shape) for visit in self.unready],
+            "shapes": [
+                asdict(visit) | {"shape": str(visit.shape), "padded": visit.padded.size} for visit in self.visits
+            ],
+            "graphs": [
+                {
+                    "id": graph.compile_id,
+                    "frame": graph.frame,
+                    "made_for": graph.shape,
+                    "dynamic": graph.dynamic,
+                    "guards": graph.guards,
+                    "nodes": graph.nodes,
+                    "kernels": graph.kernels,
+                    "breaks": list(graph.breaks),
+                    "cache": graph.cache,
+                    "seconds": (graph.end_ns - graph.start_ns) / 1e9,
+                    "backend_s": graph.backend_ns / 1e9,
+                    "autotune_s": graph.autotune_ns / 1e9,
+                    "in_warmup": graph.phase == "warmup",
+                    "reason": graph.reason,
+                }
+                for graph in self.graphs
+            ],
+            "graph_breaks": self.facts.graph_breaks,
+            "cudagraph_skips": self.facts.cudagraph_skips,
+            "memory_bytes": self.memory_bytes,
+            "startup_ns": self.startup_ns,
+        }
+
+
+def inspect_arm(arm: ArmConfig, shapes: Sequence[ListedShape], *, report: Callable[[str], None]) -> Inspection:
+    """The arm is loaded, warmed as it would be served, and has run each shape; by default planned and unplanned ones.
+
+    A shape that compiles changes what later ones meet, as it does while serving. `report` hears what goes on.
+    """
+    entered_ns = now_ns()
+    report(f"loading {arm.model.id}")
+    from servers.compiler.recorder import CompileRecorder
+    from servers.engine.runner import ModelRunner
+
+    imported_ns = now_ns()
+    recorder = CompileRecorder()
+    recorder.install()
+    try:
+        runner = ModelRunner(arm, recorder)
+        runner.load()
+        runner.warm_up(lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}"))
+        startup_ns = itemised(
+            runner.startup_ns,
+            started_ns=process_started_ns(os.getpid()),
+            entered_ns=entered_ns,
+            imported_ns=imported_ns,
+            ready_ns=now_ns(),
+        )
+        warm = recorder.drain()
+        steps = warmup_plan(arm.compile, runner.shapes, longest=arm.engine.prefill_tokens)
+        planned = [ListedShape.of(kind, shape) for kind, shape in steps]
+        visits: list[Visit] = []
+        events = list(warm)
+        for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm.engine)])):
+            report(f"shape {number + 1}: {shape}")
+            visit, met = _visit(runner, recorder, shape, planned, events)
+            visits.append(visit)
+            events += met
+    finally:
+        recorder.remove()
+    return Inspection(
+        arm=arm,
+        device=runner.device_name(),
+        dtype=runner.dtype_name(),
+        visits=tuple(visits),
+        graphs=tuple(event for event in events if event.kind in ("compile", "recompile")),
+        facts=recorder.facts,
+        memory_bytes=runner.memory_bytes(),
+        startup_ns=startup_ns,
+    )
+
+
+def _visit(
+    runner: ModelRunner,
+    recorder: CompileRecorder,
+    shape: ListedShape,
+    planned: Sequence[ListedShape],
+    before: Sequence[CompileEvent],
+) -> tuple[Visit, list[CompileEvent]]:
+    """Run the shape as often as graph capture needs. Under graph trees the second or third call records."""
+    import torch
+
+    from servers.engine.runner import filling_step
+
+    step = filling_step(shape.kind, shape.step_shape, runner.vocab_size, torch.Generator().manual_seed(0))
+    padded = ListedShape.of(shape.kind, runner.shape_of(step))
+    met: list[CompileEvent] = []
+    seconds: list[float] = []
+    compiled, error = True, ""
+    for _ in range(WARMUP_CALLS):
+        started_ns = now_ns()
+        try:
+            launched = runner.launch(step, 0)
+            runner.collect(launched)
+            compiled = launched.compiled
+        except Exception as raised:  # the engine, too, fails the requests of a step and goes on
+            error = f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0]}"
+        seconds.append((now_ns() - started_ns) / 1e9)
+        met += recorder.drain()
+        if error:
+            break
+    outcome, reason = _outcome(runner.arm, met, before, compiled=compiled, error=error)
+    visit = Visit(
+        shape=shape,
+        padded=padded,
+        planned=padded in planned,
+        outcome=outcome,
+        reason=reason,
+        first_s=seconds[0],
+        again_s=seconds[-1],
+    )
+    return visit, met
+
+
+def _outcome(
+    arm: ArmConfig, met: Sequence[CompileEvent], before: Sequence[CompileEvent], *, compiled: bool, error: str
+) -> tuple[Outcome, str]:
+    """What a shape met, and why."""
+    if error:
+        return "error", error
+    if not arm.compile.enabled:
+        return "off", ""
+    if not compiled:
+        limit = next((event for event in (*met, *before) if event.kind == "limit_hit"), None)
+        if limit is not None:
+            return "limit", f"the recompile limit was reached at {limit.shape or 'an earlier shape'}\n{limit.reason}"
+        if arm.compile.guarded:
+            return "guarded", "no graph fits, and compile.guarded forbids a compile while serving"
+        return "limit", "part of the step runs as plain Python: see the graph breaks"
+    for kind in ("recompile", "compile"):
+        reasons = [event.reason for event in met if event.kind == kind]
+        if reasons:
+            return kind, next((reason for reason in reasons if reason), "no graph of this step was there")  # type: ignore[return-value]
+    if any(event.kind == "graph_capture" for event in met):
+        return "capture", "its CUDA graph was not recorded in the warm-up"
+    return "ready", ""

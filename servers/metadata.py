@@ -1,0 +1,17 @@
+"""Names that clients, splitter and servers share on the wire: the service, request headers and trailing metadata.
+
+`proto/tailgate/v1/inference.proto` lists what each one holds.
+"""
+
+from __future__ import annotations
+
+INFERENCE_SERVICE = "tailgate.v1.Inference"
+
+# Request headers. The splitter answers with the first one as well: the arm that it chose.
+ARM_HEADER = "x-tailgate-arm"
+SESSION_HEADER = "x-tailgate-session"
+
+
+def trailing_key(field: str) -> str:
+    """The name under which a replica's trailing metadata carry `field`: "tailgate-queue-ns" for queue_ns."""
+    return f"tailgate-{field.replace('_', '-')}"

@@ -1,0 +1,383 @@
+"""Envoy's bootstrap: the static configuration that splits gRPC traffic as a `SplitterConfig` says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE
+from servers.security import ServerTls
+from servers.splitter.envoy_config import (
+    ArmTarget,
+    SplitterConfig,
+    UpstreamTls,
+    is_ip,
+    split_address,
+    stat_name,
+)
+
+LISTENER = "tailgate"
+# The runtime keys under which Envoy takes new weights while it runs, one for each arm.
+WEIGHT_KEYS = "tailgate.weight"
+# "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
+_UNLIMITED = 2**31 - 1
+_GRPC_INVALID_ARGUMENT = "3"
+
+
+def bootstrap(config: SplitterConfig) -> dict[str, Any]:
+    """The Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
+
+    Durations are off, limits are out of reach and nothing is retried: a proxy that cuts, queues or repeats a request
+    would be measured as the model server's doing.
+    """
+    return {
+        "admin": {"address": _socket_address("127.0.0.1", config.admin_port)},
+        "layered_runtime": {
+            "layers": [
+                {
+                    "name": "limits",
+                    "static_layer": {
+                        # Envoy closes a client's connection after 500 streams that were mostly reset before any
+                        # answer. Here these are calls that gave up in a queue, not an attack.
+                        "overload.premature_reset_total_stream_count": _UNLIMITED,
+                    },
+                },
+                # Live weights: written through the admin interface, see weights.py.
+                {"name": "weights", "admin_layer": {}},
+            ]
+        },
+        "static_resources": {
+            "listeners": [_listener(config)],
+            "clusters": [_cluster(arm, config) for arm in config.arms],
+        },
+    }
+
+
+def _socket_address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _typed(message: str, **fields: Any) -> dict[str, Any]:
+    return {"@type": f"type.googleapis.com/envoy.{message}", **fields}
+
+
+def _header(name: str, value: str) -> dict[str, Any]:
+    return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _http2() -> dict[str, Any]:
+    return {
+        "max_concurrent_streams": _UNLIMITED,
+        "initial_stream_window_size": 16 * 2**20,
+        "initial_connection_window_size": 256 * 2**20,
+        # A client that pauses for a moment (garbage collection) under thousands of streams fills Envoy's queue of
+        # small frames; at the default of 10,000 Envoy would call it a flood and close the connection.
+        "max_outbound_frames": _UNLIMITED,
+        "max_outbound_control_frames": _UNLIMITED,
+        "max_inbound_window_update_frames_per_data_frame_sent": 1000,
+    }
+
+
+def _listener(config: SplitterConfig) -> dict[str, Any]:
+    manager = _typed(
+        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=LISTENER,
+        codec_type="HTTP2",
+        http2_protocol_options=_http2(),
+        common_http_protocol_options={"idle_timeout": "0s"},
+        # A stream may be silent for as long as a compile takes.
+        stream_idle_timeout="0s",
+        # Metadata passes as it was sent, without a request id or a server's name.
+        generate_request_id=False,
+        server_header_transformation="PASS_THROUGH",
+        local_reply_config={
+            "mappers": [
+                _reply_text("UH", 'arm "%UPSTREAM_CLUSTER_RAW%" has no healthy replica: see its log'),
+                *(
+                    _reply_text(flag, 'arm "%UPSTREAM_CLUSTER_RAW%", replica %UPSTREAM_HOST%: %LOCAL_REPLY_BODY%')
+                    for flag in ("UF", "UC")
+                ),
+            ]
+        },
+        route_config={
+            "name": LISTENER,
+            "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": _routes(config)}],
+        },
+        http_filters=[
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": _typed("extensions.filters.http.router.v3.Router", suppress_envoy_headers=True),
+            }
+        ],
+    )
+    if config.access_log:
+        manager["access_log"] = [_access_log(config)]
+    return {
+        "name": LISTENER,
+        "address": _socket_address(config.host, config.port),
+        # With port reuse, a second Envoy on a taken port would start and silently take half of the connections.
+        "enable_reuse_port": False,
+        # Load generators hold few, long connections: spread them evenly over the workers.
+        "connection_balance_config": {"exact_balance": {}},
+        "per_connection_buffer_limit_bytes": 64 * 2**20,
+        "filter_chains": [
+            {
+                "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
+                **({"transport_socket": _listener_tls(config.tls)} if config.tls is not None else {}),
+            }
+        ],
+    }
+
+
+def _listener_tls(tls: ServerTls) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        # Without ALPN a gRPC client closes the connection.
+        "alpn_protocols": ["h2"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "tls_certificates": [_key_pair(tls.certificate, tls.key)],
+    }
+    if tls.client_ca:
+        common["validation_context"] = {"trusted_ca": _file(tls.client_ca)}
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": _typed(
+            "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            common_tls_context=common,
+            require_client_certificate=bool(tls.client_ca),
+        ),
+    }
+
+
+def _cluster_tls(tls: UpstreamTls, hosts: Collection[str]) -> dict[str, Any]:
+    names = [tls.name] if tls.name else sorted(set(hosts))
+    common: dict[str, Any] = {
+        "alpn_protocols": ["h2"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "validation_context": {
+            "trusted_ca": _file(tls.ca),
+            # A trusted signature alone would let any server of the same authority stand in for an arm.
+            "match_typed_subject_alt_names": [
+                {"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}} for name in names
+            ],
+        },
+    }
+    if tls.certificate:
+        common["tls_certificates"] = [_key_pair(tls.certificate, tls.key)]
+    # The name in the hello picks the certificate where a server has several; an address is never sent as one.
+    hello = next((name for name in names if not is_ip(name)), "")
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": _typed(
+            "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+            common_tls_context=common,
+            **({"sni": hello} if hello else {}),
+        ),
+    }
+
+
+def _key_pair(certificate: str, key: str) -> dict[str, Any]:
+    return {"certificate_chain": _file(certificate), "private_key": _file(key)}
+
+
+def _file(path: str) -> dict[str, str]:
+    # Absolute: whoever runs a printed configuration may stand elsewhere.
+    return {"filename": str(Path(path).resolve())}
+
+
+def _reply_text(flag: str, text: str) -> dict[str, Any]:
+    """Envoy's own answer under a flag says `text`. UH: no healthy host; UF: cannot connect; UC: connection ended."""
+    return {
+        "filter": {"response_flag_filter": {"flags": [flag]}},
+        "body_format_override": {"text_format_source": {"inline_string": text}},
+    }
+
+
+def _routes(config: SplitterConfig) -> list[dict[str, Any]]:
+    """Routes in order of match: each arm pinned by header, a refusal for other pins, then the weighted split."""
+    unknown = f'arm "%REQ({ARM_HEADER}):64%" is unknown: use one of {", ".join(config.weights)}'
+    return [
+        *(_pinned_route(arm, config) for arm in config.arms),
+        {
+            "name": "unknown-arm",
+            "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "present_match": True}]},
+            # A gRPC client reads the two headers; the HTTP status is for anybody else.
+            "direct_response": {"status": 400},
+            "response_headers_to_add": [
+                _header("grpc-status", _GRPC_INVALID_ARGUMENT),
+                _header("grpc-message", unknown),
+            ],
+        },
+        _weighted_route(config),
+    ]
+
+
+def _pinned_route(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
+    return {
+        "name": f"pinned-{arm.name}",
+        "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "string_match": {"exact": arm.name}}]},
+        "route": {"cluster": arm.name, **_no_timeouts(), **_session_hash(config)},
+        "response_headers_to_add": [_header(ARM_HEADER, arm.name)],
+    }
+
+
+def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
+    weighted: dict[str, Any] = {
+        "runtime_key_prefix": WEIGHT_KEYS,
+        "clusters": [
+            {"name": arm.name, "weight": arm.weight, "response_headers_to_add": [_header(ARM_HEADER, arm.name)]}
+            for arm in config.arms
+        ],
+    }
+    if config.stickiness != "off":
+        # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
+        weighted["use_hash_policy"] = True
+    action = {"weighted_clusters": weighted, **_no_timeouts(), **_session_hash(config)}
+    if config.mirror is not None:
+        action["request_mirror_policies"] = [
+            {
+                "cluster": config.mirror.arm,
+                "runtime_fraction": {
+                    "default_value": {"numerator": config.mirror.per_million, "denominator": "MILLION"},
+                },
+                "disable_shadow_host_suffix_append": True,
+            }
+        ]
+    return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
+
+
+def _no_timeouts() -> dict[str, Any]:
+    return {"timeout": "0s", "idle_timeout": "0s"}
+
+
+def _session_hash(config: SplitterConfig) -> dict[str, Any]:
+    if config.stickiness == "off":
+        return {}
+    return {"hash_policy": [{"header": {"header_name": config.session_header}}]}
+
+
+def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
+    addresses = [split_address(backend) for backend in arm.backends]
+    return {
+        "name": arm.name,
+        "alt_stat_name": stat_name(arm.name),
+        "type": "STATIC" if all(is_ip(host) for host, _ in addresses) else "STRICT_DNS",
+        "dns_lookup_family": "V4_PREFERRED",
+        "connect_timeout": "5s",
+        "load_assignment": {
+            "cluster_name": arm.name,
+            "endpoints": [
+                {"lb_endpoints": [{"endpoint": {"address": _socket_address(host, port)}} for host, port in addresses]}
+            ],
+        },
+        "load_balancing_policy": {"policies": [{"typed_extension_config": _balancing(config)}]},
+        "common_lb_config": {
+            # By default Envoy sends to sick replicas too once half are sick.
+            "healthy_panic_threshold": {"value": 0},
+            # By default the second change within a second waits for that second's end.
+            "update_merge_window": "0s",
+        },
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
+                "extensions.upstreams.http.v3.HttpProtocolOptions",
+                explicit_http_config={"http2_protocol_options": _http2()},
+                common_http_protocol_options={"idle_timeout": "0s"},
+            )
+        },
+        "per_connection_buffer_limit_bytes": 64 * 2**20,
+        "health_checks": [
+            {
+                "grpc_health_check": {"service_name": INFERENCE_SERVICE},
+                "interval": _seconds(config.health_interval_s),
+                # Without traffic Envoy asks once a minute unless told: an arm would look cold long after its warm-up.
+                "no_traffic_interval": _seconds(config.health_interval_s),
+                "timeout": _seconds(config.health_timeout_s),
+                # NOT_SERVING counts at once and a refused connection after three checks. Silence must last three
+                # timeouts, so that a compile that also stalls the gRPC front is not taken for a death.
+                "unhealthy_threshold": 3,
+                "healthy_threshold": 1,
+            }
+        ],
+        "outlier_detection": _ejection(),
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "priority": "DEFAULT",
+                    "max_connections": _UNLIMITED,
+                    "max_pending_requests": _UNLIMITED,
+                    "max_requests": _UNLIMITED,
+                    "max_retries": _UNLIMITED,
+                }
+            ]
+        },
+        **(
+            {"transport_socket": _cluster_tls(config.upstream_tls, [host for host, _ in addresses])}
+            if config.upstream_tls is not None
+            else {}
+        ),
+        # Statistics of every replica, not of the arm alone.
+        "track_cluster_stats": {"per_endpoint_stats": True},
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def _balancing(config: SplitterConfig) -> dict[str, Any]:
+    if config.stickiness == "replica":
+        return {
+            "name": "envoy.load_balancing_policies.maglev",
+            "typed_config": _typed("extensions.load_balancing_policies.maglev.v3.Maglev"),
+        }
+    return {
+        "name": "envoy.load_balancing_policies.least_request",
+        "typed_config": _typed(
+            "extensions.load_balancing_policies.least_request.v3.LeastRequest",
+            # An arm has few replicas: look at all of them instead of at two drawn at random.
+            selection_method="FULL_SCAN",
+        ),
+    }
+
+
+def _ejection() -> dict[str, Any]:
+    """Takes away a replica that cannot be reached, never one that answers with errors: those are the measurement."""
+    return {
+        "split_external_local_origin_errors": True,
+        "consecutive_local_origin_failure": 5,
+        "enforcing_consecutive_local_origin_failure": 100,
+        "enforcing_local_origin_success_rate": 0,
+        "enforcing_consecutive_5xx": 0,
+        "enforcing_consecutive_gateway_failure": 0,
+        "enforcing_success_rate": 0,
+        "enforcing_failure_percentage": 0,
+        "enforcing_failure_percentage_local_origin": 0,
+        "interval": "1s",
+        "base_ejection_time": "5s",
+        "max_ejection_time": "30s",
+        # The last half stays: health checks, not ejection, decide whether an arm is gone.
+        "max_ejection_percent": 50,
+    }
+
+
+def _access_log(config: SplitterConfig) -> dict[str, Any]:
+    return {
+        "name": "envoy.access_loggers.file",
+        "typed_config": _typed(
+            "extensions.access_loggers.file.v3.FileAccessLog",
+            path=config.access_log,
+            log_format={
+                "json_format": {
+                    "start": "%START_TIME%",
+                    "duration_ms": "%DURATION%",
+                    "method": "%REQ(:path)%",
+                    "arm": "%UPSTREAM_CLUSTER_RAW%",
+                    "replica": "%UPSTREAM_HOST%",
+                    "pinned": f"%REQ({ARM_HEADER})%",
+                    "session": f"%REQ({config.session_header})%",
+                    "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
+                    "flags": "%RESPONSE_FLAGS%",
+                }
+            },
+        ),
+    }

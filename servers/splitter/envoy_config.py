@@ -1,0 +1,175 @@
+"""What the splitter does: its arms, their weights and how sessions stick, as checked values."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from servers.address import host_port
+from servers.config import ConfigError, check_name
+from servers.fields import Range, check_fields
+from servers.metadata import ARM_HEADER, SESSION_HEADER
+from servers.security import ServerTls, check_authority, check_pair
+
+MAX_WEIGHT = 1_000_000
+_HEADER = re.compile(r"[a-z0-9-]+")
+
+Stickiness = Literal["arm", "replica", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmTarget:
+    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned."""
+
+    name: str
+    backends: tuple[str, ...]
+    weight: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("arm name", self.name)
+        if not self.backends:
+            raise ConfigError(f'arm "{self.name}" has no replica: give at least one address as host:port')
+        if len(set(self.backends)) < len(self.backends):
+            raise ConfigError(f'arm "{self.name}" names a replica twice: {", ".join(self.backends)}: drop one')
+        for backend in self.backends:
+            split_address(backend)
+        check_weight(self.name, self.weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """The arm that also gets a copy of `percent` of the requests that are not pinned; its answers are thrown away."""
+
+    arm: str
+    percent: Annotated[float, Range(0.0001, 100)] = 100.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "mirror")
+
+    @property
+    def per_million(self) -> int:
+        """How many of a million requests are copied."""
+        return round(self.percent * 10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamTls:
+    """How the splitter reaches the arms by TLS: the authority it trusts and its own certificate, all PEM files.
+
+    Each certificate must carry `name`, or the host of an address of its arm when that is empty.
+    """
+
+    ca: str
+    name: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.ca:
+            raise ConfigError("upstream TLS has no authority: name a PEM file with --upstream-ca")
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("--upstream-certificate and --upstream-key belong together: give both or neither")
+
+
+def upstream_tls(ca: str, name: str = "", certificate: str = "", key: str = "") -> UpstreamTls | None:
+    """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
+    if not (ca or name or certificate or key):
+        return None
+    tls = UpstreamTls(ca=ca, name=name, certificate=certificate, key=key)
+    check_authority(tls.ca)
+    if tls.certificate:
+        check_pair(tls.certificate, tls.key)
+    return tls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitterConfig:
+    """What the splitter does. Port 0 takes a free port; `stickiness` says what one session keeps meeting.
+
+    `tls` is what clients meet, `upstream_tls` how all arms are reached; None is plaintext. Both hold names of files,
+    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is.
+    """
+
+    arms: tuple[ArmTarget, ...]
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(0, 65535)] = 0
+    admin_port: Annotated[int, Range(0, 65535)] = 0
+    workers: Annotated[int, Range(1, 1024)] = 2
+    stickiness: Stickiness = "arm"
+    session_header: str = SESSION_HEADER
+    mirror: Mirror | None = None
+    access_log: str = ""
+    health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
+    health_timeout_s: Annotated[float, Range(0.01, 3600)] = 20.0
+    tls: ServerTls | None = None
+    upstream_tls: UpstreamTls | None = None
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            raise ConfigError("the splitter has no arm: give at least one")
+        keys = [stat_name(arm.name) for arm in self.arms]
+        for arm, key in zip(self.arms, keys, strict=True):
+            if keys.count(key) > 1:
+                raise ConfigError(
+                    f'arm name "{arm.name}" is taken: give each arm a name of its own ("." and "_" count as equal)'
+                )
+        if not is_ip(self.host):
+            raise ConfigError(f'splitter.host is "{self.host}": give an IP address, 127.0.0.1 or 0.0.0.0 for example')
+        check_fields(self, "splitter")
+        if not _HEADER.fullmatch(self.session_header) or self.session_header == ARM_HEADER:
+            raise ConfigError(
+                f'splitter.session_header is "{self.session_header}": '
+                f"give a lower-case header name other than {ARM_HEADER}"
+            )
+        if not any(self.weights.values()):
+            raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
+        if self.mirror is not None:
+            if self.mirror.arm not in self.weights:
+                raise ConfigError(f'mirror.arm "{self.mirror.arm}" is unknown: use one of {", ".join(self.weights)}')
+            check_mirrored(self.mirror.arm, self.weights)
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The configured weight of every arm."""
+        return {arm.name: arm.weight for arm in self.arms}
+
+
+def check_weight(name: str, weight: int) -> None:
+    """The weight is one that Envoy takes. Raises ConfigError."""
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= MAX_WEIGHT:
+        raise ConfigError(f'weight of arm "{name}" is {weight!r}: give a whole number from 0 to {MAX_WEIGHT}')
+
+
+def check_mirrored(mirrored: str, weights: Mapping[str, int]) -> None:
+    """The arm that takes copies has no weight; "" is no arm. Raises ConfigError."""
+    if weights.get(mirrored):
+        # Its own share and the copies together would load it more than the arms it is compared with.
+        raise ConfigError(
+            f'arm "{mirrored}" takes mirrored copies and has weight {weights[mirrored]}: set its weight to 0'
+        )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of a replica's address. Raises ConfigError, with the remedy where a scheme was given."""
+    if "/" in address:
+        raise ConfigError(
+            f'address "{address}" is not host:port: leave out the scheme; --upstream-ca reaches all arms by TLS'
+        )
+    return host_port(address)
+
+
+def is_ip(host: str) -> bool:
+    """Whether `host` is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def stat_name(name: str) -> str:
+    """The arm's name in Envoy's statistics, which are cut at dots."""
+    return name.replace(".", "_")

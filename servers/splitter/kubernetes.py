@@ -1,0 +1,56 @@
+"""The same split for a Kubernetes gateway: a GRPCRoute with the pins, the refusal, the weights and the mirror. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from servers.config import ConfigError
+from servers.metadata import ARM_HEADER
+from servers.splitter.envoy_config import SplitterConfig
+
+
+def grpc_route_manifest(
+    config: SplitterConfig, *, name: str = "tailgate", gateway: str = "tailgate", port: int = 50051
+) -> dict[str, Any]:
+    """The Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and mirror, for an existing gateway.
+
+    Arm "x" is the Service `service_name("x")` on `port`. Stickiness, health checks and the response header that names
+    the arm are not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
+    """
+    services = [service_name(arm.name) for arm in config.arms]
+    for arm, service in zip(config.arms, services, strict=True):
+        if services.count(service) > 1:
+            raise ConfigError(f'arm "{arm.name}" shares the Service name {service} with another: rename one')
+
+    def backend(arm: str, **weight: int) -> dict[str, Any]:
+        return {"name": service_name(arm), "port": port, **weight}
+
+    def match(kind: str, value: str) -> list[dict[str, Any]]:
+        return [{"headers": [{"type": kind, "name": ARM_HEADER, "value": value}]}]
+
+    weighted: dict[str, Any] = {"backendRefs": [backend(arm.name, weight=arm.weight) for arm in config.arms]}
+    if config.mirror is not None:
+        fraction = {"numerator": config.mirror.per_million, "denominator": 1_000_000}
+        copies = {"backendRef": backend(config.mirror.arm), "fraction": fraction}
+        weighted["filters"] = [{"type": "RequestMirror", "requestMirror": copies}]
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "GRPCRoute",
+        "metadata": {"name": name},
+        "spec": {
+            "parentRefs": [{"name": gateway}],
+            "rules": [
+                *({"matches": match("Exact", arm.name), "backendRefs": [backend(arm.name)]} for arm in config.arms),
+                # No backend: the gateway answers UNAVAILABLE to a pin that names no arm. Of rules with one header
+                # each the first that matches wins, so the arms stay before it.
+                {"matches": match("RegularExpression", ".+")},
+                weighted,
+            ],
+        },
+    }
+
+
+def service_name(arm: str) -> str:
+    """The Kubernetes Service of an arm: "tailgate-" and the name in lower case, with "-" for what DNS does not take."""
+    return "tailgate-" + re.sub(r"[^a-z0-9-]", "-", arm.lower()).strip("-")

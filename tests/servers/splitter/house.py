@@ -1,0 +1,210 @@
+"""Arms of real gRPC servers behind a real Envoy, and calls to them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
+from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+
+T = TypeVar("T")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Loop:
+    """One event loop in a thread of its own, on which all servers and clients of this module live."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5.0)
+
+
+class Replica(inference_pb2_grpc.InferenceServicer):
+    """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
+
+    A prompt that is the name of a status code aborts with it.
+    """
+
+    def __init__(self, arm: str, index: int) -> None:
+        self.arm = arm
+        self.name = f"{arm}-{index}"
+        self.calls = 0
+        self.active = 0
+        self.release = asyncio.Event()
+        self.metadata: list[dict[str, str | bytes]] = []
+        self.health = health.aio.HealthServicer()
+        self.server: grpc.aio.Server | None = None
+        self.address = ""
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        self.calls += 1
+        self.active += 1
+        self.metadata.append(dict(context.invocation_metadata() or ()))
+        context.set_trailing_metadata(
+            (
+                ("tailgate-arm", self.arm),
+                ("tailgate-replica", self.name),
+                ("tailgate-queue-ns", "1234567890123"),
+                ("tailgate-shape-bin", b"\x00\xff\x01"),
+            )
+        )
+        try:
+            if request.text in grpc.StatusCode.__members__:
+                await context.abort(grpc.StatusCode[request.text], "the engine failed")
+            if request.text == "mute":
+                await self.release.wait()
+            for index in range(request.max_tokens):
+                if index == 1 and request.text == "hold":
+                    await self.release.wait()
+                yield inference_pb2.GenerateChunk(token_ids=[index])
+        finally:
+            self.active -= 1
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        await self.health.set(INFERENCE_SERVICE, SERVING)
+        await self.server.start()
+
+    async def stop(self) -> None:
+        assert self.server is not None
+        await self.server.stop(0)
+
+
+class Answer:
+    """What one call came to."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, tokens: int, initial: Any, trailing: Any) -> None:
+        self.code = code
+        self.details = details
+        self.tokens = tokens
+        self.initial: dict[str, str | bytes] = dict(initial or ())
+        self.trailing: dict[str, str | bytes] = dict(trailing or ())
+        self.arm = str(self.trailing.get("tailgate-arm", ""))
+        self.replica = str(self.trailing.get("tailgate-replica", ""))
+
+
+async def ask(
+    channel: grpc.aio.Channel, *, arm: str = "", session: str = "", prompt: str = "", tokens: int = 1
+) -> Answer:
+    metadata = [(ARM_HEADER, arm)] if arm else []
+    metadata += [(SESSION_HEADER, session)] if session else []
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    call = stub.Generate(
+        inference_pb2.GenerateRequest(text=prompt, max_tokens=tokens), metadata=tuple(metadata), timeout=60
+    )
+    received = 0
+    try:
+        async for _ in call:
+            received += 1
+    except grpc.aio.AioRpcError:
+        pass
+    return Answer(
+        await call.code(),
+        await call.details() or "",
+        received,
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def dial(target: str) -> AsyncIterator[grpc.aio.Channel]:
+    # A subchannel pool of its own: the next Envoy must not meet the connections of the last one.
+    async with grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield channel
+
+
+async def ask_many(target: str, requests: list[dict[str, Any]]) -> list[Answer]:
+    async with dial(target) as channel:
+        return await asyncio.gather(*(ask(channel, **request) for request in requests))
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class House:
+    """Arms with their replicas, and the Envoy before them."""
+
+    def __init__(self, loop: Loop, work_dir: Path, replicas: dict[str, int], **settings: Any) -> None:
+        self.loop = loop
+        self.work_dir = work_dir
+        self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
+        for replica in self.all:
+            loop.run(replica.start())
+        weights: dict[str, int] = settings.pop("weights", {})
+        self.config = SplitterConfig(
+            arms=tuple(
+                ArmTarget(name=arm, backends=tuple(item.address for item in items), weight=weights.get(arm, 1))
+                for arm, items in self.replicas.items()
+            ),
+            **{"health_interval_s": 0.1, **settings},
+        )
+        self.envoy = Envoy.start(self.config, log_path=work_dir / "envoy.log", work_dir=work_dir)
+
+    @property
+    def all(self) -> list[Replica]:
+        return [replica for replicas in self.replicas.values() for replica in replicas]
+
+    def ask(self, *requests: dict[str, Any]) -> list[Answer]:
+        return self.loop.run(ask_many(self.envoy.target, list(requests)))
+
+    def set_health(self, replica: Replica, status: int) -> None:
+        self.loop.run(replica.health.set(INFERENCE_SERVICE, status))
+
+    def hold(self, count: int, **request: Any) -> concurrent.futures.Future[list[Answer]]:
+        """Starts `count` streams that stay open until the replicas release them; returns when all of them run."""
+        before = sum(replica.active for replica in self.all)
+        requests = [{"prompt": "hold", "tokens": 3, **request}] * count
+        held = asyncio.run_coroutine_threadsafe(ask_many(self.envoy.target, requests), self.loop.loop)
+        assert wait_for(lambda: sum(replica.active for replica in self.all) == before + count)
+        return held
+
+    def release(self) -> None:
+        for replica in self.all:
+            self.loop.loop.call_soon_threadsafe(replica.release.set)
+
+    def close(self) -> None:
+        self.release()
+        self.envoy.stop(grace_s=1.0)
+        for replica in self.all:
+            self.loop.run(replica.stop())
+
+
+Build = Callable[..., House]
+
+
+def binomial_bound(trials: int, share: float) -> float:
+    """Five standard deviations of a binomial count: a sound splitter leaves it once in two million runs."""
+    return 5 * (trials * share * (1 - share)) ** 0.5

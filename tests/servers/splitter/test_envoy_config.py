@@ -1,0 +1,48 @@
+"""Which settings a splitter refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from servers.config import ConfigError
+from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
+
+
+def lonely_config(**settings: Any) -> SplitterConfig:
+    return SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),), **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ArmTarget(name="a b", backends=("h:1",)), 'arm name "a b" is not usable'),
+        (lambda: ArmTarget(name="a", backends=()), 'arm "a" has no replica'),
+        (lambda: ArmTarget(name="a", backends=("h:1", "h:1")), 'arm "a" names a replica twice'),
+        (lambda: ArmTarget(name="a", backends=("h",)), 'address "h" is not host:port'),
+        (lambda: ArmTarget(name="a", backends=("h:99999",)), 'address "h:99999" is not host:port'),
+        (lambda: Mirror(arm="a", percent=0), "mirror.percent is 0"),
+        (lambda: SplitterConfig(arms=()), "the splitter has no arm"),
+        (lambda: lonely_config(host="localhost"), 'splitter.host is "localhost"'),
+        (lambda: lonely_config(port=-1), "splitter.port is -1"),
+        (lambda: lonely_config(workers=0), "splitter.workers is 0"),
+        (lambda: lonely_config(stickiness="host"), "splitter.stickiness is 'host'"),
+        (lambda: lonely_config(session_header="X User"), 'splitter.session_header is "X User"'),
+        (lambda: lonely_config(health_interval_s=0), "splitter.health_interval_s is 0"),
+        (lambda: lonely_config(mirror=Mirror(arm="dark")), 'mirror.arm "dark" is unknown'),
+        (lambda: lonely_config(mirror=Mirror(arm="eager")), 'arm "eager" takes mirrored copies and has weight 1'),
+        (
+            lambda: SplitterConfig(
+                arms=(ArmTarget(name="a.b", backends=("h:1",)), ArmTarget(name="a_b", backends=("h:2",)))
+            ),
+            'arm name "a.b" is taken',
+        ),
+    ],
+)
+def test_impossible_setting_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make()
+    assert str(refusal.value).startswith(message)
+    assert "\n" not in str(refusal.value)

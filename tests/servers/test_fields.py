@@ -1,0 +1,44 @@
+"""Fields that say their own limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+
+from servers.fields import ConfigError, Range, build, check_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    count: Annotated[int, Range(1, 8)] = 4
+    share: Annotated[float | None, Range(0, 1)] = None
+    order: Literal["first", "last"] = "first"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "queue")
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_both_ends_of_a_range_are_allowed(count: int) -> None:
+    assert build(Settings, {"count": count, "share": 1}, where="queue").count == count
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"count": 0}, "queue.count is 0: give a value from 1 to 8"),
+        ({"share": 1.5}, "queue.share is 1.5: give a value from 0 to 1"),
+        ({"share": float("nan")}, "queue.share is nan: give a value from 0 to 1"),
+        ({"order": "any"}, "queue.order is 'any': use one of first, last"),
+    ],
+)
+def test_a_value_outside_is_named_with_its_limits(table: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        build(Settings, table, where="queue")
+    assert str(refusal.value) == message
+    with pytest.raises(ConfigError) as refusal:
+        Settings(**table)  # type: ignore[arg-type]
+    assert str(refusal.value) == message
