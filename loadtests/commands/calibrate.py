@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from analysis.foresight.calibration import EXIT_CODES, Calibration, Share, calibrate
-from analysis.records.requests import read_run
+from analysis.records.requests import RecordError, read_run
 from analysis.run.run import Run
 from analysis.statistics.compare import METRIC_NAMES
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.flags import run_directory
+from loadtests.experiments.config_errors import as_config_error
 from loadtests.trials.terminal_table import aligned
+from servers import stdout
 from servers.config import ConfigError
 
 SCHEMA = 1
 FEWEST_SPLITS, MOST_SPLITS = 20, 10_000
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.describe(
+        "On its own data. The control is split into halves that are equal by construction, many times: how often do\n"
+        "the tests of the verdict call one slower, and how often do they see a half that was made slower? Then how\n"
+        "alike neighbouring blocks are, and whether trials differ by more than their blocks foretell.\n\n"
+        "Exit codes: 0 trustworthy, 3 too few data to say, 99 do not trust, 2 not readable.",
+        "  tailgate calibrate runs/20260101T120000Z-canary\n"
+        "  tailgate calibrate runs/20260101T120000Z-canary --splits 400 --json | jq .reasons",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
+    parser.add_argument("--splits", type=int, default=100, metavar="N", help="each way (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, metavar="N", help="replaces the experiment's seed")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Says whether the verdicts of the run can be trusted; the exit code."""
+    if options.seed is not None and options.seed < 0:
+        raise ConfigError(f"--seed is {options.seed}: give a whole number from 0")
+    directory = run_directory(options.run_dir)
+    with as_config_error(RecordError):
+        found = calibrate_run(directory, splits=options.splits, seed=options.seed)
+    stdout.write(calibration_text(found), found, as_json=options.json)
+    return int(found["exit_code"])
 
 
 def calibrate_run(directory: Path, *, splits: int, seed: int | None) -> dict[str, Any]:

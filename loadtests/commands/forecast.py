@@ -6,6 +6,7 @@ step takes: more requests run at once on a slower server. So they are foretold f
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,78 @@ from typing import Any
 import numpy as np
 
 from analysis.statistics.decoding import DecodeSteps, decode_steps
-from analysis.statistics.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
-from loadtests.traffic.traces import Trace
+from analysis.statistics.exposure import (
+    ExposureError,
+    Padding,
+    batches,
+    best_ladder,
+    first_seen,
+    padding,
+    unseen_probability,
+)
+from loadtests.commands.command_parser import CommandParser
+from loadtests.experiments.config_errors import as_config_error
+from loadtests.traffic.traces import Trace, read_trace
 from loadtests.trials.terminal_table import aligned
+from servers import stdout
 from servers.config import SHORTEST_BUCKET, ConfigError, doubling
 
 SCHEMA = 1
 _MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
 _MOST_TOKENS = 2**31 - 1
 _MOST_NAMED = 6  # shapes in a note
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.describe(
+        "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
+        "what it pads, and the ladder of buckets that pads least; and the same for the decode steps of a server with\n"
+        "so many slots whose steps take so long. Nothing is run.",
+        "  tailgate forecast AzureLLMInferenceTrace_conv.csv --max-prompt-tokens 8192\n"
+        "  tailgate forecast conv.csv --graphs 6 --multiple 64 --compile-seconds 20\n"
+        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
+        "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
+    )
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
+    add("--max-prompt-tokens", type=int, default=0, metavar="N", help="leave longer prompts out (default: none)")
+    add("--graphs", type=int, default=8, metavar="N", help="steps of the best ladder (default %(default)s)")
+    add("--multiple", type=int, default=1, metavar="N", help="its steps are multiples of this (default %(default)s)")
+    add("--ladder", default="", metavar="LIST", help="a ladder of your own to compare, such as 256,1024,4096")
+    add("--batch", type=int, default=1, metavar="N", help="most prompts in one prefill (default %(default)s)")
+    add("--window-ms", type=float, default=0.0, metavar="MS", help="they come within this time (default 0)")
+    add("--recompile-limit", type=int, default=8, metavar="N", help="the compiler's (default %(default)s)")
+    add("--slots", type=int, default=8, metavar="N", help="requests that decode at once (default %(default)s)")
+    add("--step-ms", default="10,30,100", metavar="LIST", help="what a decode step takes (default %(default)s)")
+    add("--compile-seconds", type=float, default=0.0, metavar="S", help="what one compile takes, for the stalls")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Says what the trace will do; the exit code."""
+    try:
+        ladder = tuple(int(step) for step in options.ladder.split(",")) if options.ladder else ()
+    except ValueError:
+        raise ConfigError(f'--ladder "{options.ladder}" is no list of tokens: give for example 256,1024,4096') from None
+    try:
+        step_ms = tuple(float(step) for step in options.step_ms.split(","))
+    except ValueError:
+        raise ConfigError(f'--step-ms "{options.step_ms}" is no list of times: give for example 10,30,100') from None
+    asked = Forecast(
+        max_prompt_tokens=options.max_prompt_tokens,
+        batch=options.batch,
+        window_s=options.window_ms / 1e3,
+        graphs=options.graphs,
+        multiple=options.multiple,
+        ladder=ladder,
+        recompile_limit=options.recompile_limit,
+        compile_s=options.compile_seconds,
+        slots=options.slots,
+        step_ms=step_ms,
+    )
+    with as_config_error(ExposureError):
+        found = forecast(read_trace(options.trace), asked)
+    stdout.write(forecast_text(found), found, as_json=options.json)
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

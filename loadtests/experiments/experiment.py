@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +20,7 @@ from analysis.records.shallow_toml import DEEPEST
 from analysis.settings.gate_limits import GateLimits, check_goodput, filled
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import merged, parse_cold, parse_slo
+from loadtests.experiments.builtin import builtin_names, builtin_text
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml, read_toml
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, ExternalConfig, external_from_table, external_table
@@ -287,12 +287,6 @@ def _resolve_files(table: Mapping[str, Any], folder: Path) -> None:
                 part[key] = str(path.resolve())
 
 
-def builtin_names() -> list[str]:
-    """Names of the experiments that come with the package."""
-    folder = resources.files("loadtests") / "experiments"
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
-
-
 def from_table(table: Mapping[str, Any]) -> Experiment:
     """The experiment that a parsed TOML table describes."""
     rest = dict(table)
@@ -335,7 +329,7 @@ def _text_of(source: str | Path) -> tuple[Path, str]:
         return path, read_toml(path)
     name = str(source)
     if name in builtin_names():
-        return Path(), (resources.files("loadtests") / "experiments" / f"{name}.toml").read_text(encoding="utf-8")
+        return Path(), builtin_text(name)
     what = "is a directory" if path.is_dir() else "does not exist"
     raise ConfigError(
         f'experiment "{source}" {what}: give a TOML file or a built-in name ({", ".join(builtin_names())})'

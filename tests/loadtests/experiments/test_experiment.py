@@ -11,11 +11,11 @@ from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from analysis.summary.summary import analyze
+from loadtests.experiments.builtin import builtin_names
 from loadtests.experiments.experiment import (
     ParityConfig,
     SplitterSettings,
     TrialsConfig,
-    builtin_names,
     from_table,
     load,
     parse_setting,
