@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from loadtests.experiments.experiment import parse_setting, set_path
+from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.toml_limits import check_values
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, override
 

@@ -9,7 +9,8 @@ from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, prese
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.flags import add_set
 from loadtests.experiments.builtin import builtin_names
-from loadtests.experiments.experiment import load
+from loadtests.experiments.model import OwnArm
+from loadtests.experiments.reading import load
 from loadtests.trials.preflight import check_arm
 from servers.config import PRESETS, ArmConfig, ConfigError
 
@@ -71,6 +72,6 @@ def inspected_arm(options: argparse.Namespace) -> ArmConfig:
     if found is None:
         names = ", ".join(arm.name for arm in experiment.arms)
         raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
-    if found.own is None:
+    if not isinstance(found, OwnArm):
         raise ConfigError(f'--arm "{options.arm}" is external (kind = "{found.kind}"): nobody sees into it from here')
-    return found.own
+    return found.config

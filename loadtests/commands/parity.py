@@ -10,7 +10,8 @@ from typing import Any
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.commands.flags import add_experiment, add_set, seed
-from loadtests.experiments.experiment import check_parity, load
+from loadtests.experiments.reading import load
+from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.parity_processes import ParityError, ParityRun, parity_table
 from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status

@@ -14,8 +14,8 @@ from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.commands.flags import add_experiment, add_set, add_slo, count, real, seed
 from loadtests.commands.parity import show_parity
-from loadtests.experiments.experiment import load
 from loadtests.experiments.field_names import FieldFlags
+from loadtests.experiments.reading import load
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
 from servers import stdout

@@ -22,7 +22,8 @@ from analysis.parity import EPSILON, Answers, judge
 from analysis.records.documents import vouched
 from analysis.report.values import count, ratio, scientific
 from analysis.summary.summary import EXIT_CODES
-from loadtests.experiments.experiment import Experiment, ExperimentArm, check_parity
+from loadtests.experiments.model import Experiment, OwnArm
+from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, describe_exit
 from loadtests.trials.progress import ReplicaState, Status
@@ -66,10 +67,10 @@ class ParityRun:
         """
         experiment = self.experiment
         check_parity(experiment)
-        for arm in experiment.arms:
+        arms = sorted(experiment.own_arms, key=lambda arm: not arm.control)
+        control = arms[0]
+        for arm in arms:
             check_arm(arm.config)
-        control = experiment.control
-        arms = [control, *(arm for arm in experiment.arms if arm is not control)]
         self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), REFERENCE)}
         if not experiment.parity.reference:
             del self.status.replicas[REFERENCE]
@@ -109,7 +110,7 @@ class ParityRun:
         if self._child is not None:
             self._child.kill_now()
 
-    def _measure(self, arm: ExperimentArm, name: str, what: str, expected: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the process says it loaded, once it is done. Raises ConfigError if that differs from `expected`."""
         self.check()
         state = self.status.replicas[name]
@@ -181,7 +182,7 @@ class ParityRun:
                 )
 
     def _judge(
-        self, work: Path, arms: Sequence[ExperimentArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
+        self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
         plan = _read(work / "plan.json")
         said = [

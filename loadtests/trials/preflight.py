@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from loadtests.experiments.experiment import Experiment
+from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.workers.channel_token import channel_token
@@ -28,9 +28,8 @@ def check_experiment(experiment: Experiment) -> None:
     """This machine has what the experiment needs, as far as can be told without starting it."""
     for arm in experiment.own_arms:
         check_arm(arm.config)
-    for arm in experiment.external_arms:
-        assert arm.external is not None
-        arm.external.check(arm.name)
+    for other in experiment.external_arms:
+        other.external.check(other.name)
     if experiment.traffic.remote_workers:
         channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master

@@ -27,7 +27,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.judging.gates import FAIL
 from analysis.records.documents import vouched_toml, write_document
-from loadtests.experiments.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
+from loadtests.experiments.model import Experiment, ExperimentArm, ExternalArm, OwnArm
+from loadtests.experiments.whole_checks import same_kind_of_device
+from loadtests.experiments.writing import to_toml
 from loadtests.external.addresses import external_table
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.external.tls import bearer_token
@@ -129,7 +131,7 @@ class Orchestrator:
         """This machine and the traffic were checked; nothing was started or written. Otherwise ConfigError."""
         experiment = self.experiment
         check_experiment(experiment)
-        source = read_source(experiment.traffic, seed=experiment.seed, model=_model(experiment))
+        source = read_source(experiment.traffic, seed=experiment.seed, model=experiment.counting_model)
         self._build = _ScheduleBuilder(experiment, source)
         self._build(1)  # an impossible schedule is known now
         check_writable(self._out)
@@ -220,12 +222,6 @@ class Orchestrator:
             raise StopRequestedError
 
 
-def _model(experiment: Experiment) -> str:
-    """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
-    control = experiment.control
-    return control.own.model.id if control.own is not None else experiment.model.id
-
-
 @dataclass(frozen=True, slots=True)
 class _ScheduleBuilder:
     experiment: Experiment
@@ -255,7 +251,7 @@ class _ScheduleBuilder:
 class _Replica:
     """One server process on its way from launch to ready."""
 
-    arm: ExperimentArm
+    arm: OwnArm
     name: str
     child: Child
     deadline: float
@@ -353,7 +349,7 @@ class _Trial:
     def _find_external(self) -> None:
         """Every replica of every external arm has answered a short request. Otherwise RunError."""
         for number, arm in enumerate(self._experiment.arms):
-            if arm.external is None:
+            if not isinstance(arm, ExternalArm):
                 continue
             self._status.phase = "finding external arms"
             probes = []
@@ -363,8 +359,7 @@ class _Trial:
             self._facts["ready"][arm.name] = now_ns()
         self._write_facts()
 
-    def _find(self, arm: ExperimentArm, name: str, address: str) -> Probe:
-        assert arm.external is not None
+    def _find(self, arm: ExternalArm, name: str, address: str) -> Probe:
         state = self._status.replicas[name]
         state.stage = "asking"
 
@@ -415,7 +410,7 @@ class _Trial:
         }
         self._write_facts()
 
-    def _launch(self, arm: ExperimentArm, name: str) -> None:
+    def _launch(self, arm: OwnArm, name: str) -> None:
         # Beside the logs: an arm called "generator" must not pass for the account of a load process.
         config_path = self._logs / f"{name}.json"
         _write_json(config_path, arm.config.to_dict())
@@ -578,13 +573,15 @@ class _Trial:
         traffic = self._experiment.traffic
         drain_s = traffic.timeout_s + 5.0
         config_path = self._folder / "generator.json"
-        external = {arm.name: arm.external for arm in self._experiment.external_arms if arm.external is not None}
+        external = {arm.name: arm.external for arm in self._experiment.external_arms}
         vocabularies = [replica.snapshot.vocab_size for replica in self._replicas.values() if replica.snapshot]
         vocabularies += [found.vocab_size for found in external.values() if found.vocab_size]
         if traffic.prompts != "ids" and vocabularies:
             # Said here, in one line, rather than by every request.
             PromptSource.of(
-                traffic.prompts, model=traffic.tokenizer or _model(self._experiment), vocab_size=min(vocabularies)
+                traffic.prompts,
+                model=traffic.tokenizer or self._experiment.counting_model,
+                vocab_size=min(vocabularies),
             )
         _write_json(
             config_path,
@@ -598,7 +595,7 @@ class _Trial:
                 "ignore_eos": traffic.ignore_eos,
                 "max_concurrency": traffic.max_concurrency or None,
                 "prompts": traffic.prompts,
-                "tokenizer": traffic.tokenizer or _model(self._experiment),
+                "tokenizer": traffic.tokenizer or self._experiment.counting_model,
                 "concurrency": traffic.concurrency,
                 "pause_s": traffic.pause_s,
                 "num_prompts": traffic.num_prompts,
@@ -799,9 +796,9 @@ class _Trial:
 
 def _arm_facts(arm: ExperimentArm) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
-    if arm.external is None:
-        return {**facts, "config": arm.config.to_dict(), "length_ladder": list(arm.config.length_ladder)}
-    return {**facts, "external": external_table(arm.external)}
+    if isinstance(arm, ExternalArm):
+        return {**facts, "external": external_table(arm.external)}
+    return {**facts, "config": arm.config.to_dict(), "length_ladder": list(arm.config.length_ladder)}
 
 
 def locust_command(

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from loadtests.experiments.experiment import Experiment
+from loadtests.experiments.model import Experiment
 from servers.rpc import inference_pb2, inference_pb2_grpc
 
 PROMPTS = 6

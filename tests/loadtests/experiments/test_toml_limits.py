@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records.shallow_toml import DEEPEST
 from loadtests.commands.main import main
-from loadtests.experiments.experiment import parse_setting
+from loadtests.experiments.overrides import parse_setting
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
 from loadtests.trials.preflight import _check_compiler
 from servers.complaint import LONGEST

@@ -11,7 +11,9 @@ import pytest
 from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, read_run, read_table
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
-from loadtests.experiments.experiment import Experiment, from_table, to_table, to_toml
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
+from loadtests.experiments.writing import to_table, to_toml
 from loadtests.trials.processes import Child, describe_exit, log_tail
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome, child_environment

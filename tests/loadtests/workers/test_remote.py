@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from loadtests.commands.main import build_parser, main
-from loadtests.experiments.experiment import from_table
+from loadtests.experiments.reading import from_table
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.progress import read_workers
 from loadtests.trials.run import locust_command
