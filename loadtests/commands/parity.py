@@ -15,7 +15,7 @@ from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.parity_processes import ParityError, ParityRun, parity_table
 from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
-from loadtests.trials.run import new_run_dir
+from loadtests.trials.run_directory import new_run_dir
 from servers import stdout
 
 

@@ -13,17 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.parity import EPSILON, Answers, judge
-from analysis.records.documents import vouched
+from analysis.records.documents import vouched, write_json
 from analysis.report.values import count, ratio, scientific
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
+from loadtests.trials.errors import RunError
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, describe_exit
 from loadtests.trials.progress import ReplicaState, Status
@@ -36,9 +38,10 @@ REFERENCE = "float64 reference"  # with a space: no arm can be called so
 SCHEMA = 1
 
 _POLL_S = 0.1
+_write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-class ParityError(RuntimeError):
+class ParityError(RunError):
     """The measurement itself broke: nothing is known of parity. One line that names the log."""
 
 
@@ -282,7 +285,3 @@ def _message(line: str | None) -> dict[str, Any] | None:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

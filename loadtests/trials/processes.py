@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 # The kernel sends the death signal when the parent is gone, even by kill -9. It is set by a tiny launcher that then
 # becomes the real program: Popen's preexec_fn is not safe in a process with gRPC threads.
@@ -59,10 +59,8 @@ class Child:
                 cwd=folder,
                 start_new_session=True,  # the terminal's Ctrl-C reaches the orchestrator alone, which stops in order
             )
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(
-            target=self._read, args=(self._process.stdout,), name=f"{name}-stdout", daemon=True
-        )
+        stdout = cast("IO[bytes]", self._process.stdout)  # a pipe was asked for
+        self._reader = threading.Thread(target=self._read, args=(stdout,), name=f"{name}-stdout", daemon=True)
         self._reader.start()
 
     def _read(self, stream: IO[bytes]) -> None:

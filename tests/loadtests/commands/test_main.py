@@ -401,7 +401,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("loadtests.trials.run._Trial.run", fail)
+    monkeypatch.setattr("loadtests.trials.trial.Trial.run", fail)
     assert main(["run", "demo", "--out", str(tmp_path)]) == 1
     told = capsys.readouterr()
     (path,) = tmp_path.glob("*/traceback-*.txt")

@@ -14,9 +14,10 @@ from analysis.summary.summary import analyze
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.experiments.writing import to_table, to_toml
+from loadtests.trials.child_environment import child_environment
 from loadtests.trials.processes import Child, describe_exit, log_tail
 from loadtests.trials.progress import Status
-from loadtests.trials.run import Orchestrator, RunOutcome, child_environment
+from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.config import ConfigError
 from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
