@@ -411,5 +411,5 @@ def _plan(
 
 
 def _row(row: Need) -> dict[str, Any]:
-    found = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    return {name: float(value) if isinstance(value, np.floating) else value for name, value in found.items()}
+    values = {name: getattr(row, name) for name in row.__dataclass_fields__}
+    return {name: float(value) if isinstance(value, np.floating) else value for name, value in values.items()}

@@ -44,8 +44,8 @@ def main(options: argparse.Namespace) -> int:
     """Says when each arm pays; the exit code."""
     directory = run_directory(options.run_dir)
     with as_config_error(RecordError):
-        found = breakeven_of_run(directory, load_rps=options.load, gpus_per_replica=options.gpus_per_replica)
-    stdout.write(breakeven_text(found), found, as_json=options.json)
+        costs = breakeven_of_run(directory, load_rps=options.load, gpus_per_replica=options.gpus_per_replica)
+    stdout.write(breakeven_text(costs), costs, as_json=options.json)
     return 0
 
 
@@ -60,13 +60,13 @@ def breakeven_of_run(directory: Path, *, load_rps: float | None, gpus_per_replic
         rollout = replace(rollout, load_rps=load_rps)
     if gpus_per_replica is not None:
         rollout = replace(rollout, gpus_per_replica=gpus_per_replica)
-    found = break_even_rows(break_evens(run, judge(run), rollout), rollout)
-    return {"schema": SCHEMA, "run_dir": str(directory), **found}
+    costs = break_even_rows(break_evens(run, judge(run), rollout), rollout)
+    return {"schema": SCHEMA, "run_dir": str(directory), **costs}
 
 
-def breakeven_text(found: Mapping[str, Any]) -> str:
+def breakeven_text(costs: Mapping[str, Any]) -> str:
     """The break-even for people."""
-    shown = payoffs({"break_even": found})
+    shown = payoffs({"break_even": costs})
     table = aligned([["", *(row.arm for row in shown.arms), ""], *([*figures, ""] for figures in shown.figures)])
     reasons = [row.reason for row in shown.arms]
-    return "\n".join([f"{found['run_dir']}: {shown.about}", "", *table, "", RANGES, *reasons])
+    return "\n".join([f"{costs['run_dir']}: {shown.about}", "", *table, "", RANGES, *reasons])

@@ -48,6 +48,6 @@ def main(options: argparse.Namespace) -> int:
     for problem in written.problems:
         print(f"tailgate: {problem}", file=sys.stderr)
     counted = ", ".join(f"{name} {rows:,}" for name, rows in written.rows.items())
-    found = {"out": str(out), "format": options.format, "rows": written.rows, "problems": list(written.problems)}
-    stdout.write(f"{out}: {options.format}, rows: {counted or 'none'}", found, as_json=options.json)
+    outcome = {"out": str(out), "format": options.format, "rows": written.rows, "problems": list(written.problems)}
+    stdout.write(f"{out}: {options.format}, rows: {counted or 'none'}", outcome, as_json=options.json)
     return 0

@@ -62,14 +62,14 @@ def main(options: argparse.Namespace) -> int:
         step_ms=step_ms,
     )
     with as_config_error(ExposureError):
-        found = forecast(read_trace(options.trace), settings)
-    stdout.write(forecast_text(found), found, as_json=options.json)
+        figures = forecast(read_trace(options.trace), settings)
+    stdout.write(forecast_text(figures), figures, as_json=options.json)
     return 0
 
 
-def forecast_text(found: dict[str, Any]) -> str:
+def forecast_text(figures: dict[str, Any]) -> str:
     """The forecast for people."""
-    trace = found["trace"]
+    trace = figures["trace"]
     tokens = trace["prompt_tokens"]
     lines = [
         f"{trace['name']}: {trace['requests']:,} requests in {trace['duration_s']:,.0f} s; prompt tokens p50 "
@@ -77,7 +77,7 @@ def forecast_text(found: dict[str, Any]) -> str:
     ]
     if trace["too_long"]:
         lines.append(f"{trace['too_long']:,} longer than {trace['max_prompt_tokens']:,} tokens are left out")
-    for shape in found["shapes"]:
+    for shape in figures["shapes"]:
         growth = ", ".join(f"{count:,} after {int(mark):,}" for mark, count in shape["after"].items())
         hourly = shape["new_per_hour"]
         lines += [
@@ -89,10 +89,10 @@ def forecast_text(found: dict[str, Any]) -> str:
             + (f", {hourly:,.0f} an hour" if hourly is not None else ""),
         ]
     rows = [["prefill policy", "graphs before", "compiles serving", "padded/true", ""]]
-    seconds = any(row["warm_up_s"] is not None for row in found["policies"])
+    seconds = any(row["warm_up_s"] is not None for row in figures["policies"])
     if seconds:
         rows[0][3:3] = ["warm-up", "stalled"]
-    for row in found["policies"]:
+    for row in figures["policies"]:
         cells = [
             row["policy"],
             f"{row['graphs_before_serving']:,}",
@@ -103,7 +103,7 @@ def forecast_text(found: dict[str, Any]) -> str:
         if seconds:
             cells[3:3] = [f"{row['warm_up_s']:,.0f} s", f"{row['stalled_s']:,.0f} s"]
         rows.append(cells)
-    return "\n".join([*lines, "", *aligned(rows), "", *_decode_text(found["decode"], trace)])
+    return "\n".join([*lines, "", *aligned(rows), "", *_decode_text(figures["decode"], trace)])
 
 
 def _note_of(notes: list[tuple[float, str]]) -> str:
@@ -117,12 +117,12 @@ def _behind(case: dict[str, Any], trace: dict[str, Any]) -> float:
     return float(case["behind_s"]) if case["behind_s"] > 0.1 * trace["duration_s"] else 0.0
 
 
-def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str]:
+def _decode_text(cases: list[dict[str, Any]], trace: dict[str, Any]) -> list[str]:
     """The decode steps for people, all step times side by side."""
     lines = [
-        f"decode with {found[0]['slots']} slots, if a prefill takes no time and a step the same whatever its batch:"
+        f"decode with {cases[0]['slots']} slots, if a prefill takes no time and a step the same whatever its batch:"
     ]
-    for case in found:
+    for case in cases:
         behind = _behind(case, trace)
         if not case["steps"]:
             lines.append("  no answer of the trace has a second token, so nothing decodes")
@@ -134,9 +134,9 @@ def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
             + (f"; {case['requests_left_out']:,} requests left out" if case["requests_left_out"] else "")
             + (f"; too slow for the trace: {behind:,.0f} s behind at its end" if behind else "")
         )
-    head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in found)]
+    head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in cases)]
     rows = [[*head, "padded/true rows", ""]]
-    for policies in zip(*(case["policies"] for case in found), strict=True):
+    for policies in zip(*(case["policies"] for case in cases), strict=True):
         factors = sorted({f"{row['padded_over_true']:.2f}" for row in policies})
         rows.append(
             [
@@ -144,7 +144,7 @@ def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
                 f"{policies[0]['graphs_before_serving']:,}",
                 *(f"{row['compiles_while_serving']:,}" for row in policies),
                 f"{'–'.join(factors[:: max(1, len(factors) - 1)])} ×",
-                _note_of([(case["step_ms"], row["note"]) for case, row in zip(found, policies, strict=True)]),
+                _note_of([(case["step_ms"], row["note"]) for case, row in zip(cases, policies, strict=True)]),
             ]
         )
     return [*lines, "", *aligned(rows)]

@@ -68,10 +68,10 @@ def inspected_arm(options: argparse.Namespace) -> ArmConfig:
             f'{flag} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with `tailgate run`'
         )
     experiment = load(options.experiment, settings=options.settings, needs_traffic=False)
-    found = next((arm for arm in experiment.arms if arm.name == options.arm), None)
-    if found is None:
+    arm = next((arm for arm in experiment.arms if arm.name == options.arm), None)
+    if arm is None:
         names = ", ".join(arm.name for arm in experiment.arms)
         raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
-    if not isinstance(found, OwnArm):
-        raise ConfigError(f'--arm "{options.arm}" is external (kind = "{found.kind}"): nobody sees into it from here')
-    return found.config
+    if not isinstance(arm, OwnArm):
+        raise ConfigError(f'--arm "{options.arm}" is external (kind = "{arm.kind}"): nobody sees into it from here')
+    return arm.config

@@ -90,7 +90,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
 
 def plan_text(plan: Mapping[str, Any]) -> str:
     """The plan for people."""
-    wanted, source = plan["wanted"], plan["source"]
+    goal, source = plan["wanted"], plan["source"]
     pilot = source["from"] == "pilot"
     about = (
         f"{source['run_dir']}: {duration_text(source['seconds'])} in {source['trials']} "
@@ -100,11 +100,11 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     )
     lines = [
         about,
-        f"wanted: margin {100 * wanted['margin']:g} %, power {100 * wanted['power']:g} %, alpha {wanted['alpha']:g}, "
-        f"for a true ratio of {wanted['ratio']:g}",
+        f"wanted: margin {100 * goal['margin']:g} %, power {100 * goal['power']:g} %, alpha {goal['alpha']:g}, "
+        f"for a true ratio of {goal['ratio']:g}",
         "",
     ]
-    duration = wanted["duration_s"]
+    duration = goal["duration_s"]
     head = ["arm"] * pilot + ["gate", *(["seen", "spread"] if pilot else []), "run length"]
     head += ["if as seen"] * pilot + ([f"margin in {duration_text(duration)}"] if duration is not None else []) + [""]
     table = [head]

@@ -142,12 +142,12 @@ def _policies(lengths: Any, sizes: Any, longest: Any, limit: int, settings: Fore
     weights = batch_sizes[np.searchsorted(batch_sizes, sizes)]
     rows_padded = float((weights * longest).sum() / lengths.sum())
 
-    def bucketed(name: str, found: Padding) -> dict[str, Any]:
-        steps = ", ".join(str(step) for step in found.ladder)
-        note = f"{steps}" + (f"; {found.too_long:,} steps fit none" if found.too_long else "")
-        graphs = len(found.ladder) * len(batch_sizes)
-        row = _row(name, graphs, 0, found.factor * rows_padded, note, settings)
-        return {**row, "ladder": list(found.ladder), "too_long": found.too_long}
+    def bucketed(name: str, padded: Padding) -> dict[str, Any]:
+        steps = ", ".join(str(step) for step in padded.ladder)
+        note = f"{steps}" + (f"; {padded.too_long:,} steps fit none" if padded.too_long else "")
+        graphs = len(padded.ladder) * len(batch_sizes)
+        row = _row(name, graphs, 0, padded.factor * rows_padded, note, settings)
+        return {**row, "ladder": list(padded.ladder), "too_long": padded.too_long}
 
     rows = [
         _row("eager", 0, 0, exact, "exact shapes, nothing to compile", settings),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from loadtests.experiments.model import ExperimentArm, ExternalArm, OwnArm
-from loadtests.experiments.ranges import check_ranges
+from loadtests.experiments.ranges import check_fields
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, external_from_table
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, check_name, override
 
@@ -62,16 +62,16 @@ def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: E
         weight=_typed(table, "weight", int, 1, where),
         replicas=_typed(table, "replicas", int, 1, where),
     )
-    check_ranges(arm, where)
+    check_fields(arm, where)
     return arm
 
 
 def _check_read(table: Mapping[str, Any], compiled: CompileConfig, preset: CompileConfig, where: str) -> None:
     """What the arm's own table asks of the compiler has an effect, or it says itself that compiling is off."""
-    asked = [key for key in table if key != "enabled"]
-    if asked and not compiled.enabled and "enabled" not in table:
+    given = [key for key in table if key != "enabled"]
+    if given and not compiled.enabled and "enabled" not in table:
         raise ConfigError(
-            f"{where}.compile.{asked[0]} is set but the preset does not compile: add enabled = true, or choose a "
+            f"{where}.compile.{given[0]} is set but the preset does not compile: add enabled = true, or choose a "
             "compiled preset"
         )
     for key in ("options", "join_projections"):

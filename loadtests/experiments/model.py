@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.rollout import Rollout
-from loadtests.experiments.ranges import bounded, check_ranges
+from loadtests.experiments.ranges import Range, check_fields
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.tls import OPEN, SecurityConfig
@@ -23,8 +23,8 @@ class _Arm:
 
     name: str
     control: bool = False
-    weight: int = bounded(1, 0, 1_000_000)
-    replicas: int = bounded(1, 1, 256)
+    weight: Annotated[int, Range(0, 1_000_000)] = 1
+    replicas: Annotated[int, Range(1, 256)] = 1
 
     @property
     def replica_names(self) -> tuple[str, ...]:
@@ -69,14 +69,14 @@ class TrialsConfig:
     the output folder for all arms, trials and runs.
     """
 
-    count: int = bounded(1, 1, 1000)
-    starting_at_once: int = bounded(1, 1, 1024)
-    ready_timeout_s: float = bounded(900.0, 1, 86_400)
+    count: Annotated[int, Range(1, 1000)] = 1
+    starting_at_once: Annotated[int, Range(1, 1024)] = 1
+    ready_timeout_s: Annotated[float, Range(1, 86_400)] = 900.0
     swap_devices: bool = True
     compile_cache: Literal["fresh", "shared"] = "fresh"
 
     def __post_init__(self) -> None:
-        check_ranges(self, "trials")
+        check_fields(self, "trials")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ class SplitterSettings:
     With a certificate the load goes to it by TLS; the arms behind it are on loopback and stay plaintext.
     """
 
-    port: int = bounded(0, 0, 65535)
-    admin_port: int = bounded(0, 0, 65535)
-    workers: int = bounded(2, 1, 1024)
+    port: Annotated[int, Range(0, 65535)] = 0
+    admin_port: Annotated[int, Range(0, 65535)] = 0
+    workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Literal["arm", "replica", "off"] = "arm"
     access_log: bool = False
     tls_certificate: str = ""
@@ -96,7 +96,7 @@ class SplitterSettings:
     tls_client_ca: str = ""
 
     def __post_init__(self) -> None:
-        check_ranges(self, "splitter")
+        check_fields(self, "splitter")
         if self.port and self.port == self.admin_port:
             raise ConfigError(f"splitter.port and splitter.admin_port are both {self.port}: give two ports, or 0")
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -118,11 +118,11 @@ class ParityConfig:
     served: bool = True
     full: bool = False
     reference: bool = True
-    prompts: int = bounded(0, 0, 4096)
-    tokens: int = bounded(24, 1, 4096)
+    prompts: Annotated[int, Range(0, 4096)] = 0
+    tokens: Annotated[int, Range(1, 4096)] = 24
 
     def __post_init__(self) -> None:
-        check_ranges(self, "parity")
+        check_fields(self, "parity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Experiment:
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
     name: str
-    seed: int = bounded(0, 0, 2**63 - 1)
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     compare_models: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -146,7 +146,7 @@ class Experiment:
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_fields(self)
         check_whole(self)
 
     @property

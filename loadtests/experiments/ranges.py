@@ -1,23 +1,34 @@
-"""The range of a setting, as metadata of its field."""
+"""The ranges of settings, said where their fields are declared: `count: Annotated[int, Range(1, 1000)] = 1`."""
 
 from __future__ import annotations
 
-from dataclasses import field, fields
-from typing import Any
+import functools
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from servers.config import ConfigError
 
 
-def bounded(default: float, low: float, high: float) -> Any:
-    """A field for numbers from `low` to `high`."""
-    return field(default=default, metadata={"range": (low, high)})
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a field may hold, both ends included."""
+
+    low: float
+    high: float
 
 
-def check_ranges(settings: Any, where: str = "") -> None:
-    """Every bounded field of the dataclass is in its range. Otherwise ConfigError, which names where.FIELD."""
-    for item in fields(settings):
-        low, high = item.metadata.get("range", (None, None))
-        value = getattr(settings, item.name)
-        if low is not None and not low <= value <= high:
-            key = f"{where}.{item.name}" if where else item.name
-            raise ConfigError(f"{key} is {value:g}: give a value from {low:g} to {high:g}")
+def check_fields(settings: Any, table: str = "") -> None:
+    """Every field of the dataclass is in its Range. Raises ConfigError, which names `table`.field."""
+    kind: Any = type(settings)
+    for name, allowed in _ranges(kind):
+        value, key = getattr(settings, name), f"{table}.{name}" if table else name
+        if not allowed.low <= value <= allowed.high:
+            raise ConfigError(f"{key} is {value:g}: give a value from {allowed.low:g} to {allowed.high:g}")
+
+
+@functools.cache
+def _ranges(kind: type) -> list[tuple[str, Range]]:
+    hints = typing.get_type_hints(kind, include_extras=True).items()
+    annotated = [(name, hint) for name, hint in hints if typing.get_origin(hint) is Annotated]
+    return [(name, item) for name, hint in annotated for item in hint.__metadata__ if isinstance(item, Range)]

@@ -246,20 +246,20 @@ def parity_table(document: Mapping[str, Any]) -> str:
 
 
 def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
-    found = {finding["name"]: finding for finding in arm["findings"]}
+    findings = {finding["name"]: finding for finding in arm["findings"]}
     figures = arm["figures"]
 
     def times(name: str) -> str:
-        return ratio((found.get(name) or {}).get("value"))
+        return ratio((findings.get(name) or {}).get("value"))
 
     divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
     flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
     if flips is None:
-        told = str(figures["flips_control"])
+        other_tokens = str(figures["flips_control"])
     elif unexplained:
-        told = f"{unexplained} of {flips} unexplained"
+        other_tokens = f"{unexplained} of {flips} unexplained"
     else:
-        told = f"{flips} explained" if flips else "0"
+        other_tokens = f"{flips} explained" if flips else "0"
     return (
         arm["name"],
         arm["verdict"],
@@ -267,7 +267,7 @@ def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
         times("tail error"),
         times("worst error"),
         f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
-        told,
+        other_tokens,
         f"{figures['answers_same']} of {figures['answers']}",
     )
 
@@ -277,10 +277,10 @@ def _message(line: str | None) -> dict[str, Any] | None:
     if line is None:
         return None
     try:
-        found = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def _read(path: Path) -> Any:
