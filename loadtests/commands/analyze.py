@@ -20,6 +20,7 @@ from servers.complaint import fault
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate analyze`."""
     parser.describe(
         "Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,\n"
         "report.html, report.md and junit.xml into the directory, and prints the verdict.\n\n"

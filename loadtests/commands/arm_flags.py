@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.toml_limits import check_values
+from loadtests.trials.child_environment import thread_variables
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, override
 
 # The flags that describe the arm of a preset: name, table and key that it sets, help.
@@ -69,7 +70,4 @@ def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) ->
     command = [sys.executable, "-P", "-m", module, "--config", f"/dev/fd/{reader}", *extra]
     if cache_dir:
         command += ["--cache-dir", cache_dir]
-    environment = dict(os.environ)
-    if arm.engine.threads and not arm.model.device.startswith("cuda"):
-        environment["OMP_NUM_THREADS"] = str(arm.engine.threads)
-    os.execve(sys.executable, command, environment)
+    os.execve(sys.executable, command, {**os.environ, **thread_variables(arm)})

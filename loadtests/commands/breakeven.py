@@ -24,6 +24,7 @@ SCHEMA = 1
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate breakeven`."""
     parser.describe(
         "From a saturation search: what a replica holds within the SLO, the GPUs for --load, and after how many\n"
         "requests or hours the GPU-seconds that an arm saves have paid for its start, with the interval of the search\n"

@@ -24,6 +24,7 @@ FEWEST_SPLITS, MOST_SPLITS = 20, 10_000
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate calibrate`."""
     parser.describe(
         "On its own data. The control is split into halves that are equal by construction, many times: how often do\n"
         "the tests of the verdict call one slower, and how often do they see a half that was made slower? Then how\n"

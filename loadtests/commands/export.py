@@ -15,6 +15,7 @@ from servers import stdout
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate export`."""
     parser.describe(
         "Makes a directory that `tailgate analyze` judges as it does the run (not from CSV): each table under its own\n"
         "name, and the small files beside it. Rows go through in batches: memory does not grow with the run.\n"

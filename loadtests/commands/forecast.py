@@ -16,6 +16,7 @@ from servers.config import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate forecast`."""
     parser.describe(
         "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
         "what it pads, and the ladder of buckets that pads least; and the same for the decode steps of a server with\n"

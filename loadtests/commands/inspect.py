@@ -16,6 +16,7 @@ from servers.config import PRESETS, ArmConfig, ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate inspect`."""
     parser.describe(
         "Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and says\n"
         "what it met: a graph that was ready, a compile, a recompile and why, or a fall-back to eager. Then follow\n"

@@ -20,6 +20,7 @@ from servers import stdout
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate parity`."""
     parser.describe(
         "Runs every arm by itself on the same prompts, without traffic, and compares its greedy answers with the\n"
         "control's and its logits with a float64 reference of the same weights. In float32 the answers must be\n"

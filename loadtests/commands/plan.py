@@ -20,6 +20,7 @@ from servers.config import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate plan`."""
     parser.describe(
         "For a wanted margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
         "metric and quantile, or without a pilot from rate and design. With --duration it also says which margin a\n"

@@ -22,6 +22,7 @@ from servers import stdout
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate run`."""
     parser.describe(
         "Starts every arm and the splitter, drives the traffic through them, records everything in a new\n"
         "directory, and judges the arms against the control. Ctrl-C stops in order, keeps and judges what was\n"

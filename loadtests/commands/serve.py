@@ -15,6 +15,7 @@ from servers.security import check_named, token_from_variable
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate serve`."""
     parser.describe(
         "Loads the model, warms it up, and serves tailgate.v1.Inference, telemetry, health and reflection.\n"
         "Says its port and pid once the port listens; health turns SERVING\n"

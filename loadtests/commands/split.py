@@ -33,6 +33,7 @@ from servers.splitter.envoy import (
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate split`."""
     parser.describe(
         "Clients dial --port. Weights decide the arm of each request (of each session, when a session header is\n"
         "sent); the header x-tailgate-arm pins one. Weights change live: run the command again with --admin and\n"

@@ -11,6 +11,7 @@ from loadtests.workers.remote import parse_master, work
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate worker`."""
     parser.describe(
         "Waits for `tailgate run` with traffic.remote_workers at --master, drives its share of each trial, and sends\n"
         "the records back; a copy stays in --keep. Then it waits for the next trial, until Ctrl-C or --trials.\n"

@@ -13,7 +13,7 @@ from loadtests.experiments.ranges import Range, check_fields
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.tls import OPEN, SecurityConfig
-from loadtests.traffic.schedule import TrafficConfig
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig
 
 

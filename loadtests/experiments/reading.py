@@ -24,7 +24,7 @@ from loadtests.experiments.model import Experiment, ParityConfig, SplitterSettin
 from loadtests.experiments.overrides import apply, lacks_trace, replay
 from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml
 from loadtests.external.tls import SecurityConfig
-from loadtests.traffic.schedule import TrafficConfig
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import ConfigError, EngineConfig, ModelConfig, build
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import TrafficConfig
+from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.child_environment import child_environment
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError

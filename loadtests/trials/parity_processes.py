@@ -25,6 +25,7 @@ from analysis.report.values import count, ratio, scientific
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
+from loadtests.trials.child_environment import thread_variables
 from loadtests.trials.errors import RunError
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, describe_exit
@@ -124,9 +125,8 @@ class ParityRun:
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
         environment = {**os.environ, **anchored_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
-        threads = arm.config.engine.threads
-        if what == "arm" and threads and not arm.config.model.device.startswith("cuda"):
-            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if what == "arm":
+            environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
         command += ["--task", str((self.folder / "parity" / "task.json").resolve())]
         log = self.folder / "logs" / f"parity-{name}.log"

@@ -18,7 +18,7 @@ from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.tls import bearer_token
 from loadtests.trials.channels import arm_channel
-from loadtests.trials.child_environment import child_environment
+from loadtests.trials.child_environment import child_environment, thread_variables
 from loadtests.trials.context import TrialContext
 from loadtests.trials.cpu_time import cpu_seconds
 from loadtests.trials.errors import RunError
@@ -98,11 +98,7 @@ class Replicas:
         command += ["--cache-dir", str(cache.resolve())]
         if security.token_env:
             command += ["--token-env", security.token_env]
-        environment = child_environment()
-        threads = arm.config.engine.threads
-        if threads and not arm.config.model.device.startswith("cuda"):
-            # Before torch is imported: a thread pool is sized once.
-            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
         self._replicas[name] = _Replica(
             arm=arm,

@@ -190,24 +190,32 @@ class Collector:
             self.failure = self.failure or f"telemetry cannot be written ({error}): free the disk and run again"
 
 
-# A message has the columns of its table; those of the replica are added here.
-_REPLICA_COLUMNS = ("trial", "arm", "replica")
-_COMPILE_COLUMNS = tuple(name for name in COMPILE_EVENTS.names if name not in _REPLICA_COLUMNS)
-_STEP_COLUMNS = tuple(name for name in STEPS.names if name not in _REPLICA_COLUMNS)
-
-
 def compile_row(event: telemetry_pb2.CompileEvent, trial: int, arm: str, replica: str) -> dict[str, Any]:
     """The event as a row of COMPILE_EVENTS, under an id that is unique in the run."""
-    values = {name: getattr(event, name) for name in _COMPILE_COLUMNS}
-    lists = {name: list(values[name]) for name in ("request_ids", "breaks")}
-    event_id = f"{trial}-{replica}-{event.event_id}"
-    return {**values, **lists, "event_id": event_id, "trial": trial, "arm": arm, "replica": replica}
-
-
-def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
-    """The step as a row of STEPS."""
-    values = {name: getattr(step, name) for name in _STEP_COLUMNS}
-    return {**values, "trial": trial, "arm": arm, "replica": replica}
+    return {
+        "event_id": f"{trial}-{replica}-{event.event_id}",
+        "trial": trial,
+        "arm": arm,
+        "replica": replica,
+        "kind": event.kind,
+        "start_ns": event.start_ns,
+        "end_ns": event.end_ns,
+        "compile_id": event.compile_id,
+        "frame": event.frame,
+        "reason": event.reason,
+        "shape": event.shape,
+        "dynamic": event.dynamic,
+        "cache": event.cache,
+        "batch_id": event.batch_id,
+        "request_ids": list(event.request_ids),
+        "backend_ns": event.backend_ns,
+        "phase": event.phase,
+        "autotune_ns": event.autotune_ns,
+        "guards": event.guards,
+        "nodes": event.nodes,
+        "kernels": event.kernels,
+        "breaks": list(event.breaks),
+    }
 
 
 def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
@@ -221,3 +229,21 @@ def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
 
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The step as a row of STEPS."""
+    return {
+        "trial": trial,
+        "arm": arm,
+        "replica": replica,
+        "step_id": step.step_id,
+        "kind": step.kind,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "batch": step.batch,
+        "padded_batch": step.padded_batch,
+        "tokens": step.tokens,
+        "padded_tokens": step.padded_tokens,
+        "compiled": step.compiled,
+    }

@@ -16,7 +16,7 @@ from loadtests.experiments.model import ParityConfig, SplitterSettings, TrialsCo
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.writing import to_toml
-from loadtests.traffic.schedule import TrafficConfig
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 

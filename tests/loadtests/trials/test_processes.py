@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.trials.child_environment import child_environment
+from loadtests.trials.child_environment import child_environment, thread_variables
 from loadtests.trials.processes import Child, describe_exit, log_tail
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
+from servers.config import ArmConfig, EngineConfig, ModelConfig
 
 
 def is_gone(pid: str, within_s: float = 10.0) -> bool:
@@ -78,3 +79,11 @@ def test_children_share_the_clock_and_not_locusts_settings(monkeypatch: pytest.M
     environment = child_environment()
     assert environment[ANCHOR_VARIABLE] == str(ANCHOR_NS)
     assert "LOCUST_USERS" not in environment
+
+
+def test_threads_of_an_arm_on_the_cpu_are_set_before_it_starts() -> None:
+    def variables(device: str, threads: int) -> dict[str, str]:
+        return thread_variables(ArmConfig(model=ModelConfig(device=device), engine=EngineConfig(threads=threads)))
+
+    assert variables("cpu", 3) == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
+    assert variables("cuda:1", 3) == variables("cpu", 0) == {}

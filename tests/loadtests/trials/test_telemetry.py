@@ -11,7 +11,7 @@ import pytest
 from analysis.records.requests import COMPILE_EVENTS, STEPS, read_table
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
-from loadtests.trials.telemetry import Collector, compile_row, step_row
+from loadtests.trials.telemetry import Collector
 from servers.config import ArmConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
@@ -161,13 +161,3 @@ def test_a_second_stop_does_nothing(collector: Collector) -> None:
     collector.stop()
     collector.stop()
     collector.settle(quiet_s=0.0, timeout_s=0.2)
-
-
-def test_every_column_of_a_table_is_in_its_message_or_says_whose_it_is() -> None:
-    event = telemetry_pb2.CompileEvent(event_id="7", kind="recompile", request_ids=["a", "b"], breaks=["print"])
-    row = compile_row(event, 2, "naive", "naive-0")
-    assert set(row) == set(COMPILE_EVENTS.names)
-    assert (row["event_id"], row["request_ids"], row["breaks"]) == ("2-naive-0-7", ["a", "b"], ["print"])
-    step = step_row(telemetry_pb2.StepRecord(step_id=3, kind="decode", batch=2), 2, "naive", "naive-0")
-    assert set(step) == set(STEPS.names)
-    assert (step["trial"], step["arm"], step["replica"], step["batch"]) == (2, "naive", "naive-0", 2)
