@@ -16,8 +16,8 @@ from analysis.run.run import Run, mapping
 from analysis.settings.rollout import Rollout
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.flags import run_directory
+from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.trials.terminal_table import aligned
 from servers import stdout
 
 SCHEMA = 1

@@ -7,10 +7,10 @@ from typing import Any
 
 from analysis.statistics.exposure import ExposureError
 from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.terminal_table import aligned
 from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.traces import read_trace
-from loadtests.trials.terminal_table import aligned
 from servers import stdout
 from servers.config import ConfigError
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.report.values import count, ratio, scientific
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.commands.flags import add_experiment, add_set, seed
+from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
 from loadtests.experiments.whole_checks import check_parity
-from loadtests.trials.parity_processes import ParityError, ParityRun, parity_table
+from loadtests.trials.parity_processes import ParityError, ParityRun
 from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run_directory import new_run_dir
@@ -88,3 +90,50 @@ def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> i
     words = f"{parity_table(outcome)}\n\nreport: {folder / 'parity.json'}"
     stdout.write(words, line, as_json=as_json)
     return int(outcome["exit_code"])
+
+
+def parity_table(document: Mapping[str, Any]) -> str:
+    """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
+    control = document["control"]
+    head = f"parity of {document['name']} · {document['dtype']} · {document['requests']} answers, "
+    head += (
+        f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
+    )
+    if control["figures"]:
+        head += f", off float64 by {scientific(control['figures']['error']['median'])}"
+    divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
+    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
+    rows = [titles, *(_row(arm) for arm in document["arms"])]
+    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
+    open_arms = [arm for arm in document["arms"] if arm["reasons"]]
+    if open_arms:
+        lines.append("")
+    lines += [f"{arm['name']}: {reason}" for arm in open_arms for reason in arm["reasons"]]
+    return "\n".join(lines)
+
+
+def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
+    findings = {finding["name"]: finding for finding in arm["findings"]}
+    figures = arm["figures"]
+
+    def times(name: str) -> str:
+        return ratio((findings.get(name) or {}).get("value"))
+
+    divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
+    flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
+    if flips is None:
+        other_tokens = str(figures["flips_control"])
+    elif unexplained:
+        other_tokens = f"{unexplained} of {flips} unexplained"
+    else:
+        other_tokens = f"{flips} explained" if flips else "0"
+    return (
+        arm["name"],
+        arm["verdict"],
+        times("error"),
+        times("tail error"),
+        times("worst error"),
+        f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
+        other_tokens,
+        f"{figures['answers_same']} of {figures['answers']}",
+    )

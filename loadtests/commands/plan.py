@@ -13,8 +13,8 @@ from analysis.records.requests import RecordError
 from analysis.settings.slo_targets import parse_targets
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.flags import run_directory
+from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.trials.terminal_table import aligned
 from servers import stdout
 from servers.config import ConfigError
 

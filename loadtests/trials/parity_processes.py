@@ -21,7 +21,6 @@ import numpy as np
 
 from analysis.parity import EPSILON, Answers, judge
 from analysis.records.documents import vouched, write_json
-from analysis.report.values import count, ratio, scientific
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
@@ -30,7 +29,6 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, describe_exit
 from loadtests.trials.progress import ReplicaState, Status
-from loadtests.trials.terminal_table import aligned
 from servers.clock import anchored_environment
 from servers.config import ConfigError
 
@@ -223,53 +221,6 @@ class ParityRun:
             "facts": facts,
             **outcome.to_dict(),
         }
-
-
-def parity_table(document: Mapping[str, Any]) -> str:
-    """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
-    control = document["control"]
-    head = f"parity of {document['name']} · {document['dtype']} · {document['requests']} answers, "
-    head += (
-        f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
-    )
-    if control["figures"]:
-        head += f", off float64 by {scientific(control['figures']['error']['median'])}"
-    divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
-    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
-    rows = [titles, *(_row(arm) for arm in document["arms"])]
-    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
-    open_arms = [arm for arm in document["arms"] if arm["reasons"]]
-    if open_arms:
-        lines.append("")
-    lines += [f"{arm['name']}: {reason}" for arm in open_arms for reason in arm["reasons"]]
-    return "\n".join(lines)
-
-
-def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
-    findings = {finding["name"]: finding for finding in arm["findings"]}
-    figures = arm["figures"]
-
-    def times(name: str) -> str:
-        return ratio((findings.get(name) or {}).get("value"))
-
-    divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
-    flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
-    if flips is None:
-        other_tokens = str(figures["flips_control"])
-    elif unexplained:
-        other_tokens = f"{unexplained} of {flips} unexplained"
-    else:
-        other_tokens = f"{flips} explained" if flips else "0"
-    return (
-        arm["name"],
-        arm["verdict"],
-        times("error"),
-        times("tail error"),
-        times("worst error"),
-        f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
-        other_tokens,
-        f"{figures['answers_same']} of {figures['answers']}",
-    )
 
 
 def _message(line: str | None) -> dict[str, Any] | None:
