@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.foresight.plan import ARRIVALS, DESIGNS, Goal, Traffic, plan_from_design, plan_from_run
+from analysis.foresight.plan import Goal
+from analysis.foresight.plan_from_design import ARRIVALS, DESIGNS, Traffic, plan_from_design
+from analysis.foresight.plan_from_pilot import plan_from_run
 from analysis.judging.planner import duration_text
 from analysis.records.requests import RecordError
 from analysis.settings.slo_targets import parse_targets

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from analysis.foresight.plan import Goal, plan_from_run
+from analysis.foresight.plan import Goal
+from analysis.foresight.plan_from_pilot import plan_from_run
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
 from tests.analysis.judging.test_load_steps import write_search
