@@ -22,7 +22,7 @@ import pyarrow as pa
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.observed import Emitted, Observed, Plan
 from loadtests.traffic.schedule import SCHEDULE, Schedule
-from loadtests.trials.run import locust_command
+from loadtests.trials.load import locust_command
 from servers.clock import ANCHOR_NS
 from servers.config import ConfigError
 

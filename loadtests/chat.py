@@ -43,12 +43,13 @@ from loadtests.clients.connection import parse_target
 from loadtests.experiments.field_names import parse_goodput_flag
 from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags
 from loadtests.external.tls import SecurityConfig
-from loadtests.generator.generator import Generator, Prepared, TrialConfig
+from loadtests.generator.generator import Generator, Prepared
 from loadtests.generator.goodput import Goodput
 from loadtests.generator.locust_counts import LocustCounts
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.recorder import LoadLog, RequestRecord, RequestRecorder
 from loadtests.generator.spool import OnWritten
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import FITS, FitName, fitted_lengths
 from loadtests.traffic.schedule import PlannedRequest, Schedule
 from loadtests.workers.clock_offsets import end_with_parent

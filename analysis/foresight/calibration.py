@@ -68,12 +68,12 @@ class Share:
     high: float
 
     @classmethod
-    def of_splits(cls, found: Sequence[bool]) -> Share:
+    def of_splits(cls, outcomes: Sequence[bool]) -> Share:
         """The share of splits in which something held; (0, 1) of none."""
-        if not found:
+        if not outcomes:
             return cls(count=0, of=0, low=0.0, high=1.0)
-        interval = stats.binomtest(sum(found), len(found)).proportion_ci(confidence_level=0.95, method="exact")
-        return cls(count=sum(found), of=len(found), low=float(interval.low), high=float(interval.high))
+        interval = stats.binomtest(sum(outcomes), len(outcomes)).proportion_ci(confidence_level=0.95, method="exact")
+        return cls(count=sum(outcomes), of=len(outcomes), low=float(interval.low), high=float(interval.high))
 
     @property
     def share(self) -> float | None:
@@ -236,12 +236,12 @@ def _halves(run: Run, metric: str, place: int, splits: int) -> Iterator[Halves]:
     ways: tuple[How, ...] = ("at random", "in turn")
     for number, how in enumerate(ways):
         rng = run.rng(_SALT, place, number)
-        found = []
+        tested = []
         for _ in range(splits):
             chosen = _half(run, material, how, rng)
-            found.append(_tested(run, metric, material, chosen, rng))
+            tested.append(_tested(run, metric, material, chosen, rng))
         for index, q in enumerate(run.limits.quantiles):
-            items = [row[index] for row in found]
+            items = [row[index] for row in tested]
             for effect in (1.0, *effects) if how == "at random" else (1.0,):
                 yield _summed([made_slower(item, effect) for item in items], metric, q, how, effect)
 
@@ -355,7 +355,7 @@ def _restarts(run: Run) -> Iterator[Restarts]:
         for place, metric in enumerate(run.limits.metrics):
             samples = compared(run, arm, metric, "steady")
             for q in run.limits.quantiles:
-                found = []
+                logs = []
                 for trial in run.trials:
                     own = [_of_trial(sample, trial.number) for sample in samples]
                     item = compare(
@@ -369,9 +369,9 @@ def _restarts(run: Run) -> Iterator[Restarts]:
                     noise = Noise.of(item)
                     if noise is not None and item.ratio is not None:
                         within = noise.per_unit / math.sqrt(item.blocks)
-                        found.append((math.log(item.ratio), within**2, noise.degrees or 1.0))
-                if len(found) >= 2:
-                    yield _variances(arm, metric, q, found)
+                        logs.append((math.log(item.ratio), within**2, noise.degrees or 1.0))
+                if len(logs) >= 2:
+                    yield _variances(arm, metric, q, logs)
 
 
 def _of_trial(sample: Sample, number: int) -> Sample:
@@ -379,15 +379,15 @@ def _of_trial(sample: Sample, number: int) -> Sample:
     return Sample(values=sample.values[own], block=sample.block[own], trial=sample.trial[own])
 
 
-def _variances(arm: str, metric: str, quantile: float, found: Sequence[tuple[float, float, float]]) -> Restarts:
-    ratios, variances, degrees = (np.array(column) for column in zip(*found, strict=True))
+def _variances(arm: str, metric: str, quantile: float, logs: Sequence[tuple[float, float, float]]) -> Restarts:
+    ratios, variances, degrees = (np.array(column) for column in zip(*logs, strict=True))
     between, within = float(ratios.var(ddof=1)), float(variances.mean())
-    p_value = float(stats.f.sf(between / within, len(found) - 1, degrees.sum())) if within > 0 else None
+    p_value = float(stats.f.sf(between / within, len(logs) - 1, degrees.sum())) if within > 0 else None
     return Restarts(
         arm=arm,
         metric=metric,
         quantile=quantile,
-        trials=len(found),
+        trials=len(logs),
         between=math.sqrt(between),
         within=math.sqrt(within),
         p_value=p_value,
@@ -412,9 +412,9 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
     alpha = run.limits.alpha
     for item in halves:
         label = _label(item.metric, item.quantile)
-        for call, found in (("slower", item.slower), ("faster", item.faster)):
-            if item.effect == 1.0 and found.low > _SLACK * alpha:
-                yield f"{found.count} of {found.of} equal halves ({item.how}) are called {call} on {label}."
+        for call, share in (("slower", item.slower), ("faster", item.faster)):
+            if item.effect == 1.0 and share.low > _SLACK * alpha:
+                yield f"{share.count} of {share.of} equal halves ({item.how}) are called {call} on {label}."
         if item.covered.of and item.covered.high < 1.0 - 2.0 * alpha - _SHORTFALL:
             yield (
                 f"The interval of {label} holds the true {item.effect:g} in {item.covered.count} of "

@@ -68,13 +68,13 @@ class BreakEven:
 
 def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakEven]:
     """Every arm of the run against the control, which comes first."""
-    found = _capacities(run, judgement)
+    capacities = _capacities(run, judgement)
     starts = {arm: start_of(run, arm) for arm in run.arms}
-    control = found[run.control]
+    control = capacities[run.control]
     return [
         weigh(
             arm,
-            own=found[arm],
+            own=capacities[arm],
             control=None if arm == run.control else control,
             start=starts[arm],
             rollout=rollout,
@@ -295,10 +295,10 @@ def _pays_text(
     if start.serving_s is None:
         return "What its start costs is not recorded, so that nothing says when it pays."
     ends = [("as seen", hours.seen), ("soonest", hours.low), ("latest", hours.high)]
-    told = ", ".join(f"{name} {_hours_text(value)}" for name, value in ends)
+    times = ", ".join(f"{name} {_hours_text(value)}" for name, value in ends)
     if hours.seen == NEVER:
-        return f"As seen its start is never paid; at the ends of the intervals {told.partition(', ')[2]}."
-    return f"Its start is paid {told}: replicas that restart more often than that do not pay."
+        return f"As seen its start is never paid; at the ends of the intervals {times.partition(', ')[2]}."
+    return f"Its start is paid {times}: replicas that restart more often than that do not pay."
 
 
 def _hours_text(hours: float | None) -> str:
@@ -319,7 +319,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     return break_even_rows(break_evens(run, judgement, rollout), rollout)
 
 
-def break_even_rows(found: Sequence[BreakEven], rollout: Rollout) -> dict[str, Any]:
+def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, Any]:
     """The arms as plain values; NEVER is the word "never"."""
     return {
         "load_rps": rollout.load_rps,
@@ -336,7 +336,7 @@ def break_even_rows(found: Sequence[BreakEven], rollout: Rollout) -> dict[str, A
                 "verdict": row.verdict,
                 "reason": row.reason,
             }
-            for row in found
+            for row in arms
         ],
     }
 

@@ -36,8 +36,14 @@ class Document:
 
 def write_document(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """`path` holds `content` and its checksum as JSON; a reader sees the old content or the new, never a part."""
+    write_json(path, vouched(content), indent=indent)
+
+
+def write_json(path: Path, content: Any, **style: Any) -> None:
+    """`path` holds `content` as JSON in the `style` of json.dumps; a reader sees the old content or the new, never a
+    part."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(vouched(content), indent=indent) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(content, **style) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

@@ -104,44 +104,19 @@ def _planned(summary: Row) -> str:
     return f"{count(planned)} planned, {_many(arms, 'arm')}"
 
 
-def _first(source: object, *paths: tuple[str, ...]) -> str:
-    for path in paths:
-        found = text(at(source, *path))
-        if found != DASH:
-            return found
-    return DASH
-
-
 def machine(summary: Row) -> str:
-    """The processor or host that ran it, from whichever key the environment has."""
-    return _first(
-        at(summary, "environment"),
-        ("host", "cpu"),
-        ("machine", "cpu"),
-        ("cpu", "name"),
-        ("cpu", "model"),
-        ("cpu",),
-        ("processor",),
-        ("host", "machine"),
-        ("machine",),
-        ("host", "name"),
-        ("host",),
-        ("hostname",),
-        ("platform",),
-    )
+    """The processor that ran it, or the platform where that is unknown."""
+    environment = at(summary, "environment")
+    processor = text(at(environment, "cpu", "model"))
+    return processor if processor != DASH else text(at(environment, "platform"))
 
 
 def device(summary: Row) -> str:
-    """The accelerators, or how many CPUs where there is none."""
-    environment = at(summary, "environment")
-    devices = at(environment, "gpus") or at(environment, "devices")
-    if isinstance(devices, list) and devices:
-        first = devices[0]
-        name = _first(first, ("name",), ("kind",)) if isinstance(first, Mapping) else text(first)
-        return f"{len(devices)} × {name}" if len(devices) > 1 else name
-    found = _first(environment, ("device", "name"), ("device",), ("devices", "name"), ("gpu", "name"), ("gpu",))
-    cpus = at(environment, "cpu", "usable")
-    return found if found != DASH else _many(cpus, "CPU") if is_number(cpus) else ""
+    """The GPUs, or how many CPUs where there is none."""
+    gpus, cpus = at(summary, "environment", "gpus"), at(summary, "environment", "cpu", "usable")
+    if isinstance(gpus, list) and gpus:
+        return f"{len(gpus)} × {text(gpus[0])}" if len(gpus) > 1 else text(gpus[0])
+    return _many(cpus, "CPU") if is_number(cpus) else ""
 
 
 def arms_of(summary: Row) -> list[Row]:

@@ -7,7 +7,6 @@ give the same bytes.
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
 from analysis.judging.validity import Check
+from analysis.records.documents import write_json
 from analysis.records.requests import RunRecords, read_run
 from analysis.run.run import SECOND, Run, mapping
 from analysis.run.slo import design_effect
@@ -63,9 +63,7 @@ def _asked(records: RunRecords, slo: Sequence[str]) -> RunRecords:
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     """`path` holds the summary as JSON, whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_json(path, summary, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
@@ -259,12 +257,6 @@ def _events(run: Run) -> list[dict[str, Any]]:
         )
     rows.sort(key=lambda row: (-row["seconds"], -row["requests_hit"], row["arm"], row["start_ns"], row["event_id"]))
     return rows[:_MOST_EVENTS]
-
-
-_POINT = (
-    *("trial", "t_s", "n", "ttft_p50_ms", "ttft_p99_ms"),
-    *("e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms", "failed"),
-)
 
 
 def _distribution(run: Run) -> dict[str, Any]:

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from analysis.foresight.calibration import EXIT_CODES, Calibration, Share, calibrate
-from analysis.records.requests import read_run
+from analysis.records.requests import RecordError, read_run
 from analysis.run.run import Run
 from analysis.settings.metrics import METRIC_NAMES
-from loadtests.trials.terminal_table import aligned
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.flags import run_directory
+from loadtests.commands.terminal_table import aligned
+from loadtests.experiments.config_errors import as_config_error
+from servers import stdout
 from servers.config import ConfigError
 
 SCHEMA = 1
 FEWEST_SPLITS, MOST_SPLITS = 20, 10_000
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate calibrate`."""
+    parser.describe(
+        "On its own data. The control is split into halves that are equal by construction, many times: how often do\n"
+        "the tests of the verdict call one slower, and how often do they see a half that was made slower? Then how\n"
+        "alike neighbouring blocks are, and whether trials differ by more than their blocks foretell.\n\n"
+        "Exit codes: 0 trustworthy, 3 too few data to say, 99 do not trust, 2 not readable.",
+        "  tailgate calibrate runs/20260101T120000Z-canary\n"
+        "  tailgate calibrate runs/20260101T120000Z-canary --splits 400 --json | jq .reasons",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
+    parser.add_argument("--splits", type=int, default=100, metavar="N", help="each way (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, metavar="N", help="replaces the experiment's seed")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Says whether the verdicts of the run can be trusted; the exit code."""
+    if options.seed is not None and options.seed < 0:
+        raise ConfigError(f"--seed is {options.seed}: give a whole number from 0")
+    directory = run_directory(options.run_dir)
+    with as_config_error(RecordError):
+        calibration = calibrate_run(directory, splits=options.splits, seed=options.seed)
+    stdout.write(calibration_text(calibration), calibration, as_json=options.json)
+    return int(calibration["exit_code"])
 
 
 def calibrate_run(directory: Path, *, splits: int, seed: int | None) -> dict[str, Any]:
@@ -25,57 +56,57 @@ def calibrate_run(directory: Path, *, splits: int, seed: int | None) -> dict[str
     return plain(calibrate(Run.of(read_run(directory), seed), splits=splits), directory)
 
 
-def plain(found: Calibration, directory: Path) -> dict[str, Any]:
+def plain(calibration: Calibration, directory: Path) -> dict[str, Any]:
     """The calibration as plain values."""
     return {
         "schema": SCHEMA,
         "run_dir": str(directory),
-        "verdict": found.trust,
-        "exit_code": EXIT_CODES[found.trust],
-        "reasons": list(found.reasons),
-        "notes": list(found.notes),
-        "control": found.control,
-        "alpha": found.alpha,
-        "margin": found.margin,
-        "splits": found.splits,
-        "trials": found.trials,
+        "verdict": calibration.trust,
+        "exit_code": EXIT_CODES[calibration.trust],
+        "reasons": list(calibration.reasons),
+        "notes": list(calibration.notes),
+        "control": calibration.control,
+        "alpha": calibration.alpha,
+        "margin": calibration.margin,
+        "splits": calibration.splits,
+        "trials": calibration.trials,
         "halves": [
             {
                 **asdict(item),
                 **{name: _share(getattr(item, name)) for name in ("slower", "faster", "covered", "passed")},
             }
-            for item in found.halves
+            for item in calibration.halves
         ],
-        "block_correlations": [asdict(item) for item in found.correlations],
-        "restarts": [{**asdict(item), "variance_ratio": item.ratio} for item in found.restarts],
+        "block_correlations": [asdict(item) for item in calibration.correlations],
+        "restarts": [{**asdict(item), "variance_ratio": item.ratio} for item in calibration.restarts],
     }
 
 
-def _share(found: Share) -> dict[str, Any]:
-    return {**asdict(found), "share": found.share}
+def _share(share: Share) -> dict[str, Any]:
+    return {**asdict(share), "share": share.share}
 
 
-def calibration_text(found: Mapping[str, Any]) -> str:
+def calibration_text(calibration: Mapping[str, Any]) -> str:
     """The calibration for people."""
-    alpha = found["alpha"]
+    alpha = calibration["alpha"]
     lines = [
-        f"{found['run_dir']}: halves of {found['control']}, {found['splits']} splits each way{_each(found)}, "
-        f"alpha {alpha:g}, margin {100 * found['margin']:g} %",
+        f"{calibration['run_dir']}: halves of {calibration['control']}, {calibration['splits']} splits each way"
+        f"{_each(calibration)}, alpha {alpha:g}, margin {100 * calibration['margin']:g} %",
         "",
-        *aligned(_halves(found), left=2),
+        *aligned(_halves(calibration), left=2),
         "",
         f"Of equal halves, alpha allows {100 * alpha:g} % to be called slower and as many faster; the interval should "
         f"hold the truth in {100 * (1 - 2 * alpha):g} %.",
         "A half that is slower by the margin and passes is a false PASS.",
         "",
     ]
-    if found["block_correlations"]:
-        lines += [*aligned(_correlations(found["block_correlations"]), left=2), ""]
-    if found["restarts"]:
-        lines += [*aligned(_restarts(found["restarts"]), left=2), ""]
-    lines += found["notes"]
-    reasons = " ".join(found["reasons"])
-    lines.append(f"This run's verdicts: {found['verdict']}{f': {reasons}' if reasons else '.'}")
+    if calibration["block_correlations"]:
+        lines += [*aligned(_correlations(calibration["block_correlations"]), left=2), ""]
+    if calibration["restarts"]:
+        lines += [*aligned(_restarts(calibration["restarts"]), left=2), ""]
+    lines += calibration["notes"]
+    reasons = " ".join(calibration["reasons"])
+    lines.append(f"This run's verdicts: {calibration['verdict']}{f': {reasons}' if reasons else '.'}")
     return "\n".join(lines)
 
 
@@ -86,29 +117,29 @@ def _label(row: Mapping[str, Any]) -> str:
 _SHARES = {"called slower": "slower", "called faster": "faster", "interval holds": "covered", "passed": "passed"}
 
 
-def _halves(found: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+def _halves(calibration: Mapping[str, Any]) -> Sequence[Sequence[str]]:
     rows = [["metric", "split", "true ratio", *(f"{name}, %" for name in _SHARES)]]
-    for row in found["halves"]:
+    for row in calibration["halves"]:
         shares = [_percent(row[name]) for name in _SHARES.values()]
         effect = "1" if row["effect"] == 1 else f"× {row['effect']:.10g}"
         rows.append([_label(row), row["how"], effect, *shares])
     return rows
 
 
-def _each(found: Mapping[str, Any]) -> str:
-    least = min((row["requests"] for row in found["halves"]), default=0)
+def _each(calibration: Mapping[str, Any]) -> str:
+    least = min((row["requests"] for row in calibration["halves"]), default=0)
     return f", {least:,} requests or more a half" if least else ""
 
 
-def _percent(found: Mapping[str, Any]) -> str:
-    if found["share"] is None:
+def _percent(share: Mapping[str, Any]) -> str:
+    if share["share"] is None:
         return "untested"
-    return f"{100 * found['share']:.0f} ({100 * found['low']:.0f}–{100 * found['high']:.0f})"
+    return f"{100 * share['share']:.0f} ({100 * share['low']:.0f}–{100 * share['high']:.0f})"
 
 
-def _correlations(found: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
+def _correlations(correlations: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
     rows = [["arm to control", "metric", "block", "blocks", "neighbours correlate", "limit"]]
-    for row in found:
+    for row in correlations:
         value = "–" if row["value"] is None else f"{row['value']:.2f}"
         rows.append(
             [row["arm"], _label(row), f"{row['block_s']:g} s", str(row["blocks"]), value, f"{row['limit']:.2f}"]
@@ -116,9 +147,9 @@ def _correlations(found: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]
     return rows
 
 
-def _restarts(found: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
+def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
     rows = [["arm to control", "metric", "trials", "between trials", "as blocks foretell", "variance ratio", "p"]]
-    for row in found:
+    for row in restarts:
         ratio = "–" if row["variance_ratio"] is None else f"{row['variance_ratio']:.2f}"
         p_value = "–" if row["p_value"] is None else f"{row['p_value']:.3f}"
         between, within = f"{row['between']:.3f}", f"{row['within']:.3f}"

@@ -1,12 +1,15 @@
-"""Types of flags for argparse. Each refuses what nothing behind it could use, with value, limit and remedy."""
+"""Flags of more than one command, and types of flags. Each type refuses what nothing behind it could use, with value,
+limit and remedy."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from loadtests.experiments.builtin import builtin_names
 from loadtests.experiments.toml_limits import check_path
 from servers.config import ConfigError
 
@@ -75,16 +78,58 @@ def _finite(text: str) -> float:
 
 
 def give_types(parser: argparse.ArgumentParser) -> None:
-    """Every value that `parser` and its commands take is checked, also where a flag names no type of its own."""
+    """Every value that `parser` takes is checked, also where a flag names no type of its own."""
     types: dict[Any, Callable[[str], Any]] = {
         int: whole(-(2**63), 2**63 - 1),
         float: _finite,
         str: words,
     }
     for action in parser._actions:  # argparse has no public way to them
-        if isinstance(action, argparse._SubParsersAction):
-            for command in dict.fromkeys(action.choices.values()):
-                give_types(command)
-        elif action.nargs != 0:
+        if action.nargs != 0:
             kind = action.type or str
             action.type = file_name if kind is str and action.metavar in _FILES else types.get(kind, kind)
+
+
+# --- Flags of more than one command -----------------------------------------------------------------------------------
+
+count = whole(1, 10**9, "count")
+port = whole(0, 65535, "port")
+seed = whole(0, 2**63 - 1, "seed")
+
+
+def add_experiment(parser: argparse.ArgumentParser) -> None:
+    """EXPERIMENT."""
+    parser.add_argument(
+        "experiment", metavar="EXPERIMENT", help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}"
+    )
+
+
+def add_set(parser: argparse.ArgumentParser, example: str) -> None:
+    """--set, with `example` in its help."""
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"replaces one setting, such as {example}; may be repeated",
+    )
+
+
+def add_slo(parser: argparse.ArgumentParser) -> None:
+    """--slo."""
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help='a target, such as "p99_ttft_ms <= 500" or "error_rate <= 0.5%%"; replaces one on the same figure; '
+        "may be repeated",
+    )
+
+
+def run_directory(text: str) -> Path:
+    """RUN_DIR, which is there. Otherwise ConfigError."""
+    if not Path(text).is_dir():
+        raise ConfigError(f'run directory "{text}" does not exist: give one that `tailgate run` wrote')
+    return Path(text)

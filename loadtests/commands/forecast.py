@@ -1,315 +1,76 @@
-"""What a trace will do to each compile policy, before any GPU time: `tailgate forecast`.
-
-The shapes of prefills follow from the trace alone. Those of decode steps, rows and positions, also depend on how long a
-step takes: more requests run at once on a slower server. So they are foretold for several such times.
-"""
+"""`tailgate forecast`: what each compile policy will pay for a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import argparse
 from typing import Any
 
-import numpy as np
-
-from analysis.statistics.decoding import DecodeSteps, decode_steps
-from analysis.statistics.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
-from loadtests.traffic.traces import Trace
-from loadtests.trials.terminal_table import aligned
+from analysis.statistics.exposure import ExposureError
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.terminal_table import aligned
+from loadtests.commands.trace_forecast import Forecast, forecast
+from loadtests.experiments.config_errors import as_config_error
+from loadtests.traffic.traces import read_trace
+from servers import stdout
 from servers.config import ConfigError
-from servers.ladders import default_batches, default_lengths
-
-SCHEMA = 1
-_MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
-_MOST_TOKENS = 2**31 - 1
-_MOST_NAMED = 6  # shapes in a note
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What is asked of a trace. Lengths are prompt tokens, times seconds.
-
-    A prompt longer than `max_prompt_tokens` is left out (0: the longest of the trace is the limit). Up to `batch`
-    prompts that come within `window_s` of the first run as one prefill. `graphs` steps, each a multiple of `multiple`,
-    are what the best ladder may have. `recompile_limit` is the compiler's: more shapes than that run eagerly.
-    `compile_s` is what one compile takes, for the stalls; 0 when unknown. `slots` requests decode at once, and a decode
-    step takes each of `step_ms`.
-    """
-
-    max_prompt_tokens: int = 0
-    batch: int = 1
-    window_s: float = 0.0
-    graphs: int = 8
-    multiple: int = 1
-    ladder: tuple[int, ...] = ()
-    recompile_limit: int = 8
-    compile_s: float = 0.0
-    slots: int = 8
-    step_ms: tuple[float, ...] = (10.0, 30.0, 100.0)
-
-    def __post_init__(self) -> None:
-        for flag, value, low, high in (
-            ("--max-prompt-tokens", self.max_prompt_tokens, 0, _MOST_TOKENS),
-            ("--batch", self.batch, 1, 4096),
-            ("--window-ms", self.window_s * 1e3, 0, 3.6e6),
-            ("--graphs", self.graphs, 1, 1024),
-            ("--multiple", self.multiple, 1, _MOST_TOKENS),
-            ("--recompile-limit", self.recompile_limit, 1, 100_000),
-            ("--compile-seconds", self.compile_s, 0, 86_400),
-            ("--slots", self.slots, 1, 100_000),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{flag} is {value:g}: give {low:g} to {high:g}")
-        if not self.step_ms or not all(0.001 <= step <= 1e6 for step in self.step_ms):
-            raise ConfigError(
-                f"--step-ms is {','.join(f'{step:g}' for step in self.step_ms)}: give times from 0.001 to 1e6, such as "
-                "10,30,100"
-            )
-        if len(self.ladder) > 1024:
-            raise ConfigError(f"--ladder has {len(self.ladder)} steps: give up to 1024")
-        bad = [step for step in self.ladder if not 1 <= step <= _MOST_TOKENS]
-        if bad:
-            raise ConfigError(f"--ladder has a step of {bad[0]} tokens: give steps from 1 to {_MOST_TOKENS}")
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate forecast`."""
+    parser.describe(
+        "How often a prompt length that never came will arrive, how many graphs and compiles each policy needs,\n"
+        "what it pads, and the ladder of buckets that pads least; and the same for the decode steps of a server with\n"
+        "so many slots whose steps take so long. Nothing is run.",
+        "  tailgate forecast AzureLLMInferenceTrace_conv.csv --max-prompt-tokens 8192\n"
+        "  tailgate forecast conv.csv --graphs 6 --multiple 64 --compile-seconds 20\n"
+        "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
+        "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
+    )
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
+    add("--max-prompt-tokens", type=int, default=0, metavar="N", help="leave longer prompts out (default: none)")
+    add("--graphs", type=int, default=8, metavar="N", help="steps of the best ladder (default %(default)s)")
+    add("--multiple", type=int, default=1, metavar="N", help="its steps are multiples of this (default %(default)s)")
+    add("--ladder", default="", metavar="LIST", help="a ladder of your own to compare, such as 256,1024,4096")
+    add("--batch", type=int, default=1, metavar="N", help="most prompts in one prefill (default %(default)s)")
+    add("--window-ms", type=float, default=0.0, metavar="MS", help="they come within this time (default 0)")
+    add("--recompile-limit", type=int, default=8, metavar="N", help="the compiler's (default %(default)s)")
+    add("--slots", type=int, default=8, metavar="N", help="requests that decode at once (default %(default)s)")
+    add("--step-ms", default="10,30,100", metavar="LIST", help="what a decode step takes (default %(default)s)")
+    add("--compile-seconds", type=float, default=0.0, metavar="S", help="what one compile takes, for the stalls")
 
 
-def forecast(trace: Trace, asked: Forecast) -> dict[str, Any]:
-    """The forecast as plain values: the trace, unseen shapes over time, and one row for each policy."""
-    lengths = trace.input_tokens.astype(np.int64)
-    limit = asked.max_prompt_tokens or int(lengths.max())
-    kept = lengths <= limit
-    if not kept.any():
-        raise ConfigError(
-            f"no prompt of the trace has at most {limit} tokens (the shortest has {lengths.min()}): "
-            "raise --max-prompt-tokens"
-        )
-    times, lengths = trace.offset_ns[kept], lengths[kept]
-    p50, p90, p99 = np.quantile(lengths, (0.5, 0.9, 0.99))
-    duration_s = float(times[-1] - times[0]) / 1e9
-    prefills = batches(times, lengths, window_ns=round(asked.window_s * 1e9), most=asked.batch)
-    shapes = [_exposure("prompt length", duration_s, lengths)]
-    if asked.batch > 1:
-        shapes.append(
-            _exposure(f"(batch, length), batches of up to {asked.batch}", duration_s, prefills.size, prefills.longest)
-        )
-    return {
-        "schema": SCHEMA,
-        "trace": {
-            "name": trace.name,
-            "requests": len(lengths),
-            "duration_s": duration_s,
-            "too_long": int((~kept).sum()),
-            "max_prompt_tokens": limit,
-            "prompt_tokens": {"p50": p50, "p90": p90, "p99": p99, "max": int(lengths.max())},
-        },
-        "shapes": shapes,
-        "policies": _policies(lengths, prefills.size, prefills.longest, limit, asked),
-        "decode": [_decode(trace, kept, step_ms, asked) for step_ms in asked.step_ms],
-    }
+def main(options: argparse.Namespace) -> int:
+    """Says what the trace will do; the exit code."""
+    try:
+        ladder = tuple(int(step) for step in options.ladder.split(",")) if options.ladder else ()
+    except ValueError:
+        raise ConfigError(f'--ladder "{options.ladder}" is no list of tokens: give for example 256,1024,4096') from None
+    try:
+        step_ms = tuple(float(step) for step in options.step_ms.split(","))
+    except ValueError:
+        raise ConfigError(f'--step-ms "{options.step_ms}" is no list of times: give for example 10,30,100') from None
+    settings = Forecast(
+        max_prompt_tokens=options.max_prompt_tokens,
+        batch=options.batch,
+        window_s=options.window_ms / 1e3,
+        graphs=options.graphs,
+        multiple=options.multiple,
+        ladder=ladder,
+        recompile_limit=options.recompile_limit,
+        compile_s=options.compile_seconds,
+        slots=options.slots,
+        step_ms=step_ms,
+    )
+    with as_config_error(ExposureError):
+        figures = forecast(read_trace(options.trace), settings)
+    stdout.write(forecast_text(figures), figures, as_json=options.json)
+    return 0
 
 
-def _exposure(name: str, duration_s: float, *columns: Any) -> dict[str, Any]:
-    """How many rows of the columns came for the first time, as they came."""
-    new = first_seen(*columns)
-    seen = np.cumsum(new)
-    size = len(new)
-    chance = unseen_probability(*columns)
-    tenth = max(1, size // 10)
-    return {
-        "name": name,
-        "steps": size,
-        "distinct": int(seen[-1]),
-        "after": {str(mark): int(seen[mark - 1]) for mark in _MARKS if mark < size},
-        "first_tenth_new_share": float(new[:tenth].mean()),
-        "last_tenth_new_share": float(new[-tenth:].mean()),
-        "next_is_new": chance,
-        "new_per_hour": chance * size / duration_s * 3600 if duration_s > 0 else None,
-    }
-
-
-def _policies(lengths: Any, sizes: Any, longest: Any, limit: int, asked: Forecast) -> list[dict[str, Any]]:
-    new = first_seen(sizes, longest)
-    distinct = int(new.sum())
-    eager_share = 0.0
-    if distinct > asked.recompile_limit:
-        # compiled shapes stay compiled; all others run eagerly for ever
-        last = int(np.flatnonzero(new)[asked.recompile_limit - 1])
-        known = {(int(size), int(length)) for size, length in zip(sizes[: last + 1], longest[: last + 1], strict=True)}
-        eager_share = 1 - sum((int(s), int(n)) in known for s, n in zip(sizes, longest, strict=True)) / len(sizes)
-    batch_sizes = np.asarray(default_batches(asked.batch))
-    doubled = default_lengths(limit)
-    # a batch runs at its longest prompt, and a bucketed one at the next batch size as well
-    exact = float((sizes * longest).sum() / lengths.sum())
-    weights = batch_sizes[np.searchsorted(batch_sizes, sizes)]
-    rows_padded = float((weights * longest).sum() / lengths.sum())
-
-    def bucketed(name: str, found: Padding) -> dict[str, Any]:
-        steps = ", ".join(str(step) for step in found.ladder)
-        note = f"{steps}" + (f"; {found.too_long:,} steps fit none" if found.too_long else "")
-        graphs = len(found.ladder) * len(batch_sizes)
-        row = _row(name, graphs, 0, found.factor * rows_padded, note, asked)
-        return {**row, "ladder": list(found.ladder), "too_long": found.too_long}
-
-    rows = [
-        _row("eager", 0, 0, exact, "exact shapes, nothing to compile", asked),
-        _row(
-            "one padded shape",
-            1,
-            0,
-            len(sizes) * asked.batch * limit / float(lengths.sum()),
-            f"every prefill runs at {asked.batch} × {limit}",
-            asked,
-        ),
-        bucketed("buckets, powers of two", padding(longest, doubled, weights=weights)),
-        bucketed(
-            f"buckets, best {asked.graphs}",
-            best_ladder(longest, asked.graphs, multiple=asked.multiple, last=limit, weights=weights),
-        ),
-        _row("dynamic, marked", 1, 0, exact, "one graph for all sizes; slower kernels than a fixed one", asked),
-        _row(
-            "static, each shape",
-            0,
-            min(distinct, asked.recompile_limit),
-            exact,
-            f"{distinct:,} shapes; after {asked.recompile_limit}, {eager_share:.0%} of the steps run eagerly, silently"
-            if eager_share
-            else f"{distinct:,} shapes",
-            asked,
-        ),
-        _row(
-            "static, no limit",
-            0,
-            distinct,
-            exact,
-            f"one compile in {len(sizes) / distinct:.3g} steps",
-            asked,
-        ),
-        _row(
-            "automatic dynamic (default)",
-            0,
-            len(automatic_compiles(sizes[new], longest[new])),
-            exact,
-            "one for the first shape, one for each dimension that then changes; sizes of 1 apart",
-            asked,
-        ),
-    ]
-    if asked.ladder:
-        rows.insert(3, bucketed("buckets, as given", padding(longest, asked.ladder, weights=weights)))
-    return rows
-
-
-def _decode(trace: Trace, kept: Any, step_ms: float, asked: Forecast) -> dict[str, Any]:
-    """The decode steps of a server whose steps take `step_ms`, and what each policy pays for them."""
-    columns = (column[kept] for column in (trace.offset_ns, trace.input_tokens, trace.output_tokens))
-    steps = decode_steps(*columns, slots=asked.slots, step_s=step_ms / 1e3)
-    count = len(steps.batch)
-    longest_s = float(trace.output_tokens[kept].max()) * step_ms / 1e3
-    # One number a shape: far quicker to sort than pairs.
-    span = int(steps.context.max(initial=0)) + 1
-    _, first, times = np.unique(steps.batch * span + steps.context, return_index=True, return_counts=True)
-    order = np.argsort(first)
-    first, times = first[order], times[order]
-    batches_seen = np.unique(steps.batch)
-    return {
-        "step_ms": step_ms,
-        "slots": asked.slots,
-        "steps": count,
-        "requests_left_out": steps.left_out,
-        "distinct": len(first),
-        "next_is_new": float((times == 1).sum() / count) if count else 1.0,
-        "mean_batch": float(steps.batch.mean()) if count else None,
-        "batches": batches_seen.tolist(),
-        "full_share": float((steps.batch == asked.slots).mean()) if count else None,
-        "longest_context": span - 1,
-        "behind_s": max(0.0, steps.end_s - longest_s - float(trace.offset_ns[kept][-1]) / 1e9),
-        "policies": _decode_policies(steps, first, times, asked) if count else [],
-    }
-
-
-def _decode_policies(steps: DecodeSteps, first: Any, times: Any, asked: Forecast) -> list[dict[str, Any]]:
-    rows = float(steps.batch.sum())
-    ladder = np.asarray(default_batches(asked.slots))
-    bucketed = float(ladder[np.searchsorted(ladder, steps.batch)].sum()) / rows
-    eager_share = 1.0 - float(times[: asked.recompile_limit].sum()) / len(steps.batch)
-    distinct = len(first)
-    compiled = automatic_compiles(steps.batch[first], steps.context[first])
-    met = ", ".join(f"{steps.batch[first[at]]}@{steps.context[first[at]]}" for at in compiled[:_MOST_NAMED])
-    limited = f"; after {asked.recompile_limit}, {eager_share:.0%} of the steps run eagerly, silently"
-    return [
-        _row("eager", 0, 0, 1.0, "exact shapes, nothing to compile", asked),
-        _row(
-            "one padded shape",
-            1,
-            0,
-            len(steps.batch) * asked.slots / rows,
-            f"every step runs {asked.slots} rows",
-            asked,
-        ),
-        _row("buckets, powers of two", len(ladder), 0, bucketed, ", ".join(map(str, ladder)) + " rows", asked),
-        _row(
-            "dynamic, marked",
-            1,
-            0,
-            float(np.maximum(steps.batch, 2).sum()) / rows,
-            "one graph for all sizes; a single row runs as two",
-            asked,
-        ),
-        _row(
-            "static, each shape",
-            0,
-            min(distinct, asked.recompile_limit),
-            1.0,
-            f"{distinct:,} shapes" + (limited if distinct > asked.recompile_limit else ""),
-            asked,
-        ),
-        _row("static, no limit", 0, distinct, 1.0, f"one compile in {len(steps.batch) / distinct:.3g} steps", asked),
-        _row("automatic dynamic (default)", 0, len(compiled), 1.0, f"at rows@positions {met}", asked),
-    ]
-
-
-def automatic_compiles(
-    sizes: Iterable[Any], lengths: Iterable[Any], *, warm: Iterable[tuple[int, int]] = ()
-) -> list[int]:
-    """Which of the shapes (size, length), in their order, torch's default compiles; `warm` came before.
-
-    Static first, then dynamic in a dimension that differed when it had to compile; a size of 1 keeps its own graph.
-    """
-    first: tuple[int, int] | None = None
-    dynamic = [False, False]
-    graphs: set[tuple[int | None, int | None]] = set()  # None serves every size above 1
-    compiled = []
-    shapes = [*((True, *shape) for shape in warm), *((False, *shape) for shape in zip(sizes, lengths, strict=True))]
-    for at, (is_warm, size, length) in enumerate(shapes):
-        shape = (int(size), int(length))
-        if any(
-            all(own == other or (other is None and own > 1) for own, other in zip(shape, graph, strict=True))
-            for graph in graphs
-        ):
-            continue
-        first = first or shape
-        dynamic = [was or own != other for was, own, other in zip(dynamic, shape, first, strict=True)]
-        size_of, length_of = (None if free and own > 1 else own for free, own in zip(dynamic, shape, strict=True))
-        graphs.add((size_of, length_of))
-        if not is_warm:
-            compiled.append(at)
-    before = sum(is_warm for is_warm, _, _ in shapes)
-    return [at - before for at in compiled]
-
-
-def _row(name: str, before: int, serving: int, factor: float, note: str, asked: Forecast) -> dict[str, Any]:
-    return {
-        "policy": name,
-        "graphs_before_serving": before,
-        "compiles_while_serving": serving,
-        "padded_over_true": factor,
-        "warm_up_s": before * asked.compile_s if asked.compile_s else None,
-        "stalled_s": serving * asked.compile_s if asked.compile_s else None,
-        "note": note,
-    }
-
-
-def forecast_text(found: dict[str, Any]) -> str:
+def forecast_text(figures: dict[str, Any]) -> str:
     """The forecast for people."""
-    trace = found["trace"]
+    trace = figures["trace"]
     tokens = trace["prompt_tokens"]
     lines = [
         f"{trace['name']}: {trace['requests']:,} requests in {trace['duration_s']:,.0f} s; prompt tokens p50 "
@@ -317,7 +78,7 @@ def forecast_text(found: dict[str, Any]) -> str:
     ]
     if trace["too_long"]:
         lines.append(f"{trace['too_long']:,} longer than {trace['max_prompt_tokens']:,} tokens are left out")
-    for shape in found["shapes"]:
+    for shape in figures["shapes"]:
         growth = ", ".join(f"{count:,} after {int(mark):,}" for mark, count in shape["after"].items())
         hourly = shape["new_per_hour"]
         lines += [
@@ -329,10 +90,10 @@ def forecast_text(found: dict[str, Any]) -> str:
             + (f", {hourly:,.0f} an hour" if hourly is not None else ""),
         ]
     rows = [["prefill policy", "graphs before", "compiles serving", "padded/true", ""]]
-    seconds = any(row["warm_up_s"] is not None for row in found["policies"])
+    seconds = any(row["warm_up_s"] is not None for row in figures["policies"])
     if seconds:
         rows[0][3:3] = ["warm-up", "stalled"]
-    for row in found["policies"]:
+    for row in figures["policies"]:
         cells = [
             row["policy"],
             f"{row['graphs_before_serving']:,}",
@@ -343,7 +104,7 @@ def forecast_text(found: dict[str, Any]) -> str:
         if seconds:
             cells[3:3] = [f"{row['warm_up_s']:,.0f} s", f"{row['stalled_s']:,.0f} s"]
         rows.append(cells)
-    return "\n".join([*lines, "", *aligned(rows), "", *_decode_text(found["decode"], trace)])
+    return "\n".join([*lines, "", *aligned(rows), "", *_decode_text(figures["decode"], trace)])
 
 
 def _note_of(notes: list[tuple[float, str]]) -> str:
@@ -357,12 +118,12 @@ def _behind(case: dict[str, Any], trace: dict[str, Any]) -> float:
     return float(case["behind_s"]) if case["behind_s"] > 0.1 * trace["duration_s"] else 0.0
 
 
-def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str]:
+def _decode_text(cases: list[dict[str, Any]], trace: dict[str, Any]) -> list[str]:
     """The decode steps for people, all step times side by side."""
     lines = [
-        f"decode with {found[0]['slots']} slots, if a prefill takes no time and a step the same whatever its batch:"
+        f"decode with {cases[0]['slots']} slots, if a prefill takes no time and a step the same whatever its batch:"
     ]
-    for case in found:
+    for case in cases:
         behind = _behind(case, trace)
         if not case["steps"]:
             lines.append("  no answer of the trace has a second token, so nothing decodes")
@@ -374,9 +135,9 @@ def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
             + (f"; {case['requests_left_out']:,} requests left out" if case["requests_left_out"] else "")
             + (f"; too slow for the trace: {behind:,.0f} s behind at its end" if behind else "")
         )
-    head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in found)]
+    head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in cases)]
     rows = [[*head, "padded/true rows", ""]]
-    for policies in zip(*(case["policies"] for case in found), strict=True):
+    for policies in zip(*(case["policies"] for case in cases), strict=True):
         factors = sorted({f"{row['padded_over_true']:.2f}" for row in policies})
         rows.append(
             [
@@ -384,7 +145,7 @@ def _decode_text(found: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
                 f"{policies[0]['graphs_before_serving']:,}",
                 *(f"{row['compiles_while_serving']:,}" for row in policies),
                 f"{'–'.join(factors[:: max(1, len(factors) - 1)])} ×",
-                _note_of([(case["step_ms"], row["note"]) for case, row in zip(found, policies, strict=True)]),
+                _note_of([(case["step_ms"], row["note"]) for case, row in zip(cases, policies, strict=True)]),
             ]
         )
     return [*lines, "", *aligned(rows)]

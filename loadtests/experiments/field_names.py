@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis.records.requests import RecordError
 from analysis.settings.gate_limits import GOODPUT_METRICS, check_goodput
+from loadtests.experiments.config_errors import as_config_error
 from servers.config import ConfigError
 
 # Settings that say when requests start, and that another way to say it replaces.
@@ -104,10 +105,8 @@ def parse_goodput_flag(parts: Sequence[str]) -> dict[str, float]:
                 "such as ttft:200 tpot:50"
             )
         limits[name] = limit
-    try:
+    with as_config_error(RecordError, prefix="--"):
         check_goodput(limits)
-    except RecordError as error:
-        raise ConfigError(f"--{error}") from None
     return limits
 
 

@@ -7,29 +7,24 @@ Locust; the client's readers do nothing but stamp times, so slow bookkeeping can
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Literal
 
 import gevent
 import numpy as np
 from gevent.event import Event
 
-from loadtests.clients.connection import InferenceClient, parse_target
+from loadtests.clients.connection import InferenceClient
 from loadtests.clients.transport import AnyCall, Client, Encode, Lane, OwnEncoder, Route, external_route
-from loadtests.external.addresses import ExternalConfig
-from loadtests.external.tls import OPEN, SecurityConfig
 from loadtests.generator.closed_loop import ClosedLoop
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
-from loadtests.traffic.prompts import PromptKind, PromptSource
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from servers.clock import now_ns
-from servers.config import ConfigError, build
+from servers.config import ConfigError
 from servers.metadata import ARM_HEADER, trailing_key
 
 _AHEAD_NS = 5_000_000_000
@@ -40,75 +35,6 @@ _IN_A_ROW = 16  # requests prepared, started late or booked before others take t
 _A_TURN_S = 0.000_001
 _HEARTBEAT_S = 0.02
 _MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialConfig:
-    """How one trial is driven: generator.json. `targets` maps an arm, or "*" for all others, to host:port.
-
-    A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
-    gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
-
-    `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
-    each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
-    in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
-    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id.
-    """
-
-    trial: int = 1
-    arms: tuple[str, ...] = ()
-    targets: dict[str, str] = field(default_factory=dict)
-    external: Mapping[str, ExternalConfig] = field(default_factory=dict)
-    start_ns: int = 0
-    timeout_s: float = 60.0
-    vocab_size: int = 256
-    ignore_eos: bool = True
-    max_concurrency: int | None = 0
-    concurrency: int = 0
-    pause_s: float = 0.0
-    num_prompts: int = 0
-    duration_s: float = 0.0
-    rampup_s: float = 0.0
-    prompts: PromptKind = "ids"
-    tokenizer: str = ""
-    drain_s: float = 60.0
-    seed: int = 0
-    client: Literal["frames", "grpcio"] = "frames"
-    security: SecurityConfig = OPEN
-    keepalive_s: float = 0.0
-    keepalive_timeout_s: float = 20.0
-
-    def __post_init__(self) -> None:
-        if not self.targets and not self.external:
-            raise ConfigError('generator.targets is empty: give {"*": "host:port"} or one target for each arm')
-        for arm, target in self.targets.items():
-            for address in target.split(","):
-                parse_target(address)
-            if arm in self.external:
-                raise ConfigError(f'generator.targets and generator.external both have "{arm}": keep one')
-        for key, value, low in (
-            ("timeout_s", self.timeout_s, 0.001),
-            ("vocab_size", self.vocab_size, 4),
-            ("max_concurrency", self.max_concurrency or 0, 0),
-            ("concurrency", self.concurrency, 0),
-            ("pause_s", self.pause_s, 0),
-            ("drain_s", self.drain_s, 0),
-            ("keepalive_s", self.keepalive_s, 0),
-            ("keepalive_timeout_s", self.keepalive_timeout_s, 0.001),
-        ):
-            if value < low:
-                raise ConfigError(f"generator.{key} is {value}: give {low} or more")
-
-    @classmethod
-    def read(cls, path: Path) -> TrialConfig:
-        """The trial that the JSON file at `path` describes; anything wrong with it raises ConfigError."""
-        try:
-            table = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f'trial config "{path}" cannot be read ({error}): give a JSON file') from None
-        if not isinstance(table, dict):
-            raise ConfigError(f'trial config "{path}" holds no object: give {{"trial": 1, "arms": [...], ...}}')
-        return build(cls, table, where="generator")
 
 
 class _Copy:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadtests.experiments.experiment import Experiment
+from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
 
 _STREAM = 1001  # apart from the streams of the schedule
 
@@ -40,10 +40,10 @@ def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:
 def in_trial(experiment: Experiment, trial: int) -> Experiment:
     """The experiment with its arms on the devices of trial number `trial`."""
     devices = devices_of(experiment, trial)
-    arms = []
+    arms: list[ExperimentArm] = []
     for arm in experiment.arms:
-        if arm.own is not None and arm.own.model.device != devices[arm.name]:
-            model = replace(arm.own.model, device=devices[arm.name])
-            arm = replace(arm, own=replace(arm.own, model=model))
+        if isinstance(arm, OwnArm):
+            model = replace(arm.config.model, device=devices[arm.name])
+            arm = replace(arm, config=replace(arm.config, model=model))
         arms.append(arm)
     return replace(experiment, arms=tuple(arms))

@@ -1,7 +1,7 @@
 """Measures every arm of an experiment alone, and has their parity with the control judged: `tailgate parity`.
 
 Each arm runs in a process of its own, one after the other, control first; then the float64 reference. They leave their
-answers and logits in files, which analysis/parity compares.
+answers and logits in files, which analysis/parity.py compares.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ import numpy as np
 from analysis.parity.flips import Answers
 from analysis.parity.judge import judge
 from analysis.parity.measures import EPSILON
-from analysis.records.documents import vouched
-from analysis.report.values import count, ratio, scientific
+from analysis.records.documents import vouched, write_json
 from analysis.summary.summary import EXIT_CODES
-from loadtests.experiments.experiment import Experiment, ExperimentArm, check_parity
+from loadtests.experiments.model import Experiment, OwnArm
+from loadtests.experiments.whole_checks import check_parity
+from loadtests.trials.child_environment import thread_variables
+from loadtests.trials.errors import RunError
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, describe_exit
 from loadtests.trials.progress import ReplicaState, Status
-from loadtests.trials.terminal_table import aligned
 from servers.clock import anchored_environment
 from servers.config import ConfigError
 
@@ -37,9 +39,10 @@ REFERENCE = "float64 reference"  # with a space: no arm can be called so
 SCHEMA = 1
 
 _POLL_S = 0.1
+_write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-class ParityError(RuntimeError):
+class ParityError(RunError):
     """The measurement itself broke: nothing is known of parity. One line that names the log."""
 
 
@@ -68,10 +71,10 @@ class ParityRun:
         """
         experiment = self.experiment
         check_parity(experiment)
-        for arm in experiment.arms:
+        arms = sorted(experiment.own_arms, key=lambda arm: not arm.control)
+        control = arms[0]
+        for arm in arms:
             check_arm(arm.config)
-        control = experiment.control
-        arms = [control, *(arm for arm in experiment.arms if arm is not control)]
         self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), REFERENCE)}
         if not experiment.parity.reference:
             del self.status.replicas[REFERENCE]
@@ -111,7 +114,7 @@ class ParityRun:
         if self._child is not None:
             self._child.kill_now()
 
-    def _measure(self, arm: ExperimentArm, name: str, what: str, expected: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the process says it loaded, once it is done. Raises ConfigError if that differs from `expected`."""
         self.check()
         state = self.status.replicas[name]
@@ -122,9 +125,8 @@ class ParityRun:
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
         environment = {**os.environ, **anchored_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
-        threads = arm.config.engine.threads
-        if what == "arm" and threads and not arm.config.model.device.startswith("cuda"):
-            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if what == "arm":
+            environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
         command += ["--task", str((self.folder / "parity" / "task.json").resolve())]
         log = self.folder / "logs" / f"parity-{name}.log"
@@ -183,7 +185,7 @@ class ParityRun:
                 )
 
     def _judge(
-        self, work: Path, arms: Sequence[ExperimentArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
+        self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
         plan = _read(work / "plan.json")
         said = [
@@ -223,67 +225,16 @@ class ParityRun:
         }
 
 
-def parity_table(document: Mapping[str, Any]) -> str:
-    """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
-    control = document["control"]
-    head = f"parity of {document['name']} · {document['dtype']} · {document['requests']} answers, "
-    head += (
-        f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
-    )
-    if control["figures"]:
-        head += f", off float64 by {scientific(control['figures']['error']['median'])}"
-    divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
-    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
-    rows = [titles, *(_row(arm) for arm in document["arms"])]
-    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
-    open_arms = [arm for arm in document["arms"] if arm["reasons"]]
-    if open_arms:
-        lines.append("")
-    lines += [f"{arm['name']}: {reason}" for arm in open_arms for reason in arm["reasons"]]
-    return "\n".join(lines)
-
-
-def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
-    found = {finding["name"]: finding for finding in arm["findings"]}
-    figures = arm["figures"]
-
-    def times(name: str) -> str:
-        return ratio((found.get(name) or {}).get("value"))
-
-    divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
-    flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
-    if flips is None:
-        told = str(figures["flips_control"])
-    elif unexplained:
-        told = f"{unexplained} of {flips} unexplained"
-    else:
-        told = f"{flips} explained" if flips else "0"
-    return (
-        arm["name"],
-        arm["verdict"],
-        times("error"),
-        times("tail error"),
-        times("worst error"),
-        f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
-        told,
-        f"{figures['answers_same']} of {figures['answers']}",
-    )
-
-
 def _message(line: str | None) -> dict[str, Any] | None:
     """The JSON object on `line`; an empty one for whatever else was printed, None where there is no line."""
     if line is None:
         return None
     try:
-        found = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

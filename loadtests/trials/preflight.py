@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from loadtests.experiments.experiment import Experiment
+from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.workers.channel_token import channel_token
@@ -28,9 +28,8 @@ def check_experiment(experiment: Experiment) -> None:
     """This machine has what the experiment needs, as far as can be told without starting it."""
     for arm in experiment.own_arms:
         check_arm(arm.config)
-    for arm in experiment.external_arms:
-        assert arm.external is not None
-        arm.external.check(arm.name)
+    for other in experiment.external_arms:
+        other.external.check(other.name)
     if experiment.traffic.remote_workers:
         channel_token(f"traffic.remote_workers = {experiment.traffic.remote_workers}")
         host, master_port = experiment.traffic.master
@@ -62,7 +61,7 @@ def check_arm(config: ArmConfig) -> None:
         )
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
-        _check_compiler(config.name)
+        check_compiler(config.name)
     _check_model(config)
     _check_backend(config)
 
@@ -106,18 +105,18 @@ def _check_backend(config: ArmConfig) -> None:
         return
     command = [sys.executable, "-P", "-c", _ASK_TORCH, *options]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
-        told = json.loads(asked.stdout.splitlines()[-1])
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
+        reply = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return  # the arm itself will say it
-    if policy.backend not in told["backends"]:
+    if policy.backend not in reply["backends"]:
         raise ConfigError(
-            f'arm "{config.name}": compile.backend is "{policy.backend}": torch knows {", ".join(told["backends"])}; '
+            f'arm "{config.name}": compile.backend is "{policy.backend}": torch knows {", ".join(reply["backends"])}; '
             "install the package that brings it"
         )
-    if told["unknown"]:
+    if reply["unknown"]:
         raise ConfigError(
-            f'arm "{config.name}": compile.options.{told["unknown"][0]} is unknown to this torch: '
+            f'arm "{config.name}": compile.options.{reply["unknown"][0]} is unknown to this torch: '
             "see torch._inductor.config"
         )
 
@@ -145,13 +144,14 @@ def check_writable(folder: Path) -> None:
         raise ConfigError(f'--out "{folder}" is not writable: give a folder that is')
 
 
-def _check_compiler(arm: str) -> None:
+def check_compiler(arm: str) -> None:
+    """What compiles for the CPU is there: a C++ compiler and Python's header. Otherwise ConfigError."""
     # Inductor writes C++ for the CPU and asks for g++ by name unless CXX says otherwise.
-    wanted = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
+    compiler = os.environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
     try:
-        program = (shlex.split(wanted) or ["g++"])[0]
+        program = (shlex.split(compiler) or ["g++"])[0]
     except ValueError as error:
-        raise ConfigError(f"the environment variable CXX is {wanted!r} ({error}): give the C++ compiler") from None
+        raise ConfigError(f"the environment variable CXX is {compiler!r} ({error}): give the C++ compiler") from None
     if shutil.which(program) is None:
         other = next((name for name in ("c++", "clang++", "g++") if shutil.which(name)), None)
         remedy = f"set CXX={other}" if other else "install g++ (or set CXX)"

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from servers.launcher import launched
 
@@ -46,10 +46,8 @@ class Child:
                 cwd=folder,
                 start_new_session=True,  # the terminal's Ctrl-C reaches the orchestrator alone, which stops in order
             )
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(
-            target=self._read, args=(self._process.stdout,), name=f"{name}-stdout", daemon=True
-        )
+        stdout = cast("IO[bytes]", self._process.stdout)  # a pipe was asked for
+        self._reader = threading.Thread(target=self._read, args=(stdout,), name=f"{name}-stdout", daemon=True)
         self._reader.start()
 
     def _read(self, stream: IO[bytes]) -> None:

@@ -105,8 +105,8 @@ def read_load(folder: Path) -> Load:
 def read_workers(folder: Path) -> tuple[int, int] | None:
     """(load processes connected, expected) while some are awaited, as `workers.json` says; None otherwise."""
     try:
-        told = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
-        return None if told.get("assigned") else (int(told["connected"]), int(told["expected"]))
+        account = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
+        return None if account.get("assigned") else (int(account["connected"]), int(account["expected"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

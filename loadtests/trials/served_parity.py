@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from loadtests.experiments.experiment import Experiment
+from loadtests.experiments.model import Experiment
 from servers.rpc import inference_pb2, inference_pb2_grpc
 
 PROMPTS = 6
@@ -53,7 +53,7 @@ def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Q
 
 def ask(
     channel: grpc.Channel,
-    asked: Sequence[Question],
+    prompts: Sequence[Question],
     *,
     check: Callable[[], None],
     timeout_s: float = TIMEOUT_S,
@@ -76,7 +76,7 @@ def ask(
             ),
             timeout=timeout_s,
         )
-        for number, question in enumerate(asked)
+        for number, question in enumerate(prompts)
     ]
     said: list[list[int]] = [[] for _ in calls]
     readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
@@ -140,7 +140,7 @@ def compared(
         if isinstance(said, str) or isinstance(expected, str):
             row |= {"error": said if isinstance(said, str) else f"{first} answered {expected}", "same": 0}
         else:
-            departs = [departure(mine, theirs) for mine, theirs in zip(said, expected, strict=True)]
+            departs = [departure(tokens, reference) for tokens, reference in zip(said, expected, strict=True)]
             known = [(token, question) for question, token in enumerate(departs) if token is not None]
             row["same"] = len(departs) - len(known)
             if known:
@@ -150,9 +150,9 @@ def compared(
     return rows
 
 
-def departure(mine: Sequence[int], theirs: Sequence[int]) -> int | None:
+def departure(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
     """The index of the first token that differs, also where one answer goes on and the other ends; None if equal."""
-    for token, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+    for token, (one, other) in enumerate(zip(tokens, reference, strict=False)):
         if one != other:
             return token
-    return None if len(mine) == len(theirs) else min(len(mine), len(theirs))
+    return None if len(tokens) == len(reference) else min(len(tokens), len(reference))

@@ -19,7 +19,7 @@ from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
-_MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
+MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
 
 
 @dataclass(slots=True)
@@ -39,11 +39,13 @@ class Collector:
     """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`. Beside them it keeps
     `compiler.json`, the graph breaks and CUDA-graph skips of each replica as last told.
 
-    `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written.
+    `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
+    or when more than `most_waiting` rows of a table wait for the disk.
     """
 
-    def __init__(self, folder: Path, *, trial: int, status: Status) -> None:
+    def __init__(self, folder: Path, *, trial: int, status: Status, most_waiting: int = MOST_WAITING) -> None:
         self._trial = trial
+        self._most_waiting = most_waiting
         self._status = status
         self._followers: dict[str, _Follower] = {}
         self._lock = threading.Lock()
@@ -146,12 +148,12 @@ class Collector:
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
             self._taken += 1
-            if len(self._rows[table]) < _MOST_WAITING:
+            if len(self._rows[table]) < self._most_waiting:
                 self._rows[table].append(row)
             elif self.failure is None:
                 # Without some of its compiles an arm would look better than it is: better no run than such a one.
                 self.failure = (
-                    f"telemetry comes faster than the disk takes it: {_MOST_WAITING} rows of {table} wait; "
+                    f"telemetry comes faster than the disk takes it: {self._most_waiting} rows of {table} wait; "
                     "give --out on a faster disk"
                 )
 

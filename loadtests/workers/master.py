@@ -18,7 +18,7 @@ from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
 from analysis.records.documents import write_document
-from loadtests.generator.generator import TrialConfig
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import EVERY_ARM, Schedule
 from loadtests.workers.clock_offsets import clock_identity, host_identity
 from loadtests.workers.shipping import Inbox, ShareParts

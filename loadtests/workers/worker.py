@@ -18,9 +18,10 @@ from gevent.event import AsyncResult
 from locust.env import Environment
 from locust.exception import RPCError
 
-from loadtests.generator.generator import Generator, TrialConfig
+from loadtests.generator.generator import Generator
 from loadtests.generator.recorder import LoadLog
 from loadtests.generator.spool import OnWritten
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from loadtests.workers.master import (

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from loadtests.generator.generator import TrialConfig
+from loadtests.generator.trial_config import TrialConfig
 from servers.config import ConfigError
 from tests.fakes.certificates import make_certificates
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer

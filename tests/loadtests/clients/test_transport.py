@@ -14,8 +14,9 @@ import pytest
 
 from loadtests.clients.transport import Lane, OwnEncoder, Route, external_route
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
-from loadtests.generator.generator import Generator, TrialConfig
+from loadtests.generator.generator import Generator
 from loadtests.generator.recorder import LoadLog, RequestRecord
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import prompt_token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.commands.main import main
-from loadtests.experiments.experiment import load, to_toml
+from loadtests.experiments.reading import load
+from loadtests.experiments.writing import to_toml
 from servers.config import ConfigError
 from tests.analysis.foresight.test_costs import RATES, started
 from tests.analysis.judging.test_load_steps import write_search

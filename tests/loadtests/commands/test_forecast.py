@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.commands.forecast import Forecast, forecast, forecast_text
+from loadtests.commands.forecast import forecast_text
 from loadtests.commands.main import main
+from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ConfigError
 

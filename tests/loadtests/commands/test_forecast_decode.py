@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from analysis.statistics.decoding import DecodeSteps, decode_steps
-from loadtests.commands.forecast import Forecast, automatic_compiles, forecast, forecast_text
+from loadtests.commands.forecast import forecast_text
+from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig
 from servers.inspect.inspection import Inspection, inspect_arm

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.commands.main import build_parser, inspect_config, main
+from loadtests.commands.inspect import inspected_arm
+from loadtests.commands.main import build_parser, main
 from servers.config import ArmConfig, ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def arm_of(*arguments: str) -> ArmConfig:
-    return inspect_config(build_parser().parse_args(["inspect", *arguments]))
+    return inspected_arm(build_parser().parse_args(["inspect", *arguments]))
 
 
 def test_without_an_experiment_the_arm_is_a_preset_with_the_flags_of_serve() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.main import build_parser, main, parse_weights, serve_config
+from loadtests.commands.arm_flags import preset_arm
+from loadtests.commands.main import COMMANDS, build_parser, main
+from loadtests.commands.split import parse_weights
 from servers.address import host_port
 from servers.config import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
@@ -40,7 +42,22 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("command", ["run", "parity", "serve", "split", "analyze", "plan", "calibrate", "breakeven"])
+@pytest.mark.parametrize(
+    ("arguments", "loaded"), [(["--help"], []), (["worker", "--help"], ["worker"]), (["foretell"], [])]
+)
+def test_only_the_command_in_hand_is_imported(arguments: list[str], loaded: list[str]) -> None:
+    code = (
+        "import sys; from loadtests.commands.main import COMMANDS, main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "names = [name for name in COMMANDS if f'loadtests.commands.{name}' in sys.modules]\n"
+        "print(names, 'numpy' in sys.modules, file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stderr.splitlines()[-1] == f"{loaded} False"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main([command, "--help"])
@@ -137,7 +154,7 @@ def test_serve_flags_become_an_arm() -> None:
             *("--max-prompt-tokens", "64", "--set", "compile.mode=max-autotune", "--set", "engine.max_queue=7"),
         ]
     )
-    arm = serve_config(options)
+    arm = preset_arm(options)
     assert (arm.name, arm.preset, arm.model.dtype) == ("blue", "compiled-padded", "bfloat16")
     assert (arm.engine.slots, arm.engine.max_prompt_tokens, arm.engine.max_queue) == (4, 64, 7)
     assert arm.compile.mode == "max-autotune"
@@ -371,7 +388,7 @@ def test_a_fault_is_one_line_with_the_file_of_its_traceback_and_exit_code_1(
     def fail(*_: object, **__: object) -> None:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr("loadtests.commands.main.calibrate", fail)
+    monkeypatch.setattr("loadtests.commands.calibrate.main", fail)
     assert main(["calibrate", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     (path,) = tmp_path.glob("traceback-*.txt")
@@ -386,7 +403,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("loadtests.trials.run._Trial.run", fail)
+    monkeypatch.setattr("loadtests.trials.trial.Trial.run", fail)
     assert main(["run", "demo", "--out", str(tmp_path)]) == 1
     told = capsys.readouterr()
     (path,) = tmp_path.glob("*/traceback-*.txt")

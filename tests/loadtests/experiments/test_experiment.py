@@ -11,18 +11,12 @@ from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from analysis.summary.summary import analyze
-from loadtests.experiments.experiment import (
-    ParityConfig,
-    SplitterSettings,
-    TrialsConfig,
-    builtin_names,
-    from_table,
-    load,
-    parse_setting,
-    set_path,
-    to_toml,
-)
-from loadtests.traffic.schedule import TrafficConfig
+from loadtests.experiments.builtin import builtin_names
+from loadtests.experiments.model import ParityConfig, SplitterSettings, TrialsConfig
+from loadtests.experiments.overrides import parse_setting, set_path
+from loadtests.experiments.reading import from_table, load
+from loadtests.experiments.writing import to_toml
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 

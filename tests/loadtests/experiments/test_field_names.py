@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtests.experiments.experiment import from_table
 from loadtests.experiments.field_names import FieldFlags, long_enough, parse_goodput_flag
+from loadtests.experiments.reading import from_table
 from loadtests.traffic import arrivals
 from servers.config import ConfigError
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.experiments.experiment import load, to_table
+from loadtests.experiments.reading import load
+from loadtests.experiments.writing import to_table
 from servers.complaint import LONGEST
 from servers.config import ConfigError
 

@@ -9,9 +9,9 @@ import pytest
 
 from analysis.records.shallow_toml import DEEPEST
 from loadtests.commands.main import main
-from loadtests.experiments.experiment import parse_setting
+from loadtests.experiments.overrides import parse_setting
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
-from loadtests.trials.preflight import _check_compiler
+from loadtests.trials.preflight import check_compiler
 from servers.complaint import LONGEST
 from servers.config import ConfigError
 
@@ -84,7 +84,7 @@ def test_a_home_that_cannot_be_found_is_named() -> None:
 def test_a_compiler_that_is_no_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "'")
     with pytest.raises(ConfigError, match=r"the environment variable CXX is .* give the C\+\+ compiler"):
-        _check_compiler("compiled")
+        check_compiler("compiled")
 
 
 def test_an_empty_variable_of_the_shell_does_not_open_what_the_experiment_closes() -> None:

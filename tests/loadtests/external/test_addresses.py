@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from loadtests.experiments.experiment import Experiment, from_table, load, to_table
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table, load
+from loadtests.experiments.writing import to_table
 from loadtests.external.addresses import (
     Address,
     ExternalConfig,

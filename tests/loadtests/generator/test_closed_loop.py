@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from loadtests.generator.generator import Generator, TrialConfig
+from loadtests.generator.generator import Generator
 from loadtests.generator.recorder import LoadLog, RequestRecord
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule, build_schedule
 from loadtests.traffic.settings import TrafficConfig
 from servers.clock import now_ns

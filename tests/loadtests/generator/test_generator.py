@@ -14,8 +14,9 @@ import gevent
 import pyarrow as pa
 import pytest
 
-from loadtests.generator.generator import Generator, TrialConfig
+from loadtests.generator.generator import Generator
 from loadtests.generator.recorder import LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import prompt_token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from servers.clock import now_ns

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.experiments.experiment import Experiment, from_table
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
 from loadtests.trials.device_rotation import devices_of, in_trial
 
 

@@ -10,8 +10,10 @@ import pytest
 from analysis.records.documents import read_document
 from analysis.records.requests import REQUESTS, STEPS, read_table
 from loadtests.commands.main import main
-from loadtests.experiments.experiment import Experiment, from_table
-from loadtests.trials.parity_processes import ParityError, ParityRun, parity_table
+from loadtests.commands.parity import parity_table
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
+from loadtests.trials.parity_processes import ParityError, ParityRun
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import PROMPTS

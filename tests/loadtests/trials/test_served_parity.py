@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.experiments.experiment import Experiment, from_table
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
 from loadtests.trials.cpu_time import cpu_seconds
 from loadtests.trials.served_parity import PROMPTS, TOKENS, Question, ask, compared, departure, questions
 from servers.config import ArmConfig

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import sys
 import time
@@ -98,24 +99,11 @@ def test_snapshot_of_a_dead_arm_is_none_and_its_records_stay(
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 0
 
 
-def test_an_interrupted_stream_is_resumed_without_repeats(
-    tmp_path: Path, start_arm: StartArm, collector: Collector
-) -> None:
-    _, target = start_arm("compiled-padded")
-    collector.follow(arm="compiled-padded", replica="compiled-padded-0", target=target)
-    assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
-    collector.serving_ns.clear()
-    # the arm replays everything that it retains to the second call, "serving" included
-    collector._followers["compiled-padded-0"].call.cancel()
-    assert eventually(lambda: "compiled-padded-0" in collector.serving_ns)
-    collector.stop()
-    assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
-
-
 class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
-    """Tells facts and ends the stream; the next call tells more."""
+    """Tells `events` and ends the stream, again and again. Facts count the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, *events: telemetry_pb2.TelemetryEvent) -> None:
+        self.events = events
         self.calls = 0
 
     def Watch(  # noqa: N802
@@ -126,17 +114,26 @@ class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
         breaks = {"a.py:1 in f: print": self.calls, "b.py:2 in g: item": 9}
         facts = telemetry_pb2.CompilerFacts(graph_breaks=breaks, cudagraph_skips={"mutated inputs": 1})
         yield telemetry_pb2.TelemetryEvent(facts=facts)
+        yield from self.events
 
 
-def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, collector: Collector) -> None:
-    server, telemetry = grpc.server(futures.ThreadPoolExecutor(max_workers=2)), Telemetry()
+@contextlib.contextmanager
+def served(telemetry: Telemetry) -> Iterator[str]:
+    """host:port of the telemetry."""
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    collector.follow(arm="naive", replica="naive-0", target=f"127.0.0.1:{port}")
-    assert eventually(lambda: telemetry.calls >= 2)
-    collector.stop()
+    yield f"127.0.0.1:{port}"
     server.stop(0).wait()
+
+
+def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, collector: Collector) -> None:
+    telemetry = Telemetry()
+    with served(telemetry) as target:
+        collector.follow(arm="naive", replica="naive-0", target=target)
+        assert eventually(lambda: telemetry.calls >= 2)
+        collector.stop()
     found = json.loads((tmp_path / "compiler.json").read_text())["naive-0"]
     assert found["arm"] == "naive"
     assert list(found["graph_breaks"]) == ["b.py:2 in g: item", "a.py:1 in f: print"]
@@ -144,17 +141,36 @@ def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, 
     assert found["cudagraph_skips"] == {"mutated inputs": 1}
 
 
-def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loadtests.trials.telemetry._MOST_WAITING", 3)
-    with collector._lock:  # as the writer, which a slow disk holds up, would leave the rows
-        waiting = collector._rows["steps"]
-        waiting += [{"trial": 2}] * 3
-    collector._append("steps", {"trial": 2})
-    assert len(waiting) == 3
+def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collector: Collector) -> None:
+    compiles = [telemetry_pb2.CompileEvent(event_id=str(number), kind="compile") for number in range(3)]
+    # A replica replays everything that it retains to each call.
+    telemetry = Telemetry(
+        *(telemetry_pb2.TelemetryEvent(compile=event) for event in compiles),
+        telemetry_pb2.TelemetryEvent(steps=step_batch(4)),
+    )
+    with served(telemetry) as target:
+        collector.follow(arm="naive", replica="naive-0", target=target)
+        assert eventually(lambda: telemetry.calls >= 3)
+        collector.stop()
+    assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
+    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
+
+
+def step_batch(count: int) -> telemetry_pb2.StepRecords:
+    return telemetry_pb2.StepRecords(
+        records=[telemetry_pb2.StepRecord(step_id=number, kind="decode") for number in range(count)]
+    )
+
+
+def test_telemetry_that_the_disk_does_not_take_ends_the_run_and_not_the_memory(tmp_path: Path) -> None:
+    collector = Collector(tmp_path, trial=2, status=Status(), most_waiting=3)
+    with served(Telemetry(telemetry_pb2.TelemetryEvent(steps=step_batch(100)))) as target:
+        collector.follow(arm="naive", replica="naive-0", target=target)
+        assert eventually(lambda: collector.failure is not None)
+        collector.stop()
     assert collector.failure is not None
     assert "telemetry comes faster than the disk takes it: 3 rows of steps wait" in collector.failure
+    assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows < 100
 
 
 def test_a_second_stop_does_nothing(collector: Collector) -> None:

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from loadtests.commands.main import build_parser, main
-from loadtests.experiments.experiment import from_table
+from loadtests.experiments.reading import from_table
 from loadtests.traffic.settings import TrafficConfig
+from loadtests.trials.load import locust_command
 from loadtests.trials.progress import read_workers
-from loadtests.trials.run import locust_command
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from loadtests.workers.remote import parse_master
 from servers.config import ConfigError

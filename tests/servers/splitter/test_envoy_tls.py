@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtests.commands.main import build_parser, split_config
+from loadtests.commands.main import build_parser
+from loadtests.commands.split import split_config
 from servers.config import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtests.trials.terminal_table import aligned
+from loadtests.commands.terminal_table import aligned
 
 ROWS = [
     ["arm", "gate", "run length", "if as seen", ""],

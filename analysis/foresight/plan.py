@@ -1,0 +1,147 @@
+"""What a run must decide, what each of its gates needs for that, and the plan that joins them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analysis.judging.checks.statistics import TAIL_REQUESTS
+from analysis.judging.planner import LONGEST_S, POWER
+from analysis.records.requests import RecordError
+from analysis.settings.gate_limits import GateLimits
+from analysis.statistics.compare import TRIALS_FOR_T_TEST
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What the run is to decide. None takes the pilot's own setting, or the default of [gates].
+
+    `ratio` is the true ratio to plan for: 1 is an arm as fast as the control. With `duration_s` (all trials together)
+    the margins that such a run can decide are named as well.
+    """
+
+    margin: float | None = None
+    power: float = POWER
+    ratio: float = 1.0
+    alpha: float | None = None
+    duration_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.power <= 0.999:
+            raise RecordError(f"--power is {self.power:g}: give a share from 0.5 to 0.999")
+        if not 0.01 <= self.ratio <= 100:
+            raise RecordError(f"--ratio is {self.ratio:g}: give a ratio from 0.01 to 100, such as 1 for no difference")
+        if self.margin is not None and not 1e-4 <= self.margin <= 10:
+            raise RecordError(
+                f"--margin is {self.margin:g}: give a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"
+            )
+        if self.alpha is not None and not 0.0001 <= self.alpha <= 0.5:
+            raise RecordError(f"--alpha is {self.alpha:g}: give a probability from 0.0001 to 0.5")
+        if self.duration_s is not None and not 1e-3 <= self.duration_s <= LONGEST_S:
+            raise RecordError(f"--duration is {self.duration_s:g}: give seconds above 0, at most {LONGEST_S:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one gate needs: seconds over all trials, None where no length of up to a week is enough.
+
+    `needed_s` is for the true ratio that was planned for, `as_seen_s` for what the pilot saw. `margin` is the smallest
+    that a run of the asked duration passes. What does not `gate` is there to be read.
+    """
+
+    arm: str
+    what: str
+    gate: bool = True
+    seen: float | None = None
+    spread: float | None = None
+    needed_s: float | None = None
+    as_seen_s: float | None = None
+    margin: float | None = None
+    note: str = ""
+
+
+def limits_for(limits: GateLimits, goal: Goal) -> GateLimits:
+    """`limits` with what the goal says."""
+    if goal.margin is not None:
+        limits = replace(limits, margin=goal.margin, margins={})
+    return limits if goal.alpha is None else replace(limits, alpha=goal.alpha)
+
+
+def least_length(limits: GateLimits, *, rate: float, quantile: float, block_s: float) -> tuple[float | None, str]:
+    """Seconds for enough blocks and enough requests beyond the quantile, None where none come; and what they are."""
+    note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond p{100 * quantile:.10g}"
+    if rate <= 0:
+        return None, note
+    tail_s = TAIL_REQUESTS / (1.0 - quantile) / rate
+    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s, note
+
+
+def joined_plan(
+    rows: Sequence[Need],
+    goal: Goal,
+    limits: GateLimits,
+    *,
+    source: Mapping[str, Any],
+    trials: int,
+    block_s: float,
+    trial_s: float | None = None,
+    failed: Sequence[str] = (),
+    mend: Sequence[str] = (),
+    assumed: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The plan as plain values: what its `rows` need together, and what stands in the way."""
+    gating = [row for row in rows if row.gate]
+    # What else is open on an arm that has failed decides nothing more.
+    gating = [row for row in gating if row.arm not in failed] or gating
+    stuck = [row for row in gating if row.needed_s is None]
+    longest = max(gating, key=lambda row: row.needed_s or 0.0)
+    needed_s = None if stuck else longest.needed_s
+    if needed_s is not None and trial_s is not None:
+        # Trials are the unit: more of them, as long as they were.
+        trials = max(trials, math.ceil(needed_s / trial_s - 0.01))
+    elif needed_s is not None:
+        trial_s = math.ceil(needed_s / trials / block_s - 1e-9) * block_s
+    said = list(assumed)
+    if failed:
+        said.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
+    compared = sum(row.spread is not None for row in gating)
+    if compared > 1:
+        said.append(
+            f"The power is that of each gate by itself; all {compared} comparisons pass together with at least "
+            f"{100 * max(0.0, 1 - compared * (1 - goal.power)):.0f} %, and more where they move together."
+        )
+    if trials < TRIALS_FOR_T_TEST:
+        said.append(
+            "Blocks of one start say nothing of how starts differ: from "
+            f"{TRIALS_FOR_T_TEST} trials on, trials are the unit. `tailgate calibrate` measures it."
+        )
+    return {
+        "schema": SCHEMA,
+        "source": dict(source),
+        "wanted": {
+            "margin": limits.margin,
+            "power": goal.power,
+            "alpha": limits.alpha,
+            "ratio": goal.ratio,
+            "duration_s": goal.duration_s,
+        },
+        "needed_s": needed_s,
+        "decided_by": " ".join(filter(None, (longest.arm, longest.what))) if needed_s is not None else None,
+        "out_of_reach": [" ".join(filter(None, (row.arm, row.what))) for row in stuck],
+        "trials": trials,
+        "trial_s": None if needed_s is None else trial_s,
+        "rows": [_row(row) for row in rows],
+        "mend_first": list(mend),
+        "assumed": said,
+    }
+
+
+def _row(row: Need) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in row.__dataclass_fields__}
+    return {name: float(value) if isinstance(value, np.floating) else value for name, value in values.items()}

@@ -1,0 +1,142 @@
+"""How long a run must be, from the spread that a pilot run saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analysis.foresight.plan import Goal, Need, joined_plan, least_length, limits_for
+from analysis.judging.comparisons import blocks_at
+from analysis.judging.gates import FAIL
+from analysis.judging.judgement import judge
+from analysis.judging.load_steps import is_search
+from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, share_needed_s, starts_needed
+from analysis.judging.validity import LENGTH_CHECKS
+from analysis.records.requests import RecordError, read_run
+from analysis.run.run import Run
+from analysis.run.slo import judge_share, units
+from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.slo_targets import SloTarget
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+
+
+def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
+    """The plan as plain values, from the spread that the run in `directory` saw. RecordError where it shows none."""
+    run = Run.of(read_run(directory))
+    limits = limits_for(run.limits, goal)
+    run = replace(run, limits=limits)
+    if is_search(run):
+        raise RecordError(f"{directory} searched for the load that arms hold: plan from a run with one steady load")
+    if not run.treatments:
+        raise RecordError(f"{directory} holds one arm: a plan needs two arms to compare")
+    judged = judge(run)
+    rows = [_of_comparison(run, item, goal, gate=True) for item in judged.steady]
+    rows += [_of_comparison(run, item, goal, gate=False) for item in judged.beside if item.phase == "steady"]
+    order = {row: place for place, row in enumerate(dict.fromkeys(row.arm for row in rows))}
+    rows.sort(key=lambda row: (not row.gate, order[row.arm]))
+    for arm in run.treatments:
+        for target in run.targets:
+            rows.append(_of_share(run, arm, target, goal))
+        errors = SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
+        if all(target.quantile is not None for target in run.targets):
+            rows.append(_of_share(run, arm, errors, goal))
+        rows.append(_floor(run, arm))
+    faults = [check for check in judged.checks if not check.ok and check.check not in LENGTH_CHECKS]
+    return joined_plan(
+        rows,
+        goal,
+        limits,
+        source={
+            "from": "pilot",
+            "run_dir": str(directory),
+            "design": run.design,
+            "seconds": run.seconds,
+            "trials": len(run.trials),
+            "rate": {arm: run.rate(int((run.of_arm(arm) & run.usable).sum())) for arm in run.arms},
+        },
+        trials=len(run.trials),
+        trial_s=run.seconds / len(run.trials) if len(run.trials) >= TRIALS_FOR_T_TEST else None,
+        block_s=run.block_s,
+        failed=[arm for arm, verdict in judged.verdicts.items() if verdict == FAIL],
+        mend=list(dict.fromkeys(" ".join(filter(None, (check.reason, check.remedy))) for check in faults)),
+    )
+
+
+def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Need:
+    limits, overhead_s = run.limits, run.limits.cold_s * len(run.trials)
+
+    def needed(ratio: float | None) -> float | None:
+        return comparison_needed_s(
+            item,
+            block_s=run.block_s,
+            min_blocks=limits.min_blocks,
+            overhead_s=overhead_s,
+            power=goal.power,
+            ratio=ratio,
+        )
+
+    noise = Noise.of(item)
+    margin = None
+    if goal.duration_s is not None:
+        margin = decidable_margin(
+            item,
+            seconds=goal.duration_s,
+            block_s=run.block_s,
+            overhead_s=overhead_s,
+            power=goal.power,
+            ratio=goal.ratio,
+        )
+    note = f"{item.obstacle}" if item.obstacle else ""
+    if noise is not None and item.groups < 6:
+        note = f"a guess: {item.groups} groups of blocks tell the spread"
+    starts = starts_needed(item, power=goal.power, ratio=goal.ratio)
+    if starts > item.trials:
+        # Time cannot average out what every request of a start shares.
+        note = "; ".join(filter(None, (note, f"in {starts} fresh starts (trials.count)")))
+    return Need(
+        arm=item.arm,
+        what=f"p{100 * item.quantile:.10g} {METRIC_NAMES.get(item.metric, item.metric)}",
+        gate=gate,
+        seen=item.ratio,
+        spread=item.spread,
+        needed_s=None if item.obstacle and item.blocks != 1 else needed(goal.ratio),
+        as_seen_s=needed(None),
+        margin=margin,
+        note=note,
+    )
+
+
+def _of_share(run: Run, arm: str, target: SloTarget, goal: Goal) -> Need:
+    """What it takes to show that few enough requests miss the target, if as many do as in the pilot."""
+    counted = units(run.requests, run.of_arm(arm) & run.usable, target)
+    block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
+    result = judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha)
+    needed = share_needed_s(
+        result,
+        requests_per_s=run.rate(len(counted.missed)),
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        alpha=run.limits.alpha,
+        power=goal.power,
+    )
+    note = f"{result.missed} of {result.requests} missed it, {100 * result.allowed:.3g} % may"
+    if result.requests and result.missed / result.requests > result.allowed:
+        note += ": a run of this length would show a FAIL"
+    return Need(
+        arm=arm,
+        what="errors" if target.quantile is None else f"slo {target.key}",
+        seen=result.missed / result.requests if result.requests else None,
+        needed_s=needed,
+        as_seen_s=needed,
+        note=note,
+    )
+
+
+def _floor(run: Run, arm: str) -> Need:
+    """What every verdict needs, whatever the spread: blocks, and requests beyond the quantile."""
+    limits = run.limits
+    rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
+    seconds, note = least_length(limits, rate=rate, quantile=limits.quantile, block_s=run.block_s)
+    seconds = None if seconds is None else seconds + limits.cold_s * len(run.trials)
+    return Need(arm=arm, what="blocks and tail", needed_s=seconds, as_seen_s=seconds, note=note)

@@ -1,0 +1,45 @@
+"""How a command ends: its exit code, and one line on stderr where it could not do what was asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from servers.complaint import one_line
+
+EXIT_BROKE = 1
+EXIT_USAGE = 2
+
+
+def complain(message: str, code: int) -> int:
+    """`message` is on stderr as one line; returns `code`."""
+    with contextlib.suppress(OSError):  # stderr may be closed or full: the exit code still tells
+        print(f"tailgate: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def stopping(interrupt: Callable[[], None], kill: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop in order; a second one kills every child and ends this process at once."""
+    signals = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            interrupt()
+            note("stopping in order; Ctrl-C again kills at once")
+            return
+        kill()
+        os._exit(EXIT_BROKE)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

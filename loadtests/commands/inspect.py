@@ -1,0 +1,78 @@
+"""`tailgate inspect`: the graphs of an arm, and the shapes that will recompile."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.flags import add_set
+from loadtests.experiments.builtin import builtin_names
+from loadtests.experiments.model import OwnArm
+from loadtests.experiments.reading import load
+from loadtests.trials.preflight import check_arm
+from servers.config import PRESETS, ArmConfig, ConfigError
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate inspect`."""
+    parser.describe(
+        "Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and says\n"
+        "what it met: a graph that was ready, a compile, a recompile and why, or a fall-back to eager. Then follow\n"
+        "the graphs (guards, nodes, kernels, graph breaks), memory and the cost of the start. No traffic is sent.\n\n"
+        "A shape is a step before padding: `prefill ROWSxTOKENS`, `decode ROWS@CONTEXT`, or for later chunks of\n"
+        "prompts `extend ROWSxTOKENS@CONTEXT`. Without --shapes: every planned shape and a few that are not.\n\n"
+        "Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was\n"
+        "interrupted.",
+        "  tailgate inspect demo --arm compiled-naive\n"
+        "  tailgate inspect --arm compiled-bucketed --model random:llama-3.2-1b --max-prompt-tokens 2048\n"
+        '  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"\n'
+        "  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune",
+    )
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        default="",
+        metavar="EXPERIMENT",
+        help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}",
+    )
+    parser.add_argument(
+        "--arm",
+        "--preset",
+        dest="arm",
+        required=True,
+        metavar="NAME",
+        help=f"an arm of EXPERIMENT; without one a preset: {', '.join(PRESETS)}",
+    )
+    parser.add_argument("--shapes", default="", metavar="LIST", help="shapes to run in this order, between commas")
+    add_arm_flags(parser)
+    add_set(parser, "compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
+    parser.add_argument("--cache-dir", default="", metavar="DIR", help="keep compiled code here (default: nowhere)")
+
+
+def main(options: argparse.Namespace) -> NoReturn:
+    """This process becomes the one that inspects."""
+    arm = inspected_arm(options)
+    check_arm(arm)
+    become("servers.inspect", arm, options.cache_dir, ["--shapes", options.shapes, *(["--json"] * options.json)])
+
+
+def inspected_arm(options: argparse.Namespace) -> ArmConfig:
+    """The arm that `tailgate inspect` is asked about: one of an experiment, or a preset with flags as `serve` has."""
+    if not options.experiment:
+        return preset_arm(argparse.Namespace(**{**vars(options), "preset": options.arm, "name": ""}))
+    given = [name for name, *_ in ARM_FLAGS if getattr(options, name) is not None]
+    if given:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(
+            f'{flag} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with `tailgate run`'
+        )
+    experiment = load(options.experiment, settings=options.settings, needs_traffic=False)
+    arm = next((arm for arm in experiment.arms if arm.name == options.arm), None)
+    if arm is None:
+        names = ", ".join(arm.name for arm in experiment.arms)
+        raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
+    if not isinstance(arm, OwnArm):
+        raise ConfigError(f'--arm "{options.arm}" is external (kind = "{arm.kind}"): nobody sees into it from here')
+    return arm.config

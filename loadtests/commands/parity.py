@@ -1,0 +1,139 @@
+"""`tailgate parity`: whether the arms of an experiment compute the same."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.report.values import count, ratio, scientific
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping
+from loadtests.commands.flags import add_experiment, add_set, seed
+from loadtests.commands.terminal_table import aligned
+from loadtests.experiments.reading import load
+from loadtests.experiments.whole_checks import check_parity
+from loadtests.trials.parity_processes import ParityError, ParityRun
+from loadtests.trials.preflight import check_writable
+from loadtests.trials.progress import Display, Status
+from loadtests.trials.run_directory import new_run_dir
+from servers import stdout
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate parity`."""
+    parser.describe(
+        "Runs every arm by itself on the same prompts, without traffic, and compares its greedy answers with the\n"
+        "control's and its logits with a float64 reference of the same weights. In float32 the answers must be\n"
+        "equal. In lower precision the error may be 1.5 times the control's, and a token that float64 would not\n"
+        "take must lie within noise of the one that it would. Arms that differ in more than their policy are\n"
+        "refused.\n\n"
+        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was\n"
+        "interrupted.",
+        "  tailgate parity demo\n"
+        "  tailgate parity demo --set model.dtype=bfloat16\n"
+        "  tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128\n"
+        "  tailgate parity canary.toml --set parity.reference=false",
+    )
+    add_experiment(parser)
+    add_set(parser, "parity.prompts=64")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder for the outcome (default %(default)s)")
+    parser.add_argument("--keep-logits", action="store_true", help="leave the arms' logits in the outcome's folder")
+    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measures and compares the arms; the exit code."""
+    experiment = load(options.experiment, settings=options.settings, seed=options.seed, needs_traffic=False)
+    check_parity(experiment)
+    out = Path(options.out)
+    check_writable(out)
+    stopped: list[int] = []
+
+    def check() -> None:
+        if stopped:
+            raise KeyboardInterrupt
+
+    status = Status()
+    measuring = ParityRun(
+        experiment,
+        folder=new_run_dir(out, f"{experiment.name}-parity"),
+        shared_cache=out / "compile-cache",
+        status=status,
+        check=check,
+        keep_logits=options.keep_logits,
+    )
+    try:
+        with stopping(lambda: stopped.append(1), measuring.kill, status.note), Display(status):
+            outcome = measuring.run()
+            status.phase = "measured"
+    except (ParityError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        complain(why, EXIT_BROKE)
+        line = {"verdict": None, "run_dir": str(measuring.folder), "report": None, "exit_code": EXIT_BROKE}
+        stdout.write("", {**line, "error": why}, as_json=options.json)
+        return EXIT_BROKE
+    return show_parity(outcome, measuring.folder, as_json=options.json)
+
+
+def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> int:
+    """The outcome is on stdout; returns its exit code."""
+    line = {
+        "verdict": outcome["verdict"],
+        "run_dir": str(folder),
+        "report": str(folder / "parity.json"),
+        "exit_code": outcome["exit_code"],
+        "arms": {arm["name"]: arm["verdict"] for arm in outcome["arms"]},
+        "reasons": {arm["name"]: arm["reasons"] for arm in outcome["arms"] if arm["reasons"]},
+    }
+    words = f"{parity_table(outcome)}\n\nreport: {folder / 'parity.json'}"
+    stdout.write(words, line, as_json=as_json)
+    return int(outcome["exit_code"])
+
+
+def parity_table(document: Mapping[str, Any]) -> str:
+    """The outcome for a terminal: a heading, one line an arm, and why an arm did not pass."""
+    control = document["control"]
+    head = f"parity of {document['name']} · {document['dtype']} · {document['requests']} answers, "
+    head += (
+        f"{count(document['positions'])} positions × {count(document['vocabulary'])} logits · control {control['name']}"
+    )
+    if control["figures"]:
+        head += f", off float64 by {scientific(control['figures']['error']['median'])}"
+    divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
+    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
+    rows = [titles, *(_row(arm) for arm in document["arms"])]
+    lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
+    open_arms = [arm for arm in document["arms"] if arm["reasons"]]
+    if open_arms:
+        lines.append("")
+    lines += [f"{arm['name']}: {reason}" for arm in open_arms for reason in arm["reasons"]]
+    return "\n".join(lines)
+
+
+def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
+    findings = {finding["name"]: finding for finding in arm["findings"]}
+    figures = arm["figures"]
+
+    def times(name: str) -> str:
+        return ratio((findings.get(name) or {}).get("value"))
+
+    divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
+    flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
+    if flips is None:
+        other_tokens = str(figures["flips_control"])
+    elif unexplained:
+        other_tokens = f"{unexplained} of {flips} unexplained"
+    else:
+        other_tokens = f"{flips} explained" if flips else "0"
+    return (
+        arm["name"],
+        arm["verdict"],
+        times("error"),
+        times("tail error"),
+        times("worst error"),
+        f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
+        other_tokens,
+        f"{figures['answers_same']} of {figures['answers']}",
+    )

@@ -1,0 +1,125 @@
+"""`tailgate run`: an experiment, run and judged."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+from pathlib import Path
+
+from analysis.records.requests import REQUESTS, RecordError, read_table
+from loadtests.commands.analyze import judge_run
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping
+from loadtests.commands.flags import add_experiment, add_set, add_slo, count, real, seed
+from loadtests.commands.parity import show_parity
+from loadtests.experiments.field_names import FieldFlags
+from loadtests.experiments.reading import load
+from loadtests.trials.progress import Display, Status
+from loadtests.trials.run import ARM_COMMAND, Orchestrator
+from servers import stdout
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate run`."""
+    parser.describe(
+        "Starts every arm and the splitter, drives the traffic through them, records everything in a new\n"
+        "directory, and judges the arms against the control. Ctrl-C stops in order, keeps and judges what was\n"
+        "recorded; a second Ctrl-C kills at once.\n\n"
+        "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run broke or was\n"
+        "interrupted.",
+        "  tailgate run demo\n"
+        "  tailgate run demo --set traffic.duration_s=1200 --set trials.count=3\n"
+        "  tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2\n"
+        "  tailgate run canary.toml --set arms[1].compile.mode=max-autotune\n"
+        "  tailgate run canary.toml --set arms.compiled.replicas=2\n"
+        "  tailgate run canary.toml --request-rate 8 --num-prompts 500 --goodput ttft:200 tpot:50",
+    )
+    add_experiment(parser)
+    add_set(parser, "traffic.rate=4")
+    parser.add_argument(
+        "--trace",
+        default="",
+        metavar="FILE",
+        help="replay the times and lengths of this trace (Azure CSV, Mooncake JSON Lines, or a CSV of your own)",
+    )
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
+    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+    add_slo(parser)
+    _add_field_names(parser)
+
+
+def _add_field_names(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("names that other serving benchmarks use", "With the meaning they have there.")
+    for flag, kind, metavar, text in (
+        ("--request-rate", _rate, "R", "requests/s to each arm; inf: all at once, or as --max-concurrency lets them"),
+        ("--burstiness", _factor, "B", "gamma shape of the gaps between requests; 1 is Poisson"),
+        ("--max-concurrency", count, "N", "most requests under way to each arm"),
+        ("--num-prompts", count, "N", "requests that are sent to each arm"),
+    ):
+        group.add_argument(flag, type=kind, default=None, metavar=metavar, help=text)
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
+    )
+
+
+def _rate(text: str) -> float:
+    return math.inf if text in ("inf", "+inf", "Infinity") else _finite_rate(text)
+
+
+_finite_rate = real(0, 1e9, "rate (requests/s, or inf)", above=True)
+_factor = real(0, 1e6, above=True)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the experiment and judges it; the exit code."""
+    flags = FieldFlags(
+        request_rate=options.request_rate,
+        burstiness=options.burstiness,
+        max_concurrency=options.max_concurrency,
+        num_prompts=options.num_prompts,
+        goodput=tuple(options.goodput),
+    )
+    experiment = load(
+        options.experiment,
+        settings=options.settings,
+        trace=options.trace,
+        seed=options.seed,
+        flags=flags,
+        slo=options.slo,
+    )
+    status = Status()
+    orchestrator = Orchestrator(
+        experiment, out=Path(options.out), status=status, arm_command=options.arm_command or ARM_COMMAND
+    )
+    orchestrator.prepare()
+    with stopping(orchestrator.interrupt, orchestrator.kill, status.note), Display(status):
+        outcome = orchestrator.run()
+        status.phase = "stopped" if not outcome.complete else "recorded"
+    if outcome.error is not None:
+        complain(outcome.error, EXIT_BROKE)
+    elif outcome.interrupted:
+        complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+    if outcome.failed_parity is not None:
+        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=options.json)
+    ended = {
+        "complete": outcome.complete,
+        **({"interrupted": True} if outcome.interrupted else {}),
+        **({"error": outcome.error} if outcome.error else {}),
+    }
+    if not outcome.complete and not _has_requests(outcome.run_dir):
+        line = {"verdict": None, "run_dir": str(outcome.run_dir), "report": None, "exit_code": EXIT_BROKE}
+        stdout.write("", {**line, **ended}, as_json=options.json)
+        return EXIT_BROKE
+    print(f"judging {outcome.run_dir}", file=sys.stderr)
+    return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
+
+
+def _has_requests(run_dir: Path) -> bool:
+    """Whether any request was recorded."""
+    for path in run_dir.glob("trial-*/requests*.arrow"):
+        with contextlib.suppress(RecordError, OSError):
+            if read_table(path, REQUESTS)[0].num_rows:
+                return True
+    return False

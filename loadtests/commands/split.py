@@ -1,0 +1,195 @@
+"""`tailgate split`: traffic split over arms with Envoy, and new weights for a split that runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.exits import EXIT_BROKE, complain
+from loadtests.commands.flags import port
+from loadtests.commands.listener_tls import add_listener_tls, listener_tls
+from loadtests.trials.processes import log_tail
+from servers import stdout
+from servers.address import host_port
+from servers.config import ConfigError
+from servers.security import check_named
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.bootstrap import bootstrap
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
+from servers.splitter.kubernetes import grpc_route_manifest
+from servers.splitter.weights import reweight
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate split`."""
+    parser.describe(
+        "Clients dial --port. Weights decide the arm of each request (of each session, when a session header is\n"
+        "sent); the header x-tailgate-arm pins one. Weights change live: run the command again with --admin and\n"
+        "--set-weights; streams in flight are not touched. Ctrl-C ends it once running streams are done.",
+        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled=127.0.0.1:50052,127.0.0.1:50053 \\\n"
+        "                 --weight eager=90 --weight compiled=10 --port 8080 --admin-port 9901\n"
+        "  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled=50\n"
+        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config envoy\n"
+        "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config kubernetes",
+    )
+    parser.add_argument(
+        "--arm", action="append", default=[], metavar="NAME=HOST:PORT,...", help="one arm and its replicas; repeat"
+    )
+    parser.add_argument(
+        "--weight", action="append", default=[], metavar="NAME=N", help="share of one arm (default 1); repeat"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=port, default=8080, help="port to listen on (default %(default)s)")
+    parser.add_argument(
+        "--admin-port", type=port, default=0, help="port of Envoy's admin interface (default: a free one)"
+    )
+    parser.add_argument(
+        "--stickiness", default="arm", help="what a session keeps: arm, replica or off (default %(default)s)"
+    )
+    add_listener_tls(parser)
+    parser.add_argument(
+        "--upstream-ca",
+        default=None,
+        metavar="FILE",
+        help="reach the arms by TLS and trust this authority (PEM); their names are checked",
+    )
+    parser.add_argument(
+        "--upstream-name", default=None, help="name that the arms' certificates carry (default: the addresses' own)"
+    )
+    parser.add_argument("--upstream-certificate", default=None, metavar="FILE", help="shown to the arms (PEM)")
+    parser.add_argument("--upstream-key", default=None, metavar="FILE", help="the key of --upstream-certificate (PEM)")
+    parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
+    parser.add_argument(
+        "--print-config",
+        nargs="?",
+        const="envoy",
+        choices=("envoy", "kubernetes"),
+        help="print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and end",
+    )
+    parser.add_argument("--admin", default="", metavar="HOST:PORT", help="admin interface of a running split")
+    parser.add_argument(
+        "--set-weights", default="", metavar="NAME=N,...", help="new weights for the split behind --admin"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Splits until it is stopped, or changes a split that runs; the exit code."""
+    if options.set_weights or options.admin:
+        return _reweight(options)
+    config = split_config(options)
+    if options.print_config:
+        document = bootstrap(config) if options.print_config == "envoy" else grpc_route_manifest(config)
+        print(json.dumps(document, indent=2))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch:
+        folder = Path(options.log_dir or scratch)
+        stopped: list[int] = []
+        before = {
+            number: signal.signal(number, lambda *_: stopped.append(1)) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            envoy = Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
+            with envoy:
+                admin = envoy.admin.address
+                where = {"port": envoy.port, "target": envoy.target, "admin": admin}
+                stdout.write("", where, as_json=options.json)
+                print(
+                    f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; new weights: "
+                    f"tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}",
+                    file=sys.stderr,
+                )
+                health = None
+                while not stopped:
+                    if envoy.poll() is not None:
+                        return complain(
+                            f"Envoy ended with exit code {envoy.poll()}: {log_tail(folder / 'envoy.log', 2)}",
+                            EXIT_BROKE,
+                        )
+                    with contextlib.suppress(SplitterError):
+                        health = _tell_health(envoy.healthy(), health)
+                    time.sleep(0.2)
+        except SplitterError as error:
+            return complain(str(error), EXIT_BROKE)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 0
+
+
+def _tell_health(
+    now: dict[str, tuple[int, int]], before: dict[str, tuple[int, int]] | None
+) -> dict[str, tuple[int, int]]:
+    if now != before:
+        text = ", ".join(f"{arm} {healthy}/{total}" for arm, (healthy, total) in now.items())
+        print(f"healthy replicas: {text}", file=sys.stderr)
+    return now
+
+
+def _shares(weights: dict[str, int], separator: str = " ") -> str:
+    return separator.join(f"{name}={weight}" for name, weight in weights.items())
+
+
+def split_config(options: argparse.Namespace) -> SplitterConfig:
+    """The SplitterConfig that the flags of `tailgate split` describe."""
+    if not options.arm:
+        raise ConfigError("no arm is given: add --arm NAME=HOST:PORT at least once")
+    weights: dict[str, int] = {}
+    for text in options.weight:
+        weights |= parse_weights(text, "--weight")
+    arms = []
+    for text in options.arm:
+        name, equals, addresses = text.partition("=")
+        if not equals or not name or not addresses:
+            raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
+        backends = tuple(address.strip() for address in addresses.split(","))
+        arms.append(ArmTarget(name=name, backends=backends, weight=weights.pop(name, 1)))
+    upstream = ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key")
+    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in upstream})
+    if weights:
+        known = ", ".join(arm.name for arm in arms)
+        raise ConfigError(f'--weight names the arm "{next(iter(weights))}", which no --arm gives: use one of {known}')
+    return SplitterConfig(
+        arms=tuple(arms),
+        host=options.host,
+        port=options.port,
+        admin_port=options.admin_port,
+        stickiness=options.stickiness,
+        tls=listener_tls(options),
+        upstream_tls=upstream_tls(*(getattr(options, name) or "" for name in upstream)),
+    )
+
+
+def parse_weights(text: str, flag: str) -> dict[str, int]:
+    """{"eager": 90, "compiled": 10} of "eager=90,compiled=10"."""
+    weights = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip() or not re.fullmatch("[0-9]{1,9}", value.strip()):
+            raise ConfigError(f'{flag} "{part}" is not NAME=WEIGHT: write for example eager=90')
+        weights[name.strip()] = int(value)
+    return weights
+
+
+def _reweight(options: argparse.Namespace) -> int:
+    if not (options.set_weights and options.admin):
+        raise ConfigError("--admin and --set-weights belong together: --admin 127.0.0.1:9901 --set-weights eager=50")
+    if options.arm or options.weight or options.print_config:
+        raise ConfigError("--set-weights changes a running split: leave out --arm, --weight and --print-config")
+    weights = parse_weights(options.set_weights, "--set-weights")
+    address = options.admin.removeprefix("http://").rstrip("/")
+    wrong = f'--admin "{options.admin}" is not HOST:PORT: give the admin address that the split printed'
+    try:
+        merged = reweight(Admin(*host_port(address, wrong)), weights)
+    except SplitterError as error:
+        return complain(str(error), EXIT_BROKE)
+    stdout.write(f"weights: {_shares(merged)}", {"weights": merged}, as_json=options.json)
+    return 0

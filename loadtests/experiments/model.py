@@ -1,0 +1,175 @@
+"""An experiment: arms, traffic, trials, SLOs and gates. What exists of it is sound: each setting in its range, and all
+of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from analysis.settings.gate_limits import GateLimits
+from analysis.settings.rollout import Rollout
+from loadtests.experiments.ranges import Range, check_fields
+from loadtests.experiments.whole_checks import check_whole
+from loadtests.external.addresses import ExternalConfig
+from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.traffic.settings import TrafficConfig
+from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arm:
+    """One arm and its part in the experiment."""
+
+    name: str
+    control: bool = False
+    weight: Annotated[int, Range(0, 1_000_000)] = 1
+    replicas: Annotated[int, Range(1, 256)] = 1
+
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """One name for each server process of the arm."""
+        return tuple(f"{self.name}-{index}" for index in range(self.replicas))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnArm(_Arm):
+    """An arm that tailgate starts."""
+
+    config: ArmConfig
+
+    @property
+    def kind(self) -> str:
+        """Always tailgate."""
+        return "tailgate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalArm(_Arm):
+    """An arm that is there already, of somebody else: nothing is known of it but where it is and what it speaks."""
+
+    external: ExternalConfig
+
+    @property
+    def kind(self) -> str:
+        """openai or oip."""
+        return self.external.kind
+
+
+ExperimentArm = OwnArm | ExternalArm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialsConfig:
+    """How often the experiment is repeated from a fresh start, and how its arms are started.
+
+    `starting_at_once` arms load and warm up at the same time: 1 gives start-up times that nothing disturbed.
+    With `swap_devices` arms on devices of one kind (cuda:0, cuda:1) change places from trial to trial.
+    With `compile_cache = "fresh"` every replica of every trial compiles from nothing; "shared" keeps one disk cache in
+    the output folder for all arms, trials and runs.
+    """
+
+    count: Annotated[int, Range(1, 1000)] = 1
+    starting_at_once: Annotated[int, Range(1, 1024)] = 1
+    ready_timeout_s: Annotated[float, Range(1, 86_400)] = 900.0
+    swap_devices: bool = True
+    compile_cache: Literal["fresh", "shared"] = "fresh"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "trials")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitterSettings:
+    """The splitter's own settings; its arms and weights come from the experiment. Port 0 takes a free port.
+
+    With a certificate the load goes to it by TLS; the arms behind it are on loopback and stay plaintext.
+    """
+
+    port: Annotated[int, Range(0, 65535)] = 0
+    admin_port: Annotated[int, Range(0, 65535)] = 0
+    workers: Annotated[int, Range(1, 1024)] = 2
+    stickiness: Literal["arm", "replica", "off"] = "arm"
+    access_log: bool = False
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "splitter")
+        if self.port and self.port == self.admin_port:
+            raise ConfigError(f"splitter.port and splitter.admin_port are both {self.port}: give two ports, or 0")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            given = "tls_certificate" if self.tls_certificate else "tls_key"
+            raise ConfigError(f"splitter.{given} is set alone: give tls_certificate and tls_key, or neither")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ConfigError("splitter.tls_client_ca is set without tls_certificate: give it and tls_key too")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityConfig:
+    """How it is made sure that arms compute the same.
+
+    `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
+    every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
+    takes half as many again as the engine has slots, from 16 to 64; answers have `tokens` tokens at most.
+    """
+
+    served: bool = True
+    full: bool = False
+    reference: bool = True
+    prompts: Annotated[int, Range(0, 4096)] = 0
+    tokens: Annotated[int, Range(1, 4096)] = 24
+
+    def __post_init__(self) -> None:
+        check_fields(self, "parity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
+
+    name: str
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    compare_models: bool = False
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    arms: tuple[ExperimentArm, ...]
+    traffic: TrafficConfig
+    trials: TrialsConfig = field(default_factory=TrialsConfig)
+    slo: Mapping[str, Any] = field(default_factory=dict)  # as written: see analysis.settings.slo_targets
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    gates: GateLimits = field(default_factory=GateLimits)
+    rollout: Rollout = field(default_factory=Rollout)
+    splitter: SplitterSettings = field(default_factory=SplitterSettings)
+    parity: ParityConfig = field(default_factory=ParityConfig)
+    security: SecurityConfig = OPEN
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_whole(self)
+
+    @property
+    def control(self) -> ExperimentArm:
+        """The arm that the others are compared with."""
+        return next(arm for arm in self.arms if arm.control)
+
+    @property
+    def own_arms(self) -> tuple[OwnArm, ...]:
+        """The arms that tailgate starts."""
+        return tuple(arm for arm in self.arms if isinstance(arm, OwnArm))
+
+    @property
+    def external_arms(self) -> tuple[ExternalArm, ...]:
+        """The arms that are there already: tailgate neither starts them nor sees into them."""
+        return tuple(arm for arm in self.arms if isinstance(arm, ExternalArm))
+
+    @property
+    def counting_model(self) -> str:
+        """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
+        control = self.control
+        return control.config.model.id if isinstance(control, OwnArm) else self.model.id
+
+    def arm(self, name: str) -> ExperimentArm:
+        """The arm called `name`."""
+        return next(arm for arm in self.arms if arm.name == name)

@@ -1,0 +1,205 @@
+"""What the parts of an experiment must be to each other. Whatever contradicts raises ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from analysis.records.requests import RecordError
+from analysis.settings.gate_limits import check_goodput
+from analysis.settings.slo_targets import parse_cold, parse_slo
+from loadtests.experiments.config_errors import as_config_error
+from loadtests.traffic.schedule import EVERY_ARM
+from servers.config import ConfigError, check_name
+
+if TYPE_CHECKING:
+    from loadtests.experiments.model import Experiment, ExperimentArm
+
+MAX_ARMS = 26
+
+
+def check_whole(experiment: Experiment) -> None:
+    """The parts of the experiment fit together."""
+    check_name("name", experiment.name)  # it names the run's folder
+    _check_arms(experiment.arms)
+    if not experiment.compare_models:
+        _check_comparable(
+            experiment, "make them equal, or set compare_models = true at the top if that is the question"
+        )
+    elif experiment.parity.full:
+        check_parity(experiment)
+    _check_design(experiment)
+    _check_external(experiment)
+    _check_security(experiment)
+    with as_config_error(RecordError):
+        check_goodput(experiment.goodput)
+        targets = parse_slo(experiment.slo)
+        cold = parse_cold(experiment.slo)
+    if cold and experiment.gates.cold_s == 0:
+        raise ConfigError("slo.cold has targets but gates.cold_s is 0: give the cold start some seconds")
+    if experiment.gates.min_goodput_ratio is not None and not (targets or experiment.goodput):
+        raise ConfigError(
+            "gates.min_goodput_ratio is set but nothing says what a good request is: add a table [slo] or "
+            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
+        )
+    if experiment.traffic.arrivals == "saturation" and not (targets or experiment.goodput):
+        raise ConfigError(
+            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
+            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
+        )
+
+
+def _check_arms(arms: Sequence[ExperimentArm]) -> None:
+    if not 2 <= len(arms) <= MAX_ARMS:
+        raise ConfigError(f"arms has {len(arms)} entries: give 2 to {MAX_ARMS} [[arms]] tables")
+    names = [arm.name for arm in arms]
+    for index, name in enumerate(names):
+        if name == EVERY_ARM:
+            raise ConfigError(f'arms[{index}].name is "{name}", which means every arm: give another')
+        # Statistics of the splitter cannot tell "." from "_".
+        same = [other for other in range(index) if names[other].replace(".", "_") == name.replace(".", "_")]
+        if same:
+            raise ConfigError(
+                f'arms[{index}].name is "{name}", the name of arms[{same[0]}]: '
+                'give each arm a name of its own ("." and "_" count as equal)'
+            )
+    replicas = [replica for arm in arms for replica in arm.replica_names]
+    for replica in replicas:
+        if replicas.count(replica) > 1:
+            raise ConfigError(f'two replicas would be called "{replica}": rename one of the arms {", ".join(names)}')
+    controls = [arm.name for arm in arms if arm.control]
+    if not controls:
+        raise ConfigError("no arm is the control: set control = true on exactly one of " + ", ".join(names))
+    if len(controls) > 1:
+        raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
+
+
+def check_parity(experiment: Experiment) -> None:
+    """Arms differ in `shapes` and `compile` alone, whatever the experiment says: nothing else can have parity."""
+    if experiment.external_arms:
+        raise ConfigError(
+            f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
+            "leave external arms out, or set parity.full = false"
+        )
+    _check_comparable(experiment, "make them equal, as parity compares policies alone")
+
+
+def _check_comparable(experiment: Experiment, remedy: str) -> None:
+    """Arms differ in `shapes` and `compile` alone. The error names arm, key, both values and the remedy."""
+    for index, arm in enumerate(experiment.arms):
+        if arm in experiment.external_arms:
+            raise ConfigError(
+                f'arms[{index}] "{arm.name}" is external (kind = "{arm.kind}"): nothing can check that it differs from '
+                "the other arms in its policy alone; write compare_models = true at the top of the experiment to "
+                "compare them as whole servers"
+            )
+    own = experiment.own_arms
+    control = next(arm for arm in own if arm.control)
+    for index, arm in enumerate(own):
+        for part in ("model", "engine"):
+            mine, other = asdict(getattr(arm.config, part)), asdict(getattr(control.config, part))
+            for key, value in mine.items():
+                if value == other[key] or (key == "device" and same_kind_of_device(value, other[key])):
+                    continue
+                raise ConfigError(
+                    f'arms[{index}].{part}.{key} is {value!r} but the control "{control.name}" has {other[key]!r}: '
+                    f'"{arm.name}" would not be comparable; {remedy}'
+                )
+
+
+def same_kind_of_device(one: str, other: str) -> bool:
+    """Whether two devices are alike: cuda:0 and cuda:1 are, cpu and cuda are not."""
+    return one.partition(":")[0] == other.partition(":")[0]
+
+
+def _check_design(experiment: Experiment) -> None:
+    traffic, arms = experiment.traffic, experiment.arms
+    if traffic.design == "split" and sum(arm.weight for arm in arms) == 0:
+        raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
+    if traffic.design != "split":
+        for index, arm in enumerate(arms):
+            if arm.weight != 1:
+                raise ConfigError(
+                    f'arms[{index}].weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
+                    'weight: remove it or use design = "split"'
+                )
+    # Of an external arm nobody knows how many machines stand behind an address.
+    sizes = {arm.replicas for arm in experiment.own_arms}
+    if traffic.design == "mirrored" and len(sizes) > 1:
+        raise ConfigError(
+            f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in experiment.own_arms)} replicas, "
+            "but a mirrored design gives each arm the same load: "
+            'make them equal, or use design = "split"'
+        )
+    ports = {"splitter.port": experiment.splitter.port, "splitter.admin_port": experiment.splitter.admin_port}
+    for key, port in ports.items():
+        if traffic.remote_workers and port and port == traffic.master[1]:
+            raise ConfigError(f"{key} and the port of traffic.master_bind are both {port}: give two ports")
+    own = [arm.name for arm in experiment.own_arms]
+    if traffic.remote_workers and own and (traffic.direct or experiment.external_arms):
+        raise ConfigError(
+            f"traffic.remote_workers is {traffic.remote_workers} but {', '.join(own)} would be reached without the "
+            "splitter, at an address of this host alone: "
+            + ("serve them elsewhere and name them as external arms" if experiment.external_arms else "remove direct")
+        )
+    if traffic.direct and max(sizes, default=1) > 1 and not experiment.external_arms:
+        raise ConfigError(
+            f"traffic.direct is true but arms have up to {max(sizes)} replicas, which only the splitter balances: "
+            "remove direct, or give each arm one replica"
+        )
+    if traffic.design == "switchback":
+        needed = len(arms) * traffic.block_s
+        if traffic.duration_s < needed:
+            raise ConfigError(
+                f"traffic.duration_s is {traffic.duration_s:g} but {len(arms)} arms take turns of block_s = "
+                f"{traffic.block_s:g}: give at least {needed:g}"
+            )
+        if experiment.gates.block_s != traffic.block_s:
+            raise ConfigError(
+                f"gates.block_s is {experiment.gates.block_s:g} but the switchback has blocks of traffic.block_s = "
+                f"{traffic.block_s:g}: remove gates.block_s"
+            )
+
+
+def _check_security(experiment: Experiment) -> None:
+    """TLS and the token of the run's own splitter and arms are said on both sides, and not where nobody needs them."""
+    security, splitter = experiment.security, experiment.splitter
+    if security.token and not experiment.own_arms:
+        raise ConfigError(
+            "[security] has a token but every arm is external: give token_env in the [[arms]] table that needs it"
+        )
+    if splitter.tls_certificate and experiment.traffic.direct:
+        raise ConfigError(
+            "splitter.tls_certificate is set but traffic.direct sends past the splitter: remove one of them"
+        )
+    if security.tls and not splitter.tls_certificate:
+        raise ConfigError(
+            "[security] says how TLS is done but the run's splitter has none: set splitter.tls_certificate and "
+            "tls_key, or remove the tls_ keys (external arms have theirs in their own [[arms]] table)"
+        )
+    if splitter.tls_client_ca and not security.tls_certificate:
+        raise ConfigError(
+            "splitter.tls_client_ca asks clients for a certificate and the load has none: set security.tls_certificate "
+            "and tls_key"
+        )
+
+
+def _check_external(experiment: Experiment) -> None:
+    """What cannot be had with an arm that tailgate does not start is refused, and so is what would have no effect."""
+    external = experiment.external_arms
+    if not external:
+        return
+    name = external[0].name
+    if experiment.traffic.design == "split":
+        raise ConfigError(
+            f'traffic.design is "split" but arm "{name}" is external, and the splitter has only tailgate\'s own arms '
+            'behind it: use design = "mirrored" or "switchback", or judge your own gateway\'s split by its records '
+            "(tailgate analyze)"
+        )
+    if experiment.splitter != type(experiment.splitter)():
+        raise ConfigError(
+            f'[splitter] is set but arm "{name}" is external, so that all arms are dialled directly: remove the table'
+        )
+    if experiment.parity.full:
+        check_parity(experiment)

@@ -1,0 +1,88 @@
+"""generator.json: what a run tells the load processes of one trial. Imports neither gevent nor Locust."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from analysis.records.documents import write_json
+from loadtests.external.addresses import ExternalConfig, parse_target
+from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.traffic.prompts import PromptKind
+from servers.config import ConfigError, build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """How one trial is driven: generator.json. `targets` maps an arm, or "*" for all others, to host:port.
+
+    A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
+    gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
+
+    `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
+    each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
+    in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
+    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id.
+    """
+
+    trial: int = 1
+    arms: tuple[str, ...] = ()
+    targets: Mapping[str, str] = field(default_factory=dict)
+    external: Mapping[str, ExternalConfig] = field(default_factory=dict)
+    start_ns: int = 0
+    timeout_s: float = 60.0
+    vocab_size: int = 256
+    ignore_eos: bool = True
+    max_concurrency: int | None = 0
+    concurrency: int = 0
+    pause_s: float = 0.0
+    num_prompts: int = 0
+    duration_s: float = 0.0
+    rampup_s: float = 0.0
+    prompts: PromptKind = "ids"
+    tokenizer: str = ""
+    drain_s: float = 60.0
+    seed: int = 0
+    client: Literal["frames", "grpcio"] = "frames"
+    security: SecurityConfig = OPEN
+    keepalive_s: float = 0.0
+    keepalive_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.targets and not self.external:
+            raise ConfigError('generator.targets is empty: give {"*": "host:port"} or one target for each arm')
+        for arm, target in self.targets.items():
+            for address in target.split(","):
+                parse_target(address)
+            if arm in self.external:
+                raise ConfigError(f'generator.targets and generator.external both have "{arm}": keep one')
+        for key, value, low in (
+            ("timeout_s", self.timeout_s, 0.001),
+            ("vocab_size", self.vocab_size, 4),
+            ("max_concurrency", self.max_concurrency or 0, 0),
+            ("concurrency", self.concurrency, 0),
+            ("pause_s", self.pause_s, 0),
+            ("drain_s", self.drain_s, 0),
+            ("keepalive_s", self.keepalive_s, 0),
+            ("keepalive_timeout_s", self.keepalive_timeout_s, 0.001),
+        ):
+            if value < low:
+                raise ConfigError(f"generator.{key} is {value}: give {low} or more")
+
+    @classmethod
+    def read(cls, path: Path) -> TrialConfig:
+        """The trial that the JSON file at `path` describes; anything wrong with it raises ConfigError."""
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f'trial config "{path}" cannot be read ({error}): give a JSON file') from None
+        if not isinstance(table, dict):
+            raise ConfigError(f'trial config "{path}" holds no object: give {{"trial": 1, "arms": [...], ...}}')
+        return build(cls, table, where="generator")
+
+    def write(self, path: Path) -> None:
+        """`path` holds the trial as JSON, which `read` takes."""
+        write_json(path, asdict(self), indent=2)

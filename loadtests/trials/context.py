@@ -1,0 +1,36 @@
+"""What every part of a trial works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.experiments.model import Experiment
+from loadtests.trials.progress import Status
+from loadtests.trials.trial_facts import TrialFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialContext:
+    """Trial number `number` (from 1) in `folder`.
+
+    The experiment has its arms on the devices of this trial. `check` is called often, and raises StopRequestedError
+    when the user wants an end.
+    """
+
+    experiment: Experiment
+    number: int
+    folder: Path
+    facts: TrialFacts
+    status: Status
+    check: Callable[[], None]
+
+    @property
+    def logs(self) -> Path:
+        """The folder of logs and of what each process was given."""
+        return self.folder / "logs"
+
+    def write_facts(self) -> None:
+        """trial.json is as the facts are now."""
+        self.facts.write(self.folder)

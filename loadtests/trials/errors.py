@@ -1,0 +1,11 @@
+"""Why a run ends before its time."""
+
+from __future__ import annotations
+
+
+class RunError(RuntimeError):
+    """The run itself failed: no verdict is to be had from what happened. One line that names the log."""
+
+
+class StopRequestedError(Exception):
+    """The user asked the run to stop."""

@@ -1,0 +1,52 @@
+"""Waits for the arms that tailgate does not start."""
+
+from __future__ import annotations
+
+from loadtests.experiments.model import ExternalArm
+from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError
+from servers.clock import now_ns
+
+
+def find_external_arms(trial: TrialContext) -> None:
+    """Every replica of every external arm has answered a short request. Otherwise RunError."""
+    for number, arm in enumerate(trial.experiment.arms):
+        if not isinstance(arm, ExternalArm):
+            continue
+        trial.status.phase = "finding external arms"
+        named = zip(arm.replica_names, arm.external.addresses, strict=True)
+        trial.facts.arms[number]["probe"] = [_probe(trial, arm, name, address).to_dict() for name, address in named]
+        trial.facts.ready[arm.name] = now_ns()
+    trial.write_facts()
+
+
+def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str) -> Probe:
+    state = trial.status.replicas[name]
+    state.stage = "asking"
+
+    def not_yet(why: str) -> None:
+        state.stage = f"not ready: {why}"
+
+    limit = trial.experiment.trials.ready_timeout_s
+    try:
+        probe = wait_ready(arm.external, address, timeout_s=limit, check=trial.check, told=not_yet)
+    except NotReadyError as error:
+        raise RunError(
+            f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): start the server, correct the '
+            "address, or raise trials.ready_timeout_s"
+        ) from None
+    except UnusableError as error:
+        raise RunError(f'arm "{arm.name}": {address} cannot be used: {error}') from None
+    state.stage = "ready"
+    if probe.tokens is None:
+        trial.status.note(
+            f"{name} does not count its tokens: pieces of text are counted instead, and TPOT, ITL and token rates "
+            "are per piece"
+        )
+    elif probe.tokens < probe.asked and trial.experiment.traffic.ignore_eos:
+        trial.status.note(
+            f"{name} answered {probe.tokens} of {probe.asked} tokens asked for: answers may end early, which "
+            f"{arm.kind}.length_fields prevents where the server knows them"
+        )
+    return probe

@@ -1,0 +1,203 @@
+"""The load of one trial: Locust in a process of its own, which plays the schedule."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.prompts import PromptSource
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.trials.child_environment import child_environment
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError
+from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.progress import read_load, read_workers
+from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+
+# -P: a directory called `locust` where the user stands must not be imported instead.
+_LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
+_LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
+_LOOPBACK = "127.0.0.1"
+_START_S = 120.0
+_STOP_GRACE_S = 15.0
+_DRAIN_S = 5.0  # beside the time limit of the last request
+
+
+class LoadGenerator:
+    """Locust, started when this is made. `targets` say where each arm is; `vocab_sizes` are those of the servers.
+
+    Raises ConfigError for prompts that cannot be made, before anything starts.
+    """
+
+    def __init__(self, trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> None:
+        self._trial = trial
+        traffic = trial.experiment.traffic
+        config = trial_config(trial, targets, vocab_sizes=vocab_sizes)
+        if config.prompts != "ids" and vocab_sizes:
+            # Said here, in one line, rather than by every request.
+            PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
+        config_path = trial.folder / "generator.json"
+        config.write(config_path)
+        # Workers on other hosts are started by somebody else, as arms are by us: both may take as long.
+        self._workers_s = trial.experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
+        self._limit_s = _START_S + self._workers_s + traffic.duration_s + config.drain_s
+        self._child = Child(
+            "locust",
+            locust_command(
+                schedule=trial.folder / "schedule.arrow",
+                trial_config=config_path,
+                records=trial.folder,
+                workers=traffic.workers,
+                remote_workers=traffic.remote_workers,
+                master=traffic.master if traffic.remote_workers else None,
+                wait_s=trial.experiment.trials.ready_timeout_s,
+            ),
+            log_path=trial.logs / "locust.log",
+            environment=load_environment(traffic),
+            folder=trial.logs,
+        )
+        self._deadline = time.monotonic() + self._limit_s
+
+    def ended(self) -> bool:
+        """Whether all was sent and recorded. RunError when Locust failed or takes too long."""
+        code = self._child.poll()
+        if code is None and time.monotonic() > self._deadline:
+            raise RunError(
+                f"the load did not end within {self._limit_s:g} s: {self._child.log_tail(2)}: "
+                f"see {self._child.log_path}"
+            )
+        if code:
+            self.read()
+            raise RunError(self._failure(code))
+        return code == 0
+
+    def _failure(self, code: int) -> str:
+        traffic = self._trial.experiment.traffic
+        if traffic.remote_workers and (workers := read_workers(self._trial.folder)) is not None:
+            return (
+                f"{workers[0]} of {workers[1]} load workers came within {self._workers_s:g} s: start `tailgate worker "
+                f"--master {traffic.master_bind}` on {traffic.remote_workers} hosts with the same {TOKEN_VARIABLE}, or "
+                f"raise trials.ready_timeout_s: see {self._child.log_path}"
+            )
+        return (
+            f"the load generator ended with {describe_exit(code)}: {self._child.log_tail(3)}: "
+            f"see {self._child.log_path}"
+        )
+
+    def show(self) -> None:
+        """The status has the live numbers and the phase of the load."""
+        self.read()
+        status, traffic = self._trial.status, self._trial.experiment.traffic
+        if status.load.arms:
+            late = status.load.t_s > traffic.duration_s
+            status.phase = "waiting for the last answers" if late else "traffic"
+            status.detail = "" if late else f"{max(0.0, status.load.t_s):.0f} of {traffic.duration_s:g} s"
+        elif (workers := read_workers(self._trial.folder)) is not None:
+            status.phase = "waiting for load workers"
+            status.detail = f"{workers[0]} of {workers[1]} at {traffic.master_bind}"
+
+    def read(self) -> None:
+        """The status has the live numbers, and trial.json the instant at which the load began, once that is known."""
+        trial = self._trial
+        trial.status.load = read_load(trial.folder)
+        if trial.facts.start_ns is None and trial.status.load.finished:
+            # The instant that all load processes agreed on; before the first answer the file may hold another.
+            starts = [start for path in trial.folder.glob("generator-[0-9]*.json") if (start := _start_ns(path))]
+            trial.facts.start_ns = max(starts, default=None)
+            trial.write_facts()
+
+    def stop(self) -> None:
+        """Locust is gone and its records are on disk."""
+        self._child.stop(_STOP_GRACE_S)
+        with suppress(OSError):
+            self.read()
+
+    def kill(self) -> None:
+        """Locust is gone at once. Safe in a signal handler."""
+        self._child.kill_now()
+
+
+def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:
+    """What the load processes are told."""
+    experiment, traffic = trial.experiment, trial.experiment.traffic
+    return TrialConfig(
+        trial=trial.number,
+        arms=tuple(arm.name for arm in experiment.arms),
+        targets=targets,
+        external={arm.name: arm.external for arm in experiment.external_arms},
+        timeout_s=traffic.timeout_s,
+        vocab_size=min(vocab_sizes, default=256),
+        ignore_eos=traffic.ignore_eos,
+        max_concurrency=traffic.max_concurrency or None,
+        prompts=traffic.prompts,
+        tokenizer=traffic.tokenizer or experiment.counting_model,
+        concurrency=traffic.concurrency,
+        pause_s=traffic.pause_s,
+        num_prompts=traffic.num_prompts,
+        duration_s=traffic.duration_s,
+        rampup_s=traffic.rampup_s,
+        drain_s=traffic.timeout_s + _DRAIN_S,
+        seed=experiment.seed,
+        client=traffic.client,
+        security=experiment.security,
+    )
+
+
+def locust_command(
+    *,
+    schedule: Path,
+    trial_config: Path,
+    records: Path,
+    workers: int,
+    remote_workers: int = 0,
+    master: tuple[str, int] | None = None,
+    wait_s: float = 0.0,
+) -> list[str]:
+    """The command that replays a schedule with `workers` load processes and ends by itself.
+
+    With `remote_workers` it waits up to `wait_s` for so many more to come to `master` (host, port) from other hosts.
+    """
+    command = [*_LOCUST_COMMAND, "-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
+    command += ["-u", str(workers + remote_workers), "-r", str(workers + remote_workers)]
+    if remote_workers and master is not None:
+        host, port = master[0], str(master[1])
+        command += ["--master-bind-host", host, "--master-bind-port", port, "--remote-workers", str(remote_workers)]
+        command += ["--expect-workers-max-wait", str(math.ceil(wait_s))]
+        command += ["--processes", str(workers), "--master-host", host, "--master-port", port] if workers else []
+        command += [] if workers else ["--master"]
+    elif workers > 1:
+        # Locust's usual port may be taken by another run.
+        port = str(_free_port())
+        command += ["--processes", str(workers), "--master-host", _LOOPBACK, "--master-port", port]
+        command += ["--master-bind-host", _LOOPBACK, "--master-bind-port", port]
+    command += ["--schedule", str(schedule.resolve()), "--trial-config", str(trial_config.resolve())]
+    command += ["--records", str(records.resolve())]
+    return command
+
+
+def load_environment(traffic: TrafficConfig) -> dict[str, str]:
+    """The environment of Locust: with the secret of its channel, a fresh one where no worker comes from elsewhere."""
+    remote = f"traffic.remote_workers = {traffic.remote_workers}"
+    token = channel_token(remote) if traffic.remote_workers else secrets.token_hex(32)
+    return {**child_environment(), TOKEN_VARIABLE: token}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start_ns(path: Path) -> int:
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8")).get("start_ns") or 0)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,264 @@
+"""The server processes of one trial's arms: started, watched, asked and stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from analysis.records.documents import write_json
+from loadtests.experiments.model import OwnArm
+from loadtests.external.tls import bearer_token
+from loadtests.trials.channels import arm_channel
+from loadtests.trials.child_environment import child_environment, thread_variables
+from loadtests.trials.context import TrialContext
+from loadtests.trials.cpu_time import cpu_seconds
+from loadtests.trials.errors import RunError
+from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question, ask
+from loadtests.trials.snapshots import check_alike, start_up
+from loadtests.trials.telemetry import Collector
+from servers.clock import now_ns
+from servers.metadata import INFERENCE_SERVICE
+from servers.rpc.telemetry_pb2 import SnapshotResponse
+
+_POLL_S = 0.1
+_STOP_GRACE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One server process on its way from launch to ready. It has a channel once its port is known."""
+
+    arm: OwnArm
+    name: str
+    child: Child
+    deadline: float
+    target: str = ""
+    channel: grpc.Channel | None = None
+    ready: bool = False
+    dead: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return not self.dead and self.child.poll() is None
+
+
+class Replicas:
+    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code."""
+
+    def __init__(self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector) -> None:
+        self._trial = trial
+        self._command = tuple(command)
+        self._cache = cache
+        self._collector = collector
+        self._replicas: dict[str, _Replica] = {}
+        self._snapshots: dict[str, SnapshotResponse] = {}
+
+    # --- Start ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Every replica is warm. They start in an order drawn from the seed, so that no arm always goes first."""
+        experiment, facts = self._trial.experiment, self._trial.facts
+        self._trial.status.phase = "starting arms"
+        every = [(arm, name) for arm in experiment.own_arms for name in arm.replica_names]
+        rng = np.random.default_rng([experiment.seed, self._trial.number])
+        waiting = [every[index] for index in rng.permutation(len(every))]
+        facts.start_order = [name for _, name in waiting]
+        while waiting or not all(replica.ready for replica in self._replicas.values()):
+            self._trial.check()
+            starting = sum(not replica.ready for replica in self._replicas.values())
+            while waiting and starting < experiment.trials.starting_at_once:
+                self._launch(*waiting.pop(0))
+                starting += 1
+            for replica in self._replicas.values():
+                self._advance(replica)
+            time.sleep(_POLL_S)
+        serving_ns = self._collector.serving_ns
+        facts.ready |= {arm.name: max(serving_ns[name] for name in arm.replica_names) for arm in experiment.own_arms}
+        self._trial.write_facts()
+
+    def _launch(self, arm: OwnArm, name: str) -> None:
+        trials, security = self._trial.experiment.trials, self._trial.experiment.security
+        # Beside the logs: an arm called "generator" must not pass for the account of a load process.
+        config_path = self._trial.logs / f"{name}.json"
+        write_json(config_path, arm.config.to_dict(), indent=2)
+        cache = self._cache / name if trials.compile_cache == "fresh" else self._cache
+        cache.mkdir(parents=True, exist_ok=True)
+        command = [*self._command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
+        command += ["--cache-dir", str(cache.resolve())]
+        if security.token_env:
+            command += ["--token-env", security.token_env]
+        environment = child_environment() | thread_variables(arm.config)
+        self._trial.status.replicas[name].stage = "starting"
+        self._replicas[name] = _Replica(
+            arm=arm,
+            name=name,
+            child=Child(name, command, log_path=self._trial.logs / f"{name}.log", environment=environment),
+            deadline=time.monotonic() + trials.ready_timeout_s,
+        )
+
+    def _advance(self, replica: _Replica) -> None:
+        """The replica is one step further towards ready, if it can be. Never waits long."""
+        state, log_path = self._trial.status.replicas[replica.name], replica.child.log_path
+        code = replica.child.poll()
+        if code is not None:
+            raise RunError(
+                f'arm "{replica.arm.name}": {replica.name} ended with {describe_exit(code)} during start-up: '
+                f"{replica.child.log_tail()}: see {log_path}"
+            )
+        failure = self._collector.failed_stage.get(replica.name)
+        if failure is not None:
+            raise RunError(f'arm "{replica.arm.name}": {replica.name} failed: {failure}: see {log_path}')
+        if replica.ready:
+            return
+        if time.monotonic() > replica.deadline:
+            limit = self._trial.experiment.trials.ready_timeout_s
+            raise RunError(
+                f'arm "{replica.arm.name}": {replica.name} was not ready after {limit:g} s (it was at: '
+                f"{state.text()}): raise trials.ready_timeout_s, or see {log_path}: {replica.child.log_tail(2)}"
+            )
+        if replica.channel is None:
+            self._find_port(replica)
+        elif _is_serving(replica.channel):
+            replica.ready = True
+            self._collector.serving_ns.setdefault(replica.name, now_ns())
+            state.stage = "ready"
+
+    def _find_port(self, replica: _Replica) -> None:
+        line = replica.child.line(0.05)
+        if line is None:
+            return
+        try:
+            port = int(json.loads(line)["port"])
+        except (ValueError, KeyError, TypeError):
+            return  # something else was printed; it is in the log
+        replica.target = f"127.0.0.1:{port}"
+        # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
+        security = self._trial.experiment.security
+        token = bearer_token(security) if security.token_env else ""
+        replica.channel = arm_channel(replica.target, token=token)
+        self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target, token=token)
+
+    def compare(self) -> None:
+        """All replicas run the same thing by their own account, and trial.json tells what each start cost.
+
+        Otherwise ConfigError, unless the experiment compares models.
+        """
+        experiment = self._trial.experiment
+        for replica in self._replicas.values():
+            snapshot = self._collector.snapshot(replica.name)
+            if snapshot is None:
+                raise RunError(f"{replica.name} does not tell what it runs: see {replica.child.log_path}")
+            self._snapshots[replica.name] = snapshot
+        self._trial.facts.startup = {
+            arm.name: start_up([self._snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
+        }
+        self._trial.write_facts()
+        if not experiment.compare_models:
+            check_alike(self._snapshots, self._snapshots[experiment.control.replica_names[0]])
+
+    # --- While they serve -------------------------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> dict[str, tuple[str, ...]]:
+        """host:port of every replica of each arm."""
+        arms = self._trial.experiment.own_arms
+        return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
+
+    @property
+    def snapshots(self) -> dict[str, SnapshotResponse]:
+        """What each replica said of itself when it was warm."""
+        return self._snapshots
+
+    @property
+    def all_dead(self) -> bool:
+        """Whether no process is left, as far as `watch` has seen."""
+        return all(replica.dead for replica in self._replicas.values())
+
+    def watch(self) -> None:
+        """Every death since the last call is in trial.json and on the screen."""
+        for replica in self._replicas.values():
+            code = replica.child.poll()
+            if code is not None and not replica.dead:
+                self._record_death(replica, code)
+
+    def _record_death(self, replica: _Replica, code: int) -> None:
+        replica.dead = True
+        self._trial.status.replicas[replica.name].stage = "dead"
+        self._trial.facts.deaths.append(
+            {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
+        )
+        self._trial.write_facts()
+        self._trial.status.note(
+            f"{replica.name} died ({describe_exit(code)}): {replica.child.log_tail(1)}: see {replica.child.log_path}"
+        )
+
+    def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, list[list[int]] | str]:
+        """What each replica answers, that called `first` before all others; or why it does not."""
+        limit_s = self._trial.experiment.traffic.timeout_s
+        answers: dict[str, list[list[int]] | str] = {}
+        for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
+            self._trial.status.detail = replica.name
+            if replica.channel is None or not replica.alive:
+                answers[replica.name] = "its process is gone"
+                continue
+            answers[replica.name] = ask(
+                replica.channel,
+                questions,
+                check=self._trial.check,
+                timeout_s=min(TIMEOUT_S, limit_s * len(questions)),
+                still_s=min(STILL_S, limit_s),
+                worked_s=partial(cpu_seconds, replica.child.pid),
+            )
+        return answers
+
+    def last_words(self) -> dict[str, dict[str, Any]]:
+        """Counters and memory of every replica that still serves; one that is missing does not."""
+        final = {}
+        for replica in self._replicas.values():
+            if replica.ready and replica.alive and replica.channel is not None and _is_serving(replica.channel):
+                snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
+                if snapshot is not None:
+                    final[replica.name] = {
+                        "counters": dict(snapshot.counters),
+                        "memory_bytes": dict(snapshot.memory_bytes),
+                    }
+        return final
+
+    # --- The end ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Every process is gone, those that drained in time in order."""
+        for replica in self._replicas.values():
+            if replica.channel is not None:
+                replica.channel.close()
+            replica.child.ask_to_stop()
+        # The load is gone, so there is little to drain; all share one grace time.
+        deadline = time.monotonic() + _STOP_GRACE_S
+        for replica in self._replicas.values():
+            replica.child.stop(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """Every process is gone at once. Safe in a signal handler."""
+        for replica in self._replicas.values():
+            replica.child.kill_now()
+
+
+def _is_serving(channel: grpc.Channel) -> bool:
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE), timeout=2.0
+        )
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

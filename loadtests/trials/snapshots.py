@@ -1,0 +1,51 @@
+"""What replicas say of themselves once they are warm: what their start cost, and whether all run the same thing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadtests.experiments.whole_checks import same_kind_of_device
+from servers.config import ConfigError
+from servers.rpc.telemetry_pb2 import SnapshotResponse
+
+
+def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
+    """What an arm's start cost: the slowest of its replicas for times, their sum for memory."""
+    items: dict[str, int] = {}
+    memory: dict[str, int] = {}
+    for snapshot in snapshots:
+        for key, value in snapshot.startup_ns.items():
+            items[key] = max(items.get(key, 0), value)
+        for key, value in snapshot.memory_bytes.items():
+            memory[key] = memory.get(key, 0) + value
+    first = snapshots[0]
+    return {
+        "items_ns": items,
+        "memory_bytes": memory,
+        "versions": dict(first.versions),
+        "device": first.device,
+        "dtype": first.dtype,
+    }
+
+
+def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
+    """All replicas run the same thing as the control by their own account. Otherwise ConfigError."""
+    for name, snapshot in snapshots.items():
+        for what, value, expected in (
+            ("dtype", snapshot.dtype, control.dtype),
+            ("attention", _attention(snapshot), _attention(control)),
+            ("vocabulary", snapshot.vocab_size, control.vocab_size),
+            ("device", snapshot.device, control.device),
+        ):
+            alike = same_kind_of_device(str(value), str(expected)) if what == "device" else value == expected
+            if not alike:
+                raise ConfigError(
+                    f"{name} runs with {what} {value} but the control with {expected}: not comparable; "
+                    "make them equal, or set compare_models = true at the top if that is the question"
+                )
+
+
+def _attention(snapshot: SnapshotResponse) -> str:
+    return str(json.loads(snapshot.config_json)["model"]["attention"])

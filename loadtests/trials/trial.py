@@ -1,0 +1,198 @@
+"""One trial: arms and splitter started, the traffic sent and recorded, everything stopped in order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from loadtests.experiments.model import Experiment
+from loadtests.traffic.schedule import Schedule
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError
+from loadtests.trials.external_arms import find_external_arms
+from loadtests.trials.load import LoadGenerator
+from loadtests.trials.processes import describe_exit
+from loadtests.trials.progress import Load, ReplicaState, Status
+from loadtests.trials.replicas import Replicas
+from loadtests.trials.served_parity import compared, questions
+from loadtests.trials.telemetry import Collector
+from loadtests.trials.trial_facts import TrialFacts
+from servers.security import server_tls
+from servers.splitter.admin import SplitterError
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+
+_POLL_S = 0.1
+_ENVOY_READY_S = 30.0
+
+
+class Trial:
+    """A trial whose folder is there, and whose telemetry is recorded from now until `close`.
+
+    The experiment has its arms on the devices of this trial. `check` raises StopRequestedError when the user wants an
+    end.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        number: int,
+        folder: Path,
+        shared_cache: Path,
+        schedule: Schedule,
+        status: Status,
+        arm_command: Sequence[str],
+        check: Callable[[], None],
+    ) -> None:
+        facts = TrialFacts.of(experiment, number, schedule)
+        self._context = context = TrialContext(
+            experiment=experiment, number=number, folder=folder, facts=facts, status=status, check=check
+        )
+        self._schedule = schedule
+        self._fresh_cache = folder / "compile-cache"
+        context.logs.mkdir(parents=True)
+        self._collector = Collector(folder, trial=number, status=status)
+        self._recording = True
+        cache = self._fresh_cache if experiment.trials.compile_cache == "fresh" else shared_cache
+        self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector)
+        self._envoy: Envoy | None = None
+        self._load: LoadGenerator | None = None
+
+    def run(self) -> None:
+        """The trial's traffic was sent and recorded."""
+        context, experiment = self._context, self._context.experiment
+        context.status.load = Load()
+        # Requests as they are sent: a mirrored one counts for each arm.
+        context.status.planned = sum(self._schedule.planned.values())
+        context.status.replicas = {name: ReplicaState() for arm in experiment.arms for name in arm.replica_names}
+        self._schedule.write(context.folder / "schedule.arrow")
+        context.write_facts()
+        find_external_arms(context)
+        self._replicas.start()
+        self._replicas.compare()
+        self._send_traffic(self._start_splitter())
+        self._end_records(hurry=False)
+        context.facts.complete = True
+        context.write_facts()
+        if experiment.parity.served and not experiment.compare_models:
+            self._compare_answers()
+
+    def close(self, *, hurry: bool) -> None:
+        """Every process of the trial is gone and its records are complete. `hurry`: nobody waits for answers."""
+        self._context.status.phase, self._context.status.detail = "stopping", ""
+        self._end_records(hurry=hurry)
+        if self._envoy is not None:
+            self._envoy.stop(grace_s=0.0 if hurry else 5.0)
+        self._replicas.stop()
+        shutil.rmtree(self._fresh_cache, ignore_errors=True)
+        with suppress(OSError):
+            self._context.write_facts()
+
+    def kill(self) -> None:
+        """Every process of the trial is gone at once, records as they are. Safe in a signal handler."""
+        if self._load is not None:
+            self._load.kill()
+        self._replicas.kill()
+        if self._envoy is not None and self._envoy.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._envoy.pid, signal.SIGKILL)
+
+    def _start_splitter(self) -> dict[str, str]:
+        """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
+
+        Beside an external arm all go direct, so that no arm has a hop more than another.
+        """
+        context, experiment = self._context, self._context.experiment
+        targets = self._replicas.targets
+        if experiment.external_arms or experiment.traffic.direct:
+            return {name: ",".join(addresses) for name, addresses in targets.items()}
+        context.status.phase = "starting the splitter"
+        config = splitter_config(experiment, targets, logs=context.logs)
+        self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
+        deadline = time.monotonic() + _ENVOY_READY_S
+        while True:
+            context.check()
+            try:
+                envoy.wait_ready(0.5, every_replica=True)
+                return {"*": envoy.target}
+            except SplitterError:
+                if envoy.poll() is not None or time.monotonic() > deadline:
+                    raise
+
+    def _send_traffic(self, targets: dict[str, str]) -> None:
+        self._context.status.phase = "starting the load"
+        sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
+        sizes += [arm.external.vocab_size for arm in self._context.experiment.external_arms if arm.external.vocab_size]
+        self._load = load = LoadGenerator(self._context, targets, vocab_sizes=sizes)
+        while not load.ended():
+            self._context.check()
+            load.show()
+            self._watch()
+            time.sleep(_POLL_S)
+        load.read()
+
+    def _watch(self) -> None:
+        """Deaths of arms are recorded and the run goes on; whatever else dies ends it."""
+        self._replicas.watch()
+        if not self._context.experiment.external_arms and self._replicas.all_dead:
+            raise RunError(f"every arm died: see {self._context.logs}")
+        if self._envoy is not None and (code := self._envoy.poll()) is not None:
+            raise RunError(f"Envoy ended with {describe_exit(code)}: see {self._envoy.log_path}")
+        if self._collector.failure is not None:
+            raise RunError(self._collector.failure)
+
+    def _end_records(self, *, hurry: bool) -> None:
+        """Load and telemetry have ended and are on disk. A second call does nothing."""
+        if not self._recording:
+            return
+        self._recording = False
+        if self._load is not None:
+            self._load.stop()
+            self._collector.settle(timeout_s=1.0 if hurry else 5.0)
+            self._context.facts.final = self._replicas.last_words()
+            if not hurry:
+                self._replicas.watch()  # one may have died after its last answer
+        self._collector.stop()
+
+    def _compare_answers(self) -> None:
+        """trial.json tells which replicas give the control's answers. Nothing of this is in the records."""
+        context, experiment = self._context, self._context.experiment
+        context.status.phase, context.status.detail = "comparing answers", ""
+        snapshots = self._replicas.snapshots
+        prompts = questions(
+            experiment,
+            trial=context.number,
+            vocab_size=min(snapshot.vocab_size for snapshot in snapshots.values()),
+        )
+        first = experiment.control.replica_names[0]
+        answers = self._replicas.answers(prompts, first=first)
+        arms = {name: arm.name for arm in experiment.own_arms for name in arm.replica_names}
+        context.facts.answers = {
+            "dtype": snapshots[first].dtype,
+            "control": first,
+            "prompts": [len(question.prompt) for question in prompts],
+            "replicas": compared(answers, arms, first=first),
+        }
+        context.write_facts()
+
+
+def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]], *, logs: Path) -> SplitterConfig:
+    """The splitter in front of the replicas at `targets`."""
+    settings, traffic = experiment.splitter, experiment.traffic
+    return SplitterConfig(
+        arms=tuple(ArmTarget(name=arm.name, backends=targets[arm.name], weight=arm.weight) for arm in experiment.arms),
+        # Requests of workers on other hosts come to the address that the workers themselves come to.
+        host=traffic.master[0] if traffic.remote_workers else "127.0.0.1",
+        port=settings.port,
+        admin_port=settings.admin_port,
+        workers=settings.workers,
+        stickiness=settings.stickiness,
+        access_log=str((logs / "access.log").resolve()) if settings.access_log else "",
+        tls=server_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca),
+    )

@@ -1,0 +1,90 @@
+"""trial.json: what a trial was to be, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from analysis.records.documents import write_document
+from loadtests.experiments.model import Experiment, ExperimentArm, ExternalArm
+from loadtests.external.addresses import external_table
+from loadtests.traffic.schedule import Schedule
+from servers.config import STALLING_KINDS
+
+# Not there until they are known: a trial that was cut off has none.
+_LATE = ("final", "answers")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialFacts:
+    """The keys of trial.json; analysis reads them by these names. Times are integer ns since the epoch."""
+
+    trial: int
+    design: str
+    control: str
+    arms: list[dict[str, Any]]
+    duration_s: float
+    block_s: float
+    open_loop: bool
+    max_concurrency: int | None
+    load_processes: int
+    loop: str
+    concurrency: int | None
+    num_prompts: int | None
+    steps: list[dict[str, Any]]
+    settle_s: float | None
+    prompts: dict[str, Any]
+    devices: dict[str, str]
+    weights: dict[str, int]
+    planned: Mapping[str, int]
+    dropped: dict[str, int | str]
+    stalling_kinds: list[str] = field(default_factory=lambda: list(STALLING_KINDS))
+    start_ns: int | None = None
+    start_order: list[str] = field(default_factory=list)
+    complete: bool = False
+    deaths: list[dict[str, Any]] = field(default_factory=list)
+    ready: dict[str, int] = field(default_factory=dict)
+    startup: dict[str, dict[str, Any]] = field(default_factory=dict)
+    final: dict[str, dict[str, Any]] | None = None
+    answers: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, number: int, schedule: Schedule) -> Self:
+        """What is known before the trial number `number` begins."""
+        traffic = experiment.traffic
+        return cls(
+            trial=number,
+            design=traffic.design,
+            control=experiment.control.name,
+            arms=[_arm(arm) for arm in experiment.arms],
+            duration_s=traffic.duration_s,
+            block_s=experiment.gates.block_s,
+            open_loop=traffic.open_loop,
+            max_concurrency=traffic.max_concurrency or None,
+            load_processes=traffic.load_processes,
+            loop=schedule.loop,
+            concurrency=traffic.concurrency or None,
+            num_prompts=traffic.num_prompts or None,
+            steps=[dict(step) for step in schedule.steps],
+            settle_s=traffic.settle_s if schedule.steps else None,
+            prompts=dict(schedule.prompts),
+            devices={arm.name: arm.config.model.device for arm in experiment.own_arms},
+            weights={arm.name: arm.weight for arm in experiment.arms},
+            planned=schedule.planned,
+            dropped=dict(schedule.dropped),
+        )
+
+    def write(self, folder: Path) -> None:
+        """trial.json in `folder` holds these facts."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        known = {name: value for name, value in values.items() if value is not None or name not in _LATE}
+        write_document(folder / "trial.json", known, indent=2)
+
+
+def _arm(arm: ExperimentArm) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
+    if isinstance(arm, ExternalArm):
+        return {**facts, "external": external_table(arm.external)}
+    return {**facts, "config": arm.config.to_dict(), "length_ladder": list(arm.config.length_ladder)}

@@ -1,0 +1,59 @@
+"""The schedule of each trial of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from analysis.judging.load_steps import brackets
+from analysis.records.requests import read_run
+from analysis.run.run import Run
+from loadtests.experiments.model import Experiment
+from loadtests.traffic.rate_steps import closer
+from loadtests.traffic.schedule import Schedule, build_schedule
+from loadtests.traffic.source import Source, read_source
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSchedules:
+    """Draws the schedule of a trial from the experiment's traffic."""
+
+    experiment: Experiment
+    source: Source
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self:
+        """Trace, tokenizer and conversations are read, and a first schedule was possible. Otherwise ConfigError."""
+        source = read_source(experiment.traffic, seed=experiment.seed, model=experiment.counting_model)
+        schedules = cls(experiment, source)
+        schedules.draw(1)
+        return schedules
+
+    def draw(self, trial: int, rates: Sequence[float] = ()) -> Schedule:
+        """The schedule of trial number `trial`, for a saturation search at these `rates`."""
+        experiment = self.experiment
+        engines = [arm.config.engine for arm in experiment.own_arms]
+        if experiment.external_arms:
+            engines.append(experiment.engine)
+        return build_schedule(
+            experiment.traffic,
+            arms=[arm.name for arm in experiment.arms],
+            seed=experiment.seed,
+            trial=trial,
+            # Arms of an experiment about models may have limits of their own: every prompt must fit all of them.
+            # External arms do not tell theirs: [engine] at the top speaks for them.
+            max_prompt_tokens=min(engine.max_prompt_tokens for engine in engines),
+            max_new_tokens=min(engine.max_new_tokens for engine in engines),
+            source=self.source,
+            levels=rates,
+            edges={arm.name: arm.config.length_ladder for arm in experiment.own_arms},
+        )
+
+    def next_rates(self, run_dir: Path) -> tuple[float, ...]:
+        """The rates at which a saturation search goes on: over what the trials in `run_dir` leave open for each arm."""
+        traffic = self.experiment.traffic
+        low, high = traffic.step_rates
+        open_ranges = [item.to_search for item in brackets(Run.of(read_run(run_dir)))]
+        return closer(open_ranges, traffic.saturation_steps, low=low, high=high)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.foresight.plan import Goal
+from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_design
+from analysis.foresight.plan_from_pilot import plan_from_run
+from analysis.records.requests import RecordError
+from analysis.settings.slo_targets import parse_targets
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+GATES = {"draws": 99}
+
+
+def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
+    (found,) = [item for item in plan["rows"] if item["what"] == what]
+    return found
+
+
+@pytest.fixture(scope="module")
+def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
+    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)
+
+
+def test_a_pilot_plans_every_gate_and_shows_what_does_not_gate(pilot: Path) -> None:
+    plan = plan_from_run(pilot, Goal(margin=0.05))
+    gating = {item["what"] for item in plan["rows"] if item["gate"]}
+    assert gating == {"p99 TTFT", "p99 E2E", "slo p99_ttft_ms", "errors", "blocks and tail"}
+    assert not row(plan, "p50 E2E")["gate"]
+    assert row(plan, "p50 E2E")["needed_s"] <= row(plan, "p99 E2E")["needed_s"]
+    assert plan["needed_s"] == max(item["needed_s"] for item in plan["rows"] if item["gate"])
+    assert plan["needed_s"] == row(plan, plan["decided_by"].removeprefix("compiled "))["needed_s"]
+    assert (plan["wanted"]["margin"], plan["trials"], plan["trial_s"]) == (0.05, 1, plan["needed_s"])
+
+
+def test_a_wider_margin_and_less_power_take_less(pilot: Path) -> None:
+    narrow, wide, weak = (
+        row(plan_from_run(pilot, goal), "p99 E2E")["needed_s"]
+        for goal in (Goal(margin=0.04), Goal(margin=0.08), Goal(margin=0.04, power=0.5))
+    )
+    assert wide < narrow
+    assert weak < narrow
+
+
+def test_a_duration_names_the_margin_that_needs_it(pilot: Path) -> None:
+    first = row(plan_from_run(pilot, Goal(duration_s=7200)), "p99 E2E")
+    again = row(plan_from_run(pilot, Goal(margin=first["margin"])), "p99 E2E")
+    assert again["needed_s"] == pytest.approx(7200, abs=60)
+
+
+def test_a_narrow_margin_takes_more_starts_and_not_only_time(pilot: Path) -> None:
+    assert "in 4 fresh starts" in row(plan_from_run(pilot, Goal(margin=0.03)), "p99 E2E")["note"]
+    assert "starts" not in row(plan_from_run(pilot, Goal(margin=0.10)), "p99 E2E")["note"]
+
+
+def test_an_arm_that_failed_does_not_make_the_run_longer(tmp_path: Path) -> None:
+    arms = (EAGER, FakeArm(name="new"), FakeArm(name="stalls", compiles=[Compile(at_s=100, seconds=3)]))
+    run = FakeRun(duration_s=210, rate=2.0, arms=arms, gates=GATES, own_drift=0.1)
+    plan = plan_from_run(write_run(tmp_path / "run", run), Goal())
+    assert plan["decided_by"].startswith("new ")
+    assert any("stalls failed in the pilot: no length clears that" in text for text in plan["assumed"])
+
+
+def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:
+    lengths = {design: plan_from_design(Traffic(rate=4, design=design), Goal())["needed_s"] for design in DESIGNS}
+    assert lengths["mirrored"] < lengths["split"] < lengths["separate"] == lengths["switchback"]
+    steady = plan_from_design(Traffic(rate=4, arrivals="steady"), Goal())["needed_s"]
+    assert steady < lengths["mirrored"]
+    assert plan_from_design(Traffic(rate=16), Goal())["needed_s"] < lengths["mirrored"]
+
+
+def test_without_a_pilot_requests_bound_the_length_too() -> None:
+    targets = parse_targets(["p99_ttft_ms <= 500"], "--slo")
+    plan = plan_from_design(Traffic(rate=0.1), Goal(margin=2.0), targets=targets)
+    slo = row(plan, "slo p99_ttft_ms")
+    assert "299 requests if none misses it" in slo["note"]
+    assert slo["needed_s"] >= 299 / 0.1
+    assert "598 requests" in row(plan, "errors")["note"]
+    assert row(plan, "blocks and tail")["needed_s"] == 5 / 0.01 / 0.1 + 30 + 10  # a whole number of blocks
+
+
+def test_six_trials_share_the_time_and_know_their_error_less_well() -> None:
+    plan = plan_from_design(Traffic(rate=4, trials=6), Goal())
+    assert plan["trial_s"] * 6 >= plan["needed_s"]
+    assert plan["needed_s"] > plan_from_design(Traffic(rate=4, trials=5), Goal())["needed_s"]
+    assert not any("Blocks of one start" in text for text in plan["assumed"])
+    assert any("Restarts are taken to add nothing" in text for text in plan["assumed"])
+
+
+def test_a_pilot_of_six_trials_asks_for_more_trials_of_the_same_length(tmp_path: Path) -> None:
+    run = FakeRun(duration_s=120, rate=1.0, trials=6, gates={**GATES, "metrics": ["e2e"], "min_blocks": 2})
+    plan = plan_from_run(write_run(tmp_path / "run", run), Goal(margin=0.04))
+    assert plan["trial_s"] == 120
+    assert plan["trials"] > 6
+    assert plan["trials"] * 120 == pytest.approx(plan["needed_s"], rel=0.2)
+
+
+def test_a_goal_is_checked_where_it_is_made() -> None:
+    with pytest.raises(RecordError, match="--margin is nan"):
+        Goal(margin=float("nan"))
