@@ -39,10 +39,9 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 
-from loadtests.clients.connection import parse_target
 from loadtests.experiments.field_names import parse_goodput_flag
-from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags
-from loadtests.external.tls import SecurityConfig
+from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags, parse_target
+from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.generator import Generator, Prepared, TrialConfig
 from loadtests.generator.goodput import Goodput
 from loadtests.generator.locust_counts import LocustCounts

@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import ssl
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import gevent
 import gevent.socket
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
+from loadtests.clients.call import Call
+from loadtests.clients.tls import TlsSocket, secure
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions, parse_address
+from loadtests.external.client_security import bearer_token, client_context, server_name
 from loadtests.external.openai_wire import (
     DONE,
     LARGEST_ERROR,
@@ -29,7 +31,6 @@ from loadtests.external.openai_wire import (
     request_path,
     shortened,
 )
-from loadtests.external.tls import bearer_token, client_context, explain, server_name
 from servers.clock import now_ns
 
 _READ_BYTES: Final = 65_536
@@ -41,105 +42,52 @@ _HERE: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 _STALE_NS: Final = 250_000_000
 
 
-class OpenAiCall:
-    """One request: complete once `status` is set. Times are ns since the epoch on the client's clock.
+class OpenAiCall(Call):
+    """One request. Its connection is closed when it is cancelled.
 
     `token_ns` has one time for each event that carried text, so for each chunk and not for each token, unless the
     server tells how many tokens a chunk brought (usage in every event): then a chunk's tokens all have its time.
     `output_tokens` is the server's count where it gave one.
     """
 
-    __slots__ = (
-        "_calls",
-        "_greenlet",
-        "_on_done",
-        "_request",
-        "_timer",
-        "_told_tokens",
-        "chunks",
-        "deadline_ns",
-        "end_ns",
-        "error",
-        "first_token_ns",
-        "initial_metadata",
-        "sent_ns",
-        "start_ns",
-        "status",
-        "tag",
-        "token_ns",
-        "trailing_metadata",
-    )
+    __slots__ = ("_calls", "chunks", "counted_tokens", "greenlet", "request")
 
     def __init__(
         self,
         *,
         request: bytes,
-        deadline_ns: int,
-        on_done: Callable[[OpenAiCall], None] | None,
+        timeout_s: float | None,
+        on_done: Callable[[Any], None] | None,
         tag: Any,
         calls: set[OpenAiCall],
     ) -> None:
-        self.start_ns = now_ns()
-        self.sent_ns = self.start_ns
-        self.first_token_ns: int | None = None
-        self.end_ns = 0
-        self.token_ns = array("q")
+        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
         self.chunks = 0
-        self.status = ""
-        self.error = ""
-        self.initial_metadata: Mapping[str, str] = {}
-        self.trailing_metadata: dict[str, str] = {}
-        self.deadline_ns = deadline_ns
-        self.tag = tag
-        self._request = request
-        self._on_done = on_done
-        self._told_tokens: int | None = None
-        self._timer: Any = None
-        self._greenlet: gevent.Greenlet[..., None] | None = None
+        self.counted_tokens: int | None = None  # by the server
+        self.request = request
+        self.greenlet: gevent.Greenlet[..., None] | None = None
         self._calls = calls  # of the client, while they run
         calls.add(self)
 
     @property
-    def done(self) -> bool:
-        """Whether the call has ended."""
-        return bool(self.status)
-
-    @property
     def output_tokens(self) -> int:
         """Tokens of the answer by the server's count, else the chunks that carried text."""
-        return len(self.token_ns) if self._told_tokens is None else self._told_tokens
-
-    def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:
-        """The call has ended with `status` and its connection is closed; a call that has ended is left alone."""
-        if self.status:
-            return
-        self._finish(status, error, now_ns())
-        greenlet = self._greenlet
-        if greenlet is not None and greenlet is not gevent.getcurrent():
-            greenlet.kill(block=False)
+        return len(self.token_ns) if self.counted_tokens is None else self.counted_tokens
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call ended within `timeout_s`."""
-        if not self.status and self._greenlet is not None:
-            self._greenlet.join(timeout_s)
-        return bool(self.status)
+        """Whether the call ended within `timeout_s`, its connection ready for the next one."""
+        if self.greenlet is not None:
+            self.greenlet.join(timeout_s)
+        return self.done
 
-    def _on_deadline(self) -> None:
-        self.cancel("DEADLINE_EXCEEDED", "the deadline passed")
+    def _withdraw(self) -> None:
+        """Its connection is closed."""
+        if self.greenlet is not None and self.greenlet is not gevent.getcurrent():
+            self.greenlet.kill(block=False)
 
-    def _finish(self, status: str, error: str, at_ns: int) -> None:
-        if self.status:
-            return
-        self.status, self.error, self.end_ns = status, error, at_ns
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
-        self._request = b""
+    def _release(self) -> None:
+        self.request = b""
         self._calls.discard(self)
-        on_done, self._on_done = self._on_done, None
-        if on_done is not None:
-            on_done(self)
 
 
 class _Response(HTTPResponse):
@@ -153,11 +101,11 @@ class _Response(HTTPResponse):
         self.pieces.append(bytes(buf))
 
     def header(self, name: str) -> str:
-        found = self.get(name)
-        return found if isinstance(found, str) else ",".join(found) if found else ""
+        value = self.get(name)
+        return value if isinstance(value, str) else ",".join(value) if value else ""
 
 
-class _Answer:
+class Answer:
     """What the bytes of one answer mean for its call. Every method may end the call."""
 
     __slots__ = ("body", "call", "counts", "ended", "events", "head", "hide", "is_stream", "response")
@@ -229,20 +177,14 @@ class _Answer:
             self.end(*chunk.failed, at_ns)
             return
         self.ended = self.ended or chunk.ended
-        told = chunk.completion_tokens
+        total = chunk.completion_tokens
         if chunk.text:
             call.chunks += 1
-            if call.first_token_ns is None:
-                call.first_token_ns = at_ns
             # A count in each event says how many tokens this chunk brought; one at the end alone does not.
-            self.counts = self.counts and told is not None and (call.chunks > 1 or not chunk.ended)
-            new = told - len(call.token_ns) if told is not None and self.counts else 1
-            if new == 1:
-                call.token_ns.append(at_ns)
-            else:
-                call.token_ns.extend([at_ns] * new)
-        if told is not None:
-            call._told_tokens = told
+            self.counts = self.counts and total is not None and (call.chunks > 1 or not chunk.ended)
+            call.tokens_came(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
+        if total is not None:
+            call.counted_tokens = total
         if chunk.prompt_tokens is not None:
             call.trailing_metadata["tailgate-prompt-tokens"] = str(chunk.prompt_tokens)
 
@@ -259,7 +201,7 @@ class _Answer:
             self.end("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
 
     def end(self, status: str, error: str, at_ns: int) -> None:
-        self.call._finish(status, self.hide(error), at_ns)
+        self.call.finish(status, self.hide(error), at_ns)
 
 
 class OpenAiClient:
@@ -320,15 +262,11 @@ class OpenAiClient:
     ) -> OpenAiCall:
         """A started call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
-        deadline_ns = 0 if timeout_s is None else now_ns() + int(timeout_s * 1e9)
-        call = OpenAiCall(request=request, deadline_ns=deadline_ns, on_done=on_done, tag=tag, calls=self._calls)
+        call = OpenAiCall(request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls)
         if self._closed:
-            call._finish("UNAVAILABLE", "the client is closed", now_ns())
-            return call
-        if timeout_s is not None:
-            call._timer = gevent.get_hub().loop.timer(max(0.0, timeout_s))
-            call._timer.start(call._on_deadline)
-        call._greenlet = gevent.spawn(self._serve, call)
+            call.finish("UNAVAILABLE", "the client is closed", now_ns())
+        else:
+            call.greenlet = gevent.spawn(self._serve, call)
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
@@ -341,7 +279,7 @@ class OpenAiClient:
             try:
                 self._idle.append(self._connect())
             except OSError as problem:
-                return self._told(problem)
+                return self._refusal_of(problem)
             return ""
         return "still connecting"
 
@@ -375,7 +313,7 @@ class OpenAiClient:
                 else:
                     _shut(sock)
             # Killed from outside, or an error of this program: the call has ended all the same.
-            call._finish("INTERNAL", "the client gave up", now_ns())
+            call.finish("INTERNAL", "the client gave up", now_ns())
 
     def _take(self, call: OpenAiCall) -> tuple[Any, bool]:
         """An idle connection that still is one, or a new one; (None, False) when there is none and the call ended."""
@@ -385,20 +323,18 @@ class OpenAiClient:
                 return sock, True
             _shut(sock)
         if now_ns() < self._refused_until_ns:
-            call._finish("UNAVAILABLE", self._refusal, now_ns())
+            call.finish("UNAVAILABLE", self._refusal, now_ns())
             return None, False
         try:
             return self._connect(), False
         except OSError as problem:
-            self._refusal, self._refused_until_ns = self._told(problem), now_ns() + self._retry_ns
-            call._finish("UNAVAILABLE", self._refusal, now_ns())
+            self._refusal, self._refused_until_ns = self._refusal_of(problem), now_ns() + self._retry_ns
+            call.finish("UNAVAILABLE", self._refusal, now_ns())
             return None, False
 
-    def _told(self, problem: OSError) -> str:
+    def _refusal_of(self, problem: OSError) -> str:
         if problem.errno in _HERE:
             return f"this machine can open no more connections ({problem.strerror}): raise its limits (ulimit -n)"
-        if isinstance(problem, ssl.SSLError):
-            return f"cannot connect to {self.target}: {explain(problem, self._tls_name)}"
         return f"cannot connect to {self.target}: {problem}"
 
     def _connect(self) -> Any:
@@ -406,8 +342,7 @@ class OpenAiClient:
         try:
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                sock = _TlsSocket(sock, self._tls, self._tls_name)
-                sock.handshake()
+                sock = TlsSocket(sock, secure(sock, self._tls, self._tls_name, http2=False))
             sock.settimeout(None)  # deadlines are the calls'
         except BaseException:
             _shut(sock)
@@ -417,11 +352,11 @@ class OpenAiClient:
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
         """The call has ended. Returns whether the connection can serve another."""
-        answer = _Answer(call, self._hide)
+        answer = Answer(call, self._hide)
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:
-            sock.sendall(call._request)
+            sock.sendall(call.request)
         except OSError as problem:
             broken = problem  # a server that refuses a request early has said why
         silent = True
@@ -435,13 +370,13 @@ class OpenAiClient:
                 if reused and at_ns - call.sent_ns < _STALE_NS:
                     raise _StaleConnectionError
                 why = f": {broken}" if broken is not None else ""
-                call._finish("UNAVAILABLE", f"the server closed the connection without an answer{why}", at_ns)
+                call.finish("UNAVAILABLE", f"the server closed the connection without an answer{why}", at_ns)
                 return False
             silent = False
             answer.feed(data, at_ns)
         return broken is None and self._drained(sock, answer)
 
-    def _drained(self, sock: Any, answer: _Answer) -> bool:
+    def _drained(self, sock: Any, answer: Answer) -> bool:
         """Whether the answer that has ended leaves a connection which can be used again."""
         response = answer.response
         if response.message_complete:
@@ -460,59 +395,6 @@ class OpenAiClient:
     def _hide(self, text: str) -> str:
         """`text` without the token, which some servers repeat in what they say of it."""
         return text.replace(self._secret, "***") if self._secret else text
-
-
-class _TlsSocket:
-    """As much of a socket as is needed here, with TLS over it. The socket beneath decides how long it waits."""
-
-    def __init__(self, sock: Any, context: ssl.SSLContext, name: str) -> None:
-        self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self.setblocking, self.settimeout = sock.setblocking, sock.settimeout
-
-    def handshake(self) -> None:
-        """The server is who it should be; ssl.SSLError or another OSError otherwise."""
-        while True:
-            try:
-                self._tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                self._flush()
-                self._receive()
-            except ssl.SSLError:
-                with contextlib.suppress(OSError):
-                    self._flush()  # the alert that tells the server why
-                raise
-        self._flush()
-
-    def sendall(self, data: bytes) -> None:
-        self._tls.write(data)
-        self._flush()
-
-    def recv(self, size: int) -> bytes:
-        while True:
-            try:
-                return self._tls.read(size)
-            except ssl.SSLWantReadError:
-                self._flush()
-                self._receive()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return b""
-
-    def close(self) -> None:
-        self._sock.close()
-
-    def _flush(self) -> None:
-        if self._outgoing.pending:
-            self._sock.sendall(self._outgoing.read())
-
-    def _receive(self) -> None:
-        data = self._sock.recv(_READ_BYTES)
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
 
 
 class _StaleConnectionError(Exception):

@@ -7,14 +7,14 @@ gRPC status name, so that whoever records them need not know which it was.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
 
-from loadtests.clients.connection import encode_metadata
+from loadtests.clients.call import Call
+from loadtests.clients.metadata import encode_metadata
 from loadtests.clients.oip import oip_client
 from loadtests.clients.openai import OpenAiClient
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
@@ -32,34 +32,6 @@ _REQUEST_ID_HEADER = "X-Request-Id"
 _SHUNNED_NS = 1_000_000_000
 
 
-class AnyCall(Protocol):
-    """One request on its way. Times are ns since the epoch; `status` is empty until it has ended."""
-
-    tag: Any
-
-    @property
-    def sent_ns(self) -> int: ...
-    @property
-    def first_token_ns(self) -> int | None: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def token_ns(self) -> array[int]: ...
-    @property
-    def output_tokens(self) -> int: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def initial_metadata(self) -> Mapping[str, str]: ...
-    @property
-    def trailing_metadata(self) -> Mapping[str, str]: ...
-    @property
-    def done(self) -> bool: ...
-    def cancel(self, status: str = ..., error: str = ...) -> None: ...
-
-
 class Client(Protocol):
     """Starts requests to one address. `on_done` runs once, in the reader: it must neither block nor raise."""
 
@@ -71,7 +43,7 @@ class Client(Protocol):
         timeout_s: float | None = ...,
         on_done: Callable[[Any], None] | None = ...,
         tag: Any = ...,
-    ) -> AnyCall: ...
+    ) -> Call: ...
     def connect(self, timeout_s: float | None = ...) -> str: ...
     def close(self) -> None: ...
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig
 from servers.config import ConfigError, build
 
 Kind = Literal["openai", "oip"]
@@ -81,6 +81,24 @@ def parse_address(text: str, kind: Kind) -> Address:
     if not 0 < port < 65_536:
         raise ConfigError(f'address "{text}" has the port {port}: give one from 1 to 65535')
     return Address(host=host, port=port, tls=tls, path=f"/{path}".rstrip("/") if slash else "")
+
+
+def parse_target(text: str) -> Address:
+    """The parts of `host:port` or `[v6]:port`, also behind a scheme of gRPC, for arms of tailgate itself.
+
+    ConfigError for anything else.
+    """
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator:
+        scheme, rest = "grpc", text.strip()
+    elif scheme.lower() not in _SCHEMES["oip"]:
+        raise ConfigError(f'target "{text}" has the scheme "{scheme}": use host:port, http:// or https://')
+    host, _, port = rest.rstrip("/").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    host_ok = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
+    if not host_ok or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ConfigError(f'target "{text}" is not host:port with a port from 1 to 65535: try localhost:50051')
+    return Address(host=host, port=int(port), tls=_SCHEMES["oip"][scheme.lower()])
 
 
 def _length_fields(where: str, names: tuple[str, ...]) -> None:

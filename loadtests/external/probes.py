@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
+from loadtests.external.client_security import bearer_token, client_context, explain, server_name
 from loadtests.external.oip_wire import infer_request, method_path, read_response
 from loadtests.external.openai_wire import (
     DONE,
@@ -29,7 +30,6 @@ from loadtests.external.openai_wire import (
     request_path,
     shortened,
 )
-from loadtests.external.tls import bearer_token, client_context, explain, server_name
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
 TOKENS = 8  # asked for in the one request

@@ -19,11 +19,11 @@ import gevent
 import numpy as np
 from gevent.event import Event
 
-from loadtests.clients.connection import InferenceClient, parse_target
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
 from loadtests.clients.transport import (
     ARM_HEADER,
     SESSION_HEADER,
-    AnyCall,
     Client,
     Encode,
     Lane,
@@ -31,8 +31,8 @@ from loadtests.clients.transport import (
     Route,
     external_route,
 )
-from loadtests.external.addresses import ExternalConfig
-from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.external.addresses import ExternalConfig, parse_target
+from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.generator.closed_loop import ClosedLoop
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
@@ -201,8 +201,8 @@ class Generator:
         self._running: dict[str | None, int] = {}
         self._held: dict[str | None, deque[_Copy]] = {}
         self._releasing: set[str | None] = set()
-        self._inflight: set[AnyCall] = set()
-        self._ended: deque[tuple[AnyCall | None, _Copy, int]] = deque()
+        self._inflight: set[Call] = set()
+        self._ended: deque[tuple[Call | None, _Copy, int]] = deque()
         self._to_book = Event()
         self._idle = Event()
         self._idle.set()
@@ -420,7 +420,7 @@ class Generator:
         if not call.done:
             self._inflight.add(call)
 
-    def _on_done(self, call: AnyCall) -> None:
+    def _on_done(self, call: Call) -> None:
         copy: _Copy = call.tag
         self._inflight.discard(call)
         self._running[copy.arm] -= 1
@@ -543,7 +543,7 @@ def _fault(error: str, output_tokens: int, told: int | None) -> str:
     return ""
 
 
-def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
+def _record(call: Call | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
     """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
     plan = copy.plan
     trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata

@@ -29,8 +29,8 @@ from analysis.judging.gates import FAIL
 from analysis.records.documents import vouched_toml, write_document
 from loadtests.experiments.experiment import Experiment, ExperimentArm, same_kind_of_device, to_toml
 from loadtests.external.addresses import external_table
+from loadtests.external.client_security import bearer_token
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
-from loadtests.external.tls import bearer_token
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.rate_steps import closer
 from loadtests.traffic.schedule import Schedule, TrafficConfig, build_schedule

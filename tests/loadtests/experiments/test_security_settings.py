@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtests.experiments.experiment import Experiment, from_table, load, to_toml
-from loadtests.external.tls import SecurityConfig
+from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.generator import TrialConfig
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.preflight import check_experiment
