@@ -42,11 +42,14 @@ from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 from loadtests.experiments.field_names import parse_goodput_flag
 from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags, parse_target
 from loadtests.external.client_security import SecurityConfig
-from loadtests.generator.generator import Generator, Prepared, TrialConfig
+from loadtests.generator.generator import Generator, TrialConfig
 from loadtests.generator.goodput import Goodput
+from loadtests.generator.load_log import LoadLog
 from loadtests.generator.locust_counts import LocustCounts
 from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.recorder import LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.record import RequestRecord
+from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.request_copy import Prepared
 from loadtests.generator.spool import OnWritten
 from loadtests.traffic.lengths import FITS, FitName, fitted_lengths
 from loadtests.traffic.schedule import PlannedRequest, Schedule

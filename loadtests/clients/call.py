@@ -106,7 +106,6 @@ class Call:
             return
         self.status, self.error, self.end_ns = status, error, at_ns
         if self._timer is not None:
-            self._timer.stop()
             self._timer.close()
             self._timer = None
         self._release()

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import gevent
-import numpy as np
 from gevent.event import Event
 
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.transport import (
-    ARM_HEADER,
-    SESSION_HEADER,
     Client,
     Encode,
     Lane,
@@ -34,14 +31,16 @@ from loadtests.clients.transport import (
 from loadtests.external.addresses import ExternalConfig, parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.generator.closed_loop import ClosedLoop
+from loadtests.generator.lag_histogram import LagHistogram
+from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.record import RequestRecord, record_of
+from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.request_copy import Prepared, RequestCopy
 from loadtests.traffic.prompts import PromptKind, PromptSource
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from servers.clock import now_ns
 from servers.config import ConfigError, build
-
-__all__ = ["ARM_HEADER", "SESSION_HEADER", "Generator", "Prepared", "TrialConfig"]
 
 _AHEAD_NS = 5_000_000_000
 _AHEAD_BYTES = 64 * 1024 * 1024
@@ -50,7 +49,7 @@ _IN_A_ROW = 16  # requests prepared, started late or booked before others take t
 # Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
 _A_TURN_S = 0.000_001
 _HEARTBEAT_S = 0.02
-_MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
+MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,30 +121,6 @@ class TrialConfig:
         return build(cls, table, where="generator")
 
 
-class _Copy:
-    """One request as it goes to one arm."""
-
-    __slots__ = (
-        *("arm", "body", "headers", "held", "lane", "on_done", "pair_id", "plan", "request_id", "route"),
-        "scheduled_ns",
-    )
-
-    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
-        self.plan = plan
-        self.pair_id = pair_id
-        self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
-        self.arm = arm  # pinned, or None
-        self.route = route
-        self.lane: Lane | None = None  # that it went to
-        self.body, self.headers = route.encode(plan, self.request_id, arm)
-        self.scheduled_ns = 0
-        self.held = False
-        self.on_done: Callable[[bool], None] | None = None  # told whether the call ended well
-
-
-Prepared = tuple[_Copy, ...]
-
-
 def _client(config: TrialConfig, address: str) -> Client:
     keepalive_s, timeout_s = config.keepalive_s, config.keepalive_timeout_s
     if config.client == "grpcio":
@@ -185,8 +160,10 @@ class Generator:
         recorder: RequestRecorder | None = None,
         on_record: Callable[[RequestRecord], None] | None = None,
         workers: int = 1,
+        most_unbooked: int = MOST_UNBOOKED,
     ) -> None:
         self._config = config
+        self._most_unbooked = most_unbooked
         self._log = log
         self._recorder = recorder
         self._on_record = on_record
@@ -199,10 +176,10 @@ class Generator:
         self._workers = workers
         self._closed: ClosedLoop | None = None
         self._running: dict[str | None, int] = {}
-        self._held: dict[str | None, deque[_Copy]] = {}
+        self._held: dict[str | None, deque[RequestCopy]] = {}
         self._releasing: set[str | None] = set()
         self._inflight: set[Call] = set()
-        self._ended: deque[tuple[Call | None, _Copy, int]] = deque()
+        self._ended: deque[tuple[Call | None, RequestCopy, int]] = deque()
         self._to_book = Event()
         self._idle = Event()
         self._idle.set()
@@ -213,7 +190,7 @@ class Generator:
         self._more_prepared = Event()
         self._filled = Event()
         self._room_to_prepare = Event()
-        self._garbage = GarbageWindow(log)
+        self._garbage = log.garbage
         self._dispatcher: gevent.Greenlet[..., None] | None = None
         self._preparer: gevent.Greenlet[..., None] | None = None
         self._stopped = False
@@ -231,7 +208,7 @@ class Generator:
             # Copies leave one after the other, tens of microseconds apart: each arm is first equally often.
             first = plan.index % len(self._config.arms)
             arms = self._config.arms[first:] + self._config.arms[:first]
-        return tuple([_Copy(plan, pair_id, arm, self._route(arm)) for arm in arms])
+        return tuple([RequestCopy(plan, pair_id, arm, self._route(arm)) for arm in arms])
 
     def _route(self, arm: str | None) -> Route:
         routes = self._routes
@@ -410,7 +387,7 @@ class Generator:
         except ConfigError as error:
             self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
 
-    def _send(self, copy: _Copy) -> None:
+    def _send(self, copy: RequestCopy) -> None:
         self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
         lane = copy.lane = copy.route.lane()
         lane.running += 1
@@ -421,7 +398,7 @@ class Generator:
             self._inflight.add(call)
 
     def _on_done(self, call: Call) -> None:
-        copy: _Copy = call.tag
+        copy: RequestCopy = call.tag
         self._inflight.discard(call)
         self._running[copy.arm] -= 1
         self._room.set()
@@ -429,7 +406,7 @@ class Generator:
         copy.lane.running -= 1
         if call.status == "UNAVAILABLE":
             copy.lane.refused_ns = call.end_ns
-        if len(self._ended) < _MOST_UNBOOKED:
+        if len(self._ended) < self._most_unbooked:
             self._ended.append((call, copy, call.end_ns))
         else:
             # This process cannot keep up. Memory must not grow for it; the account says what is missing.
@@ -463,7 +440,7 @@ class Generator:
         while self._ended and limit > 0:
             limit -= 1
             call, copy, at_ns = self._ended.popleft()
-            record = _record(call, copy, self._config.trial, at_ns)
+            record = record_of(call, copy, self._config.trial, at_ns)
             self._log.ended(record, copy.arm)
             if self._recorder is not None:
                 self._guarded(partial(self._recorder.append, record))
@@ -502,94 +479,3 @@ def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
     table = schedule.table
     for start in range(0, table.num_rows, _ROWS_AT_ONCE):
         yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
-
-
-_WHOLE = tuple(
-    f"tailgate-{name}"
-    for name in (
-        *("prompt-tokens", "queue-ns", "prefill-ns", "decode-ns", "compile-stall-ns", "batch-id", "batch-size"),
-        *("padded-batch", "padded-length", "recv-ns", "end-ns", "output-tokens"),
-    )
-)
-_NONE_OF_THEM: list[int | None] = [None] * len(_WHOLE)
-
-
-def _wholes(metadata: Mapping[str, str]) -> list[int | None]:
-    """The numbers of `_WHOLE`, None for one that is missing or no number."""
-    if not metadata:
-        return _NONE_OF_THEM
-    try:
-        return [int(metadata[key]) for key in _WHOLE]
-    except (KeyError, ValueError):
-        return [_whole(metadata.get(key)) for key in _WHOLE]
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
-
-
-_NO_TOKENS = np.zeros(0, dtype=np.int64)
-
-
-def _fault(error: str, output_tokens: int, told: int | None) -> str:
-    """Why an answer that ended with OK is a failed one all the same; empty where it is not. `told`: the server's count
-    of its tokens."""
-    if error:
-        return f"the answer ended with OK and an error: {error}"
-    if not output_tokens:
-        return "the answer ended with OK and holds no token"
-    if told is not None and told != output_tokens:
-        return f"the server counts {told} tokens in its answer, and {output_tokens} came"
-    return ""
-
-
-def _record(call: Call | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
-    """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
-    plan = copy.plan
-    trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
-    initial: Mapping[str, str] = {} if call is None else call.initial_metadata
-    status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
-    sent_ns, first_ns, tokens, output_tokens = at_ns, None, _NO_TOKENS, 0
-    if call is not None:
-        status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
-        output_tokens = call.output_tokens
-        if call.token_ns:
-            tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
-    answered = trailing.get("tailgate-arm") or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
-    if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
-        # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
-        status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
-    prompt_tokens, queue_ns, prefill_ns, decode_ns, stall_ns, *batch, recv_ns, server_end_ns, told = _wholes(trailing)
-    if status == "OK" and (fault := _fault(error, output_tokens, told)):
-        status, error = "INTERNAL", fault
-    batch_id, batch_size, padded_batch, padded_length = batch
-    return RequestRecord(
-        request_id=copy.request_id,
-        session_id=plan.session_id,
-        turn=plan.turn,
-        trial=trial,
-        arm=copy.arm or answered,
-        replica=trailing.get("tailgate-replica") or (copy.lane.replica if copy.lane is not None else "") or None,
-        pair_id=copy.pair_id,
-        scheduled_ns=copy.scheduled_ns,
-        sent_ns=sent_ns,
-        first_token_ns=first_ns,
-        end_ns=at_ns,
-        status=status,
-        error=error or None,
-        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
-        max_tokens=plan.max_tokens,
-        output_tokens=output_tokens,
-        token_ns=tokens,
-        queue_ns=queue_ns,
-        prefill_ns=prefill_ns,
-        decode_ns=decode_ns,
-        compile_stall_ns=stall_ns,
-        batch_id=batch_id,
-        batch_size=batch_size,
-        padded_batch=padded_batch,
-        padded_length=padded_length,
-        server_recv_ns=recv_ns,
-        server_end_ns=server_end_ns,
-        phase=plan.phase,
-    )

@@ -19,7 +19,7 @@ from locust.env import Environment
 from locust.exception import RPCError
 
 from loadtests.generator.generator import Generator, TrialConfig
-from loadtests.generator.recorder import LoadLog
+from loadtests.generator.load_log import LoadLog
 from loadtests.generator.spool import OnWritten
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity

@@ -15,7 +15,8 @@ import pytest
 from loadtests.clients.transport import Lane, OwnEncoder, Route, external_route
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
 from loadtests.generator.generator import Generator, TrialConfig
-from loadtests.generator.recorder import LoadLog, RequestRecord
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.record import RequestRecord
 from loadtests.traffic.lengths import prompt_token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
@@ -157,7 +158,7 @@ def test_own_and_external_arms_are_recorded_alike(eager: ServedFake) -> None:
     assert len(pairs) == 20
     theirs = [record for record in records if record.arm == "vllm"]
     assert {(record.prompt_tokens, record.output_tokens, len(record.token_ns)) for record in theirs} == {(21, 3, 3)}
-    assert all(record.batch_id is None and record.compile_stall_ns is None for record in theirs)
+    assert all(set(record.served) == {None} for record in theirs)
     assert all(record.first_token_ns == record.sent_ns + record.token_ns[0] for record in theirs)
     assert {request.headers["x-request-id"] for request in peer.requests} == {
         record.request_id for record in records if record.arm == "vllm"

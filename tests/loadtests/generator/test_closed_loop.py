@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from loadtests.generator.generator import Generator, TrialConfig
-from loadtests.generator.recorder import LoadLog, RequestRecord
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.record import RequestRecord
 from loadtests.traffic.schedule import Schedule, build_schedule
 from loadtests.traffic.settings import TrafficConfig
 from servers.clock import now_ns
