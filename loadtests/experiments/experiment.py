@@ -25,7 +25,8 @@ from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml, read_toml
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, ExternalConfig, external_from_table, external_table
 from loadtests.external.client_security import OPEN, SecurityConfig
-from loadtests.traffic.schedule import EVERY_ARM, TrafficConfig
+from loadtests.traffic.schedule import EVERY_ARM
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, build, check_name, override
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.traffic.lengths import FIRST_TOKEN_ID, prompt_words
+from loadtests.traffic.token_ids import FIRST_TOKEN_ID, prompt_words
 from servers.config import ConfigError
 
 Words = npt.NDArray[np.uint64]

@@ -31,9 +31,11 @@ from loadtests.experiments.experiment import Experiment, ExperimentArm, same_kin
 from loadtests.external.addresses import external_table
 from loadtests.external.client_security import bearer_token
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
+from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.rate_steps import closer
-from loadtests.traffic.schedule import Schedule, TrafficConfig, build_schedule
+from loadtests.traffic.schedule import Schedule
+from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source, read_source
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.cpu_time import cpu_seconds

@@ -17,9 +17,9 @@ from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptio
 from loadtests.generator.generator import Generator, TrialConfig
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
-from loadtests.traffic.lengths import prompt_token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
+from loadtests.traffic.token_ids import prompt_token_ids
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest

@@ -22,7 +22,7 @@ from loadtests.experiments.experiment import (
     set_path,
     to_toml,
 )
-from loadtests.traffic.schedule import TrafficConfig
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 

@@ -13,7 +13,8 @@ import pytest
 from loadtests.generator.generator import Generator, TrialConfig
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
-from loadtests.traffic.schedule import Schedule, build_schedule
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from servers.clock import now_ns
 from tests.fakes.inference import Behaviour, ServedFake, serve

@@ -18,8 +18,8 @@ from loadtests.generator.generator import MOST_UNBOOKED, Generator, TrialConfig
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder
-from loadtests.traffic.lengths import prompt_token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule
+from loadtests.traffic.token_ids import prompt_token_ids
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest

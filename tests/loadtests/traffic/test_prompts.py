@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from loadtests.traffic.lengths import prompt_token_ids, prompt_words
 from loadtests.traffic.prompts import Message, PromptKind, PromptSource, alternating, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
+from loadtests.traffic.token_ids import prompt_token_ids, prompt_words
 from servers.config import ConfigError
 from servers.front.tokenizer import ByteTokenizer, ModelTokenizer
 

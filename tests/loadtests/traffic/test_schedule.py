@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.traffic.lengths import prompt_token_ids
-from loadtests.traffic.schedule import SCHEDULE, Schedule, TrafficConfig, build_schedule, switchback_order
+from loadtests.traffic.drawing import build_schedule, switchback_order
+from loadtests.traffic.schedule import SCHEDULE, Schedule
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.token_ids import prompt_token_ids
 from servers.config import ConfigError, build
 
 SECOND = 1_000_000_000

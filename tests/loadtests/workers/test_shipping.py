@@ -12,7 +12,8 @@ import pytest
 
 from analysis.records.requests import REQUESTS, read_table
 from loadtests.generator.recorder import RequestRecorder
-from loadtests.traffic.schedule import Schedule, build_schedule
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from tests.fakes.request_records import record, row_of

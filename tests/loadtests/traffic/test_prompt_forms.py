@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, build_schedule
+from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source, read_source
 from servers.config import ConfigError
