@@ -278,12 +278,14 @@ def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOpti
     if not ready.ready:
         raise NotReadyError(f'the server says that model "{config.model_name}" is not ready')
     try:
-        told = stub.ModelMetadata(oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata)
+        model = stub.ModelMetadata(
+            oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata
+        )
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return
         raise
-    inputs, outputs = [item.name for item in told.inputs], [item.name for item in told.outputs]
+    inputs, outputs = [item.name for item in model.inputs], [item.name for item in model.outputs]
     sent = ("prompt_tensor", "prompt_length_tensor", "max_tokens_tensor", "stream_tensor", "parameters_tensor")
     for key, names in (*((key, inputs) for key in sent), ("output_tensor", outputs)):
         name = getattr(options, key)

@@ -19,15 +19,10 @@ import gevent
 from gevent.event import Event
 
 from loadtests.clients.call import Call
+from loadtests.clients.external_arms import external_route
 from loadtests.clients.inference import InferenceClient
-from loadtests.clients.transport import (
-    Client,
-    Encode,
-    Lane,
-    OwnEncoder,
-    Route,
-    external_route,
-)
+from loadtests.clients.own_arms import OwnEncoder
+from loadtests.clients.route import Client, Encode, Lane, Route
 from loadtests.external.addresses import ExternalConfig, parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.generator.closed_loop import ClosedLoop

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from analysis.records.requests import REQUESTS
 from loadtests.clients.call import Call
-from loadtests.clients.transport import ARM_HEADER
+from loadtests.clients.own_arms import ARM_HEADER
 from loadtests.generator.request_copy import RequestCopy
 
 

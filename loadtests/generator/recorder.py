@@ -96,7 +96,7 @@ class RequestRecorder:
         """Whether every row flushed so far is in the file, or dropped, within `timeout_s`."""
         return self._spool.settle(timeout_s)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
         """Every row that the disk takes is in the file and the stream has its end mark. A second call does nothing.
 
         Raises the OSError with which the disk failed.
@@ -108,6 +108,6 @@ class RequestRecorder:
             self._spool.offer(END_OF_STREAM, 0)
         finally:
             self.closed = True
-            self._spool.close()
+            self._spool.close(timeout_s)
         if self._spool.error is not None:
             raise self._spool.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadtests.clients.transport import Lane, Route
+from loadtests.clients.route import Lane, Route
 from loadtests.traffic.schedule import PlannedRequest
 
 

@@ -120,8 +120,8 @@ def prompt_form(kind: PromptKind, sessions: Sessions, text: PromptText | None, *
 def _messages(conversation: Conversation, turn: int) -> list[Message]:
     messages = [Message("system", conversation.system)] if conversation.system else []
     for exchange in conversation.exchanges[:turn]:
-        messages += [Message("user", exchange.asked), Message("assistant", exchange.answered)]
-    return [*messages, Message("user", conversation.exchanges[turn].asked)]
+        messages += [Message("user", exchange.question), Message("assistant", exchange.answer)]
+    return [*messages, Message("user", conversation.exchanges[turn].question)]
 
 
 def template_facts(

@@ -138,7 +138,7 @@ class PromptText:
         return self.encode_bare(self.render(messages))
 
     def _measured(self, messages: int) -> tuple[tuple[int, ...], ...]:
-        found: list[tuple[tuple[int, ...], ...]] = []
+        templates: list[tuple[tuple[int, ...], ...]] = []
         for seed in (1, 2):
             words = [prompt_words(seed * 1000 + index, 9) for index in range(messages)]
             ids = self.chat_of(alternating([self.pieces.text(own) for own in words]))
@@ -152,12 +152,12 @@ class PromptText:
                     )
                 segments.append(tuple(ids[at:place]))
                 at = place + len(own)
-            found.append((*segments, tuple(ids[at:])))
-        if found[0] != found[1]:
+            templates.append((*segments, tuple(ids[at:])))
+        if templates[0] != templates[1]:
             raise ConfigError(
                 f'the chat template of "{self.name}" adds tokens that depend on the text: use prompts = "text" or "ids"'
             )
-        return found[0]
+        return templates[0]
 
 
 def alternating(contents: Sequence[str]) -> list[Message]:

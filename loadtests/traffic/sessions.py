@@ -90,8 +90,8 @@ def _conversation_lengths(chosen: Sequence[Conversation], counts: Sequence[int],
         sizes = known.setdefault(id(conversation), [])
         for exchange in conversation.exchanges[len(sizes) : count]:
             system = conversation.system if not sizes else ""
-            question = len(text.encode_bare(system + exchange.asked))
-            sizes.append((max(1, question), max(1, len(text.encode_bare(exchange.answered)))))
+            question = len(text.encode_bare(system + exchange.question))
+            sizes.append((max(1, question), max(1, len(text.encode_bare(exchange.answer)))))
         inputs += [size[0] for size in sizes[:count]]
         outputs += [size[1] for size in sizes[:count]]
     return Lengths(input_tokens=np.array(inputs, dtype=np.int64), output_tokens=np.array(outputs, dtype=np.int64))

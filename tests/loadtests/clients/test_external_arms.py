@@ -12,7 +12,9 @@ from typing import Any
 import gevent
 import pytest
 
-from loadtests.clients.transport import Lane, OwnEncoder, Route, external_route
+from loadtests.clients.external_arms import external_route
+from loadtests.clients.own_arms import OwnEncoder
+from loadtests.clients.route import Lane, Route
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
 from loadtests.generator.generator import Generator, TrialConfig
 from loadtests.generator.load_log import LoadLog
