@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import gevent
@@ -22,7 +21,8 @@ from loadtests.clients.grpc_call import LARGEST_MESSAGE, GrpcCall
 from loadtests.clients.headers import HeaderDecoder
 from loadtests.clients.inference import GENERATE_PATH
 from loadtests.external.addresses import parse_target
-from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context
+from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token
+from loadtests.external.grpc_channel import open_channel
 from servers.clock import now_ns
 
 logger = logging.getLogger("tailgate")
@@ -56,8 +56,6 @@ class GrpcioClient:
             ("grpc.max_send_message_length", -1),
             ("grpc.primary_user_agent", "tailgate-grpcio"),
             ("grpc.enable_retries", 0),
-            # A channel of its own, not one that another client of this process has to the same target.
-            ("grpc.use_local_subchannel_pool", 1),
             # After a refused connection grpcio would wait up to two minutes before it tries again.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
@@ -68,13 +66,7 @@ class GrpcioClient:
                 ("grpc.keepalive_time_ms", int(keepalive_s * 1e3)),
                 ("grpc.keepalive_timeout_ms", int(keepalive_timeout_s * 1e3)),
             ]
-        if address.tls:
-            client_context(security)  # the same errors for the same files
-            if security.tls_server_name:
-                options.append(("grpc.ssl_target_name_override", security.tls_server_name))
-            self._channel = grpc.secure_channel(self.target, _credentials(security), options)
-        else:
-            self._channel = grpc.insecure_channel(self.target, options)
+        self._channel = open_channel(address, security, options)
         self._generate = self._channel.unary_stream(path, request_serializer=None, response_deserializer=None)
         token = bearer_token(security)
         self._common: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
@@ -165,13 +157,6 @@ class GrpcioCall(GrpcCall):
     def _withdraw(self) -> None:
         if self.rpc is not None:
             self.rpc.cancel()
-
-
-def _credentials(security: SecurityConfig) -> grpc.ChannelCredentials:
-    def read(path: str) -> bytes | None:
-        return Path(path).read_bytes() if path else None
-
-    return grpc.ssl_channel_credentials(read(security.tls_ca), read(security.tls_key), read(security.tls_certificate))
 
 
 def _text(metadata: Any) -> dict[str, str]:

@@ -122,15 +122,17 @@ class InferenceClient:
         if best is not None:
             best.open(call)
             return
+        self._waiting.append(call)
+        self._seek_room()
+
+    def _seek_room(self) -> None:
+        """One more connection is being opened, if one may be; else calls wait, or fail while connects are refused."""
         alive = sum(not connection.draining for connection in self.connections)
         if self._connecting is None and alive < self._max_connections:
-            if now_ns() < self._refused_until_ns:
-                if not alive:
-                    call.finish("UNAVAILABLE", self._refusal, now_ns())
-                    return
-            else:
+            if now_ns() >= self._refused_until_ns:
                 self._connecting = gevent.spawn(self._connect)
-        self._waiting.append(call)
+            elif not alive:
+                self._fail_waiting(self._refusal)
 
     def restart(self, call: GrpcCall, reason: str) -> None:
         """A call that its server never looked at is on its way again, once; the second time it has failed."""
@@ -191,13 +193,7 @@ class InferenceClient:
                 self._waiting.popleft()
                 continue
             if not any(connection.usable for connection in self.connections):
-                alive = sum(not connection.draining for connection in self.connections)
-                if self._connecting is None and alive < self._max_connections:
-                    if now_ns() >= self._refused_until_ns:
-                        self._connecting = gevent.spawn(self._connect)
-                    elif not alive:
-                        self._fail_waiting(self._refusal)
-                return
+                return self._seek_room()
             self._assign(self._waiting.popleft())
 
     def _fail_waiting(self, reason: str) -> None:

@@ -23,10 +23,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.traffic.token_ids import FIRST_TOKEN_ID, prompt_words
+from loadtests.traffic.prompt_words import Words, prompt_words, token_ids
 from servers.config import ConfigError
 
-Words = npt.NDArray[np.uint64]
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text", "chat"]
 
@@ -373,11 +372,7 @@ class PromptSource:
         if plan.token_ids is not None:
             return list(plan.token_ids)
         if self.text is None:
-            ids: list[int] = (
-                _content(plan, plan.prompt_tokens) % np.uint64(self.vocab_size - FIRST_TOKEN_ID)
-                + np.uint64(FIRST_TOKEN_ID)
-            ).tolist()
-            return ids
+            return token_ids(_content(plan, plan.prompt_tokens), self.vocab_size)
         if self.kind == "chat":
             return self.text.chat_ids(self._parts(plan))
         words = _content(plan, max(1, plan.prompt_tokens - self.text.added))

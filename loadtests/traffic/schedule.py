@@ -135,11 +135,6 @@ class Schedule:
         mine = pa.array(self.ints("index") % workers == worker)
         return replace(self, table=self.table.filter(mine))
 
-    def requests(self) -> Iterator[PlannedRequest]:
-        """The rows one by one."""
-        for batch in self.table.to_batches(max_chunksize=16_384):
-            yield from planned_requests(batch)
-
     def write(self, path: str | Path) -> None:
         """`path` holds the whole schedule as an Arrow IPC stream; it never holds a part of one."""
         facts = {

@@ -19,9 +19,9 @@ from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptio
 from loadtests.generator.generator import Generator, TrialConfig
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import RequestRecord
+from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
-from loadtests.traffic.token_ids import prompt_token_ids
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -73,7 +73,7 @@ def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> No
 def test_prompt_as_token_ids_is_the_one_that_own_arms_get() -> None:
     external = config("openai", "http://a/v1", openai=OpenAiOptions(prompt="token_ids"))
     content, headers = body(external, plan())
-    assert json.loads(content)["prompt"] == prompt_token_ids(11, 12, 100)
+    assert json.loads(content)["prompt"] == token_ids(prompt_words(11, 12), 100)
     assert headers == b"X-Request-Id: 1-7-x\r\n"
 
 
@@ -100,7 +100,7 @@ def test_inference_request_carries_text_or_ids() -> None:
     assert len(sent.inputs[0].contents.bytes_contents[0].split()) == 12
     ids = config("oip", "a:1", oip=OipOptions(prompt="token_ids", prompt_tensor="input_ids"))
     assert list(ModelInferRequest.FromString(body(ids, plan())[0]).inputs[0].contents.int_contents) == (
-        prompt_token_ids(11, 12, 100)
+        token_ids(prompt_words(11, 12), 100)
     )
 
 

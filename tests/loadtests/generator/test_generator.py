@@ -18,8 +18,8 @@ from loadtests.generator.generator import MOST_UNBOOKED, Generator, TrialConfig
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder
-from loadtests.traffic.schedule import SCHEDULE, Schedule
-from loadtests.traffic.token_ids import prompt_token_ids
+from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -296,12 +296,12 @@ def test_cap_on_a_dead_target_ends_every_request() -> None:
 def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     config = TrialConfig(arms=("eager", "compiled"), targets={"*": "localhost:1"}, vocab_size=300)
     generator = Generator(config, log=LoadLog(None, worker=0, planned=None))
-    row = next(schedule([0], session="s\u00e9ance").requests())
+    row = next(planned_requests(schedule([0], session="s\u00e9ance").table))
     copies = generator.prepare(row, "1-0")
     generator.stop()
     requests = [GenerateRequest.FromString(copy.body) for copy in copies]
     assert [request.request_id for request in requests] == ["1-0-eager", "1-0-compiled"]
-    assert [list(request.token_ids.ids) for request in requests] == [prompt_token_ids(100, 20, 300)] * 2
+    assert [list(request.token_ids.ids) for request in requests] == [token_ids(prompt_words(100, 20), 300)] * 2
     assert {(request.max_tokens, request.ignore_eos, request.session_id) for request in requests} == {
         (3, True, "s\u00e9ance")
     }
