@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.clients.call import STATUS_NAMES
-from loadtests.clients.openai import Answer, OpenAiCall, OpenAiClient
+from loadtests.clients.openai import OpenAiClient
+from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
