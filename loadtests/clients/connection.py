@@ -8,7 +8,6 @@ docs/decisions/0003-http2-client.md.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +36,7 @@ from loadtests.clients.keepalive import Keepalive
 from loadtests.clients.metadata import grpc_timeout
 from loadtests.clients.outgoing import Outgoing
 from loadtests.clients.tls import TlsError, TlsStream
+from loadtests.clients.uploads import Uploads
 from servers.clock import now_ns
 
 if TYPE_CHECKING:
@@ -57,14 +57,11 @@ class Connection:
         self._tls = tls
         self._decoder = HeaderDecoder(largest_list=_LARGEST_HEADER_BLOCK)
         self._calls: dict[int, GrpcCall] = {}
-        self._blocked: deque[GrpcCall] = deque()  # requests whose body waits for the peer's window
         self._next_id = 1
         self._left = b""  # the beginning of a frame
         outgoing = self._outgoing = Outgoing(sock, tls, client.loop, self._on_lost)
         self.write, self.flush = outgoing.write, outgoing.flush
-        self._send_window = frames.DEFAULT_WINDOW
-        self._peer_stream_window = frames.DEFAULT_WINDOW
-        self._peer_frame = DEFAULT_FRAME
+        self._uploads = Uploads(self, self.write)
         self._peer_streams = 2**31
         self._unacknowledged = 0
         self._block: tuple[int, bool, bytearray] | None = None  # an unfinished header block
@@ -103,7 +100,6 @@ class Connection:
         self._next_id += 2
         if self._next_id > frames.LARGEST_STREAM_ID:
             self.draining = True
-        call.carrier, call.stream_id, call.send_window = self, stream_id, self._peer_stream_window
         self._calls[stream_id] = call
         block = self._client.header_prefix + call.headers
         at_ns = now_ns()
@@ -111,22 +107,7 @@ class Connection:
             call.sent_ns = at_ns
         if call.deadline_ns:
             block += grpc_timeout(call.deadline_ns - at_ns)
-        size, body = self._peer_frame, call.body
-        if len(block) <= size:
-            out = frame(HEADERS, END_HEADERS, stream_id, block)
-        else:
-            out = frame(HEADERS, 0, stream_id, block[:size])
-            for start in range(size, len(block), size):
-                last = END_HEADERS if start + size >= len(block) else 0
-                out += frame(frames.CONTINUATION, last, stream_id, block[start : start + size])
-        if len(body) <= size and len(body) <= self._send_window and len(body) <= call.send_window and not self._blocked:
-            self._send_window -= len(body)
-            call.position = len(body)
-            self.write(out + frame(DATA, END_STREAM, stream_id, body))
-        else:
-            self.write(out)
-            self._blocked.append(call)
-            self._send_bodies()
+        self._uploads.start(call, stream_id, block)
 
     def abandon(self, stream_id: int, code: int) -> None:
         """The stream is gone on this side and the peer was told; its slot is free."""
@@ -149,7 +130,6 @@ class Connection:
         self._shut_down()
         self.settings_received.set()
         calls, self._calls = list(self._calls.values()), {}
-        self._blocked.clear()
         at_ns = now_ns()
         for call in calls:
             call.finish(status, reason, at_ns)
@@ -174,25 +154,6 @@ class Connection:
     def _shut_down(self) -> None:
         with suppress(OSError):
             self._sock.shutdown(gevent.socket.SHUT_RDWR)
-
-    def _send_bodies(self) -> None:
-        """Bodies of waiting requests are sent as far as connection and stream windows allow, in order."""
-        short: deque[GrpcCall] = deque()  # their own stream's window is used up
-        while self._blocked and self._send_window > 0:
-            call = self._blocked.popleft()
-            if call.status or call.carrier is not self:
-                continue
-            whole = len(call.body)
-            while call.position < whole and self._send_window > 0 and call.send_window > 0:
-                size = min(whole - call.position, self._peer_frame, self._send_window, call.send_window)
-                piece = call.body[call.position : call.position + size]
-                call.position += size
-                self._send_window -= size
-                call.send_window -= size
-                self.write(frame(DATA, END_STREAM if call.position == whole else 0, call.stream_id, piece))
-            if call.position < whole:
-                short.append(call)
-        self._blocked.extendleft(reversed(short))
 
     def has_bytes_to_read(self) -> bool:
         """Whether the answer is here and this process was too slow to look: a timer may run before the reader does."""
@@ -408,25 +369,13 @@ class Connection:
             if key == frames.MAX_CONCURRENT_STREAMS:
                 self._peer_streams = value
             elif key == frames.INITIAL_WINDOW_SIZE:
-                if value > frames.LARGEST_WINDOW:
-                    problem = f"the initial window is {value}; the limit is {frames.LARGEST_WINDOW}"
-                    raise ProtocolError(problem, frames.FLOW_CONTROL_ERROR)
-                change = value - self._peer_stream_window
-                self._peer_stream_window = value
-                for call in self._calls.values():
-                    call.send_window += change
-                    if call.send_window > frames.LARGEST_WINDOW:
-                        raise ProtocolError("a stream's window overflowed by SETTINGS", frames.FLOW_CONTROL_ERROR)
+                self._uploads.set_stream_window(value, self._calls.values())
             elif key == frames.MAX_FRAME_SIZE:
-                if not DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
-                    raise ProtocolError(
-                        f"the largest frame is {value}; the limits are {DEFAULT_FRAME} and {frames.LARGEST_FRAME}"
-                    )
-                self._peer_frame = value
+                self._uploads.set_frame_bytes(value)
         self.write(frame(frames.SETTINGS, frames.ACK, 0))
         self.greeted = True
         self.settings_received.set()
-        self._send_bodies()
+        self._uploads.resume()
         self._client.stream_ended()  # a higher stream limit may let waiting calls start
 
     def _goaway(self, last_id: int, code: int, debug: bytes) -> None:
@@ -444,11 +393,7 @@ class Connection:
     def _window_update(self, stream_id: int, increment: int, data: bytes) -> None:
         call = self._calls.get(stream_id)
         if stream_id == 0:
-            if not increment:
-                raise ProtocolError("the connection's window grows by 0")
-            self._send_window += increment
-            if self._send_window > frames.LARGEST_WINDOW:
-                raise ProtocolError("the connection window overflowed", frames.FLOW_CONTROL_ERROR)
+            self._uploads.grow(increment)
         elif call is None:
             self._check_stream(stream_id, data)
         elif not increment:
@@ -457,5 +402,4 @@ class Connection:
             call.send_window += increment
             if call.send_window > frames.LARGEST_WINDOW:
                 self._fail_stream(call, "the server let the stream's window overflow", frames.FLOW_CONTROL_ERROR)
-        if self._blocked:
-            self._send_bodies()
+        self._uploads.resume()

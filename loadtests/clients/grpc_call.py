@@ -20,6 +20,7 @@ LARGEST_MESSAGE: Final = 4 * 1024 * 1024
 _UINT32 = struct.Struct(">I")
 _NEVER: Final = 1 << 62
 
+_STATUS: Final = {str(code): name for code, name in enumerate(STATUS_NAMES)}
 # Codes not listed are INTERNAL and UNKNOWN.
 RESET_STATUS: Final = {
     frames.REFUSED_STREAM: "UNAVAILABLE",
@@ -130,10 +131,12 @@ class GrpcCall(Call):
         count = len(chunk.token_ids)
         if not count:
             return None
-        if self.first_token_ns is None or (count > 1 and len(chunk.emit_ns) != count):
-            self.tokens_came(count, at_ns)
-        elif count == 1:
+        if count == 1:
+            if self.first_token_ns is None:
+                self.first_token_ns = at_ns
             self.token_ns.append(at_ns)
+        elif self.first_token_ns is None or len(chunk.emit_ns) != count:
+            self.tokens_came(count, at_ns)
         else:
             last, earliest = chunk.emit_ns[-1], self._last_chunk_ns
             for emit in chunk.emit_ns:
@@ -164,7 +167,7 @@ class GrpcCall(Call):
         """The server closed the stream: the status is in the trailers, or must be guessed from HTTP."""
         code = self.trailing_metadata.get("grpc-status")
         if code is not None:
-            status = STATUS_NAMES[int(code)] if code.isdigit() and int(code) < len(STATUS_NAMES) else "UNKNOWN"
+            status = _STATUS.get(code, "UNKNOWN")
             error = self.trailing_metadata.get("grpc-message", "")
             if error:
                 # Percent-encoded ASCII by the protocol; servers that send UTF-8 as it is are understood too.
