@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,20 +29,16 @@ from loadtests.generator.closed_loop import ClosedLoop
 from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
+from loadtests.generator.preparer import A_TURN_S, Preparer
 from loadtests.generator.record import RequestRecord, record_of
 from loadtests.generator.recorder import RequestRecorder
 from loadtests.generator.request_copy import Prepared, RequestCopy
 from loadtests.traffic.prompts import PromptKind, PromptSource
-from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
+from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from servers.clock import now_ns
 from servers.config import ConfigError, build
 
-_AHEAD_NS = 5_000_000_000
-_AHEAD_BYTES = 64 * 1024 * 1024
-_ROWS_AT_ONCE = 32  # rows of the schedule turned into objects in one go: some 0.3 ms
-_IN_A_ROW = 16  # requests prepared, started late or booked before others take their turn: some 0.3 ms
-# Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
-_A_TURN_S = 0.000_001
+_IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
 MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
@@ -179,15 +175,9 @@ class Generator:
         self._idle = Event()
         self._idle.set()
         self._room = Event()
-        self._prepared: deque[tuple[int, Prepared]] = deque()
-        self._prepared_bytes = 0
-        self._all_prepared = False
-        self._more_prepared = Event()
-        self._filled = Event()
-        self._room_to_prepare = Event()
         self._garbage = log.garbage
         self._dispatcher: gevent.Greenlet[..., None] | None = None
-        self._preparer: gevent.Greenlet[..., None] | None = None
+        self._preparer: Preparer | None = None
         self._stopped = False
         self.failure: str | None = None
         self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
@@ -228,8 +218,8 @@ class Generator:
         if self._config.concurrency:
             self._closed = self._closed_loop(schedule)
             return
-        self._preparer = gevent.spawn(self._prepare_all, schedule)
-        self._filled.wait()
+        self._preparer = Preparer(schedule, trial=self._config.trial, prepare=self.prepare, on_failure=self._fail)
+        self._preparer.wait_filled()
 
     def run(self, start_ns: int) -> bool:
         """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over.
@@ -268,7 +258,8 @@ class Generator:
         if self._stopped:
             return
         self._stopped = True
-        for greenlet in (self._dispatcher, self._preparer, *self._chores):
+        preparing = None if self._preparer is None else self._preparer.greenlet
+        for greenlet in (self._dispatcher, preparing, *self._chores):
             if greenlet is not None and greenlet is not gevent.getcurrent():
                 greenlet.kill(block=False)
         self._cap = 0  # an ending call must not start a held one now
@@ -301,54 +292,21 @@ class Generator:
             what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
             raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
-    def _prepare_all(self, schedule: Schedule) -> None:
-        try:
-            self._prepare_ahead(schedule)
-        except Exception as error:  # whatever it is, the dispatcher must not wait for ever
-            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
-        self._all_prepared = True
-        self._filled.set()
-        self._more_prepared.set()
-
-    def _prepare_ahead(self, schedule: Schedule) -> None:
-        trial, in_a_row = self._config.trial, 0
-        for plan in _rows(schedule):
-            while self._prepared and (
-                plan.offset_ns - self._prepared[0][0] > _AHEAD_NS or self._prepared_bytes > _AHEAD_BYTES
-            ):
-                self._room_to_prepare.clear()
-                self._filled.set()
-                self._room_to_prepare.wait()
-            prepared = self.prepare(plan, f"{trial}-{plan.index}")
-            self._prepared.append((plan.offset_ns, prepared))
-            self._prepared_bytes += sum(len(copy.body) for copy in prepared)
-            self._more_prepared.set()
-            in_a_row += 1
-            if in_a_row >= _IN_A_ROW:
-                in_a_row = 0
-                gevent.sleep(_A_TURN_S)
+    def _fail(self, failure: str) -> None:
+        self.failure = self._log.error = failure
 
     def _dispatch(self, start_ns: int) -> None:
         in_a_row = 0
-        while True:
-            while not self._prepared:
-                if self._all_prepared:
-                    return
-                self._more_prepared.clear()
-                self._more_prepared.wait()
-            offset_ns, prepared = self._prepared[0]
+        for offset_ns, prepared in self._preparer or ():
             scheduled_ns = start_ns + offset_ns
             in_a_row += 1
             if scheduled_ns > now_ns():
                 sleep_until(scheduled_ns)
                 in_a_row = 0
             elif in_a_row >= _IN_A_ROW:
-                gevent.sleep(_A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
+                gevent.sleep(A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
-            self._prepared.popleft()
-            self._prepared_bytes -= sum(len(copy.body) for copy in prepared)
             self.launch(prepared, scheduled_ns)
-            self._room_to_prepare.set()
 
     def _closed_loop(self, schedule: Schedule) -> ClosedLoop:
         config = self._config
@@ -380,7 +338,7 @@ class Generator:
         try:
             self._closed.run(start_ns, start_ns + int(self._config.duration_s * 1e9))
         except ConfigError as error:
-            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
+            self._fail(f"the schedule cannot be encoded: {error}")
 
     def _send(self, copy: RequestCopy) -> None:
         self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
@@ -428,7 +386,7 @@ class Generator:
             while self._ended:
                 self._book(_IN_A_ROW)
                 self._garbage.sweep()  # here too: a second's worth at full rate would be one long pause
-                gevent.sleep(_A_TURN_S)  # readers and the dispatcher go first
+                gevent.sleep(A_TURN_S)  # readers and the dispatcher go first
             self._book(0)  # the last answer may be one that was not kept
 
     def _book(self, limit: int) -> None:
@@ -468,9 +426,3 @@ class Generator:
                 self._log.error = self.failure
                 if self._dispatcher is not None:
                     self._dispatcher.kill(block=False)
-
-
-def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
-    table = schedule.table
-    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-        yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
