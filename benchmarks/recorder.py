@@ -25,7 +25,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.records.requests import REQUESTS, read_table
-from loadtests.generator.recorder import GarbageWindow, LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.own_cost import GarbageWindow
+from loadtests.generator.record import RequestRecord
+from loadtests.generator.recorder import RequestRecorder
 from servers.clock import now_ns
 
 _TICK_S = 0.002
@@ -33,7 +36,7 @@ _TICK_S = 0.002
 
 def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str, Any]:
     """The figures of one run, for JSON. `folder` takes a file of some 400 bytes a record."""
-    window = GarbageWindow(LoadLog(None, worker=0, planned=None))
+    window = GarbageWindow()
     window.open()  # as the generator does
     idle_s = _paced(lambda number: None, lambda: None, rate=rate, seconds=min(seconds, 10.0)).cpu_share
     recorder = RequestRecorder(folder / "requests-0.arrow")
@@ -100,17 +103,8 @@ def _record(number: int, times: Any) -> RequestRecord:
         len(times),
         len(times),
         times,
-        1_000,
-        2_000_000,
-        380_000_000,
-        0,
-        number,
-        8,
-        8,
-        1024,
-        at_ns - 399_000_000,
-        at_ns - 1_000_000,
         "measure",
+        (1_000, 2_000_000, 380_000_000, 0, number, 8, 8, 1024, at_ns - 399_000_000, at_ns - 1_000_000),
     )
 
 

@@ -39,7 +39,8 @@ from benchmarks.ledger import Ledger, table
 from benchmarks.measure import PairedRatio, Spread
 from benchmarks.observed import Emitted, Ints
 from benchmarks.proxies import PATHS, Way, missing, opened, version_of
-from loadtests.clients.connection import Call, InferenceClient
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest

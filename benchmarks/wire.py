@@ -21,7 +21,8 @@ from gevent.event import Event
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.measure import Answer, Session
 from benchmarks.traffic import Request
-from loadtests.clients.connection import Call, InferenceClient
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
 from loadtests.trials.processes import Child, describe_exit
 from servers.clock import now_ns
 from servers.config import ArmConfig

@@ -15,7 +15,8 @@ import gevent
 import numpy as np
 
 from benchmarks.observed import Notes, Plan
-from loadtests.clients.connection import Call, InferenceClient
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 

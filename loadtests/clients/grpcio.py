@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Final
 
 import gevent
@@ -17,17 +17,17 @@ import gevent.monkey
 import grpc
 import grpc.experimental.gevent as grpc_gevent
 
-from loadtests.clients.connection import GENERATE_PATH, Call, Metadata, encode_metadata, parse_target, wants_tls
+from loadtests.clients.grpc_call import LARGEST_MESSAGE, GrpcCall
 from loadtests.clients.headers import HeaderDecoder
-from loadtests.external.tls import OPEN, SecurityConfig, bearer_token, client_context
-from servers.address import joined
+from loadtests.clients.inference import GENERATE_PATH
+from loadtests.external.addresses import parse_target
+from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token
+from loadtests.external.grpc_channel import open_channel
 from servers.clock import now_ns
-from servers.rpc.inference_pb2 import GenerateRequest
 
 logger = logging.getLogger("tailgate")
 
 MOST_CALLS: Final = 100
-_LARGEST_MESSAGE: Final = 4 * 1024 * 1024
 
 
 class GrpcioClient:
@@ -49,15 +49,13 @@ class GrpcioClient:
         if not gevent.monkey.is_module_patched("threading"):
             raise RuntimeError("grpcio under gevent needs gevent.monkey.patch_all() first, as importing locust does it")
         grpc_gevent.init_gevent()
-        host, port = parse_target(target)
-        self.target = joined(host, port)
+        address = parse_target(target)
+        self.target = address.target
         options: list[tuple[str, Any]] = [
-            ("grpc.max_receive_message_length", _LARGEST_MESSAGE),
+            ("grpc.max_receive_message_length", LARGEST_MESSAGE),
             ("grpc.max_send_message_length", -1),
             ("grpc.primary_user_agent", "tailgate-grpcio"),
             ("grpc.enable_retries", 0),
-            # A channel of its own, not one that another client of this process has to the same target.
-            ("grpc.use_local_subchannel_pool", 1),
             # After a refused connection grpcio would wait up to two minutes before it tries again.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
@@ -68,23 +66,13 @@ class GrpcioClient:
                 ("grpc.keepalive_time_ms", int(keepalive_s * 1e3)),
                 ("grpc.keepalive_timeout_ms", int(keepalive_timeout_s * 1e3)),
             ]
-        if wants_tls(target):
-            client_context(security)  # the same errors for the same files
-            if security.tls_server_name:
-                options.append(("grpc.ssl_target_name_override", security.tls_server_name))
-            self._channel = grpc.secure_channel(self.target, _credentials(security), options)
-        else:
-            self._channel = grpc.insecure_channel(self.target, options)
+        self._channel = open_channel(address, security, options)
         self._generate = self._channel.unary_stream(path, request_serializer=None, response_deserializer=None)
         token = bearer_token(security)
         self._common: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
-        self._running: dict[Call, grpc.Call | None] = {}
+        self._running: set[GrpcioCall] = set()
         self._refused = 0
         self._closed = False
-
-    def generate(self, request: GenerateRequest, *, metadata: Metadata = (), timeout_s: float | None = None) -> Call:
-        """A started call whose chunks can be iterated; failures end the iteration and are in `status`."""
-        return self._launch(request.SerializeToString(), encode_metadata(metadata), timeout_s, None, True, None)
 
     def start(
         self,
@@ -92,14 +80,19 @@ class GrpcioClient:
         *,
         headers: bytes = b"",
         timeout_s: float | None = None,
-        on_done: Callable[[Call], None] | None = None,
+        on_done: Callable[[Any], None] | None = None,
         tag: Any = None,
-    ) -> Call:
-        """A started call that keeps token times but not tokens. `on_done` runs once and must neither block nor raise.
-
-        `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`.
-        """
-        return self._launch(body, headers, timeout_s, on_done, False, tag)
+    ) -> GrpcioCall:
+        """A started call. `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`."""
+        call = GrpcioCall(headers=headers, body=body, timeout_s=None, on_done=on_done, tag=tag)
+        if self._closed:
+            call.finish("UNAVAILABLE", "the client is closed", now_ns())
+        elif len(self._running) >= MOST_CALLS:
+            self._refuse(call)
+        else:
+            self._running.add(call)
+            gevent.spawn(self._run, call, body, timeout_s)
+        return call
 
     def connect(self, timeout_s: float | None = None) -> str:
         """A connection is ready (returns ""), or the reason why there is none."""
@@ -118,88 +111,52 @@ class GrpcioClient:
             call.cancel(error="the client was closed")
         self._channel.close()
 
-    def abandon(self, call: Call) -> None:
-        """The call is cancelled on the wire, if it ever got there."""
-        rpc = self._running.pop(call, None)
-        if rpc is not None:
-            rpc.cancel()
-
-    def _launch(
-        self,
-        body: bytes,
-        headers: bytes,
-        timeout_s: float | None,
-        on_done: Callable[[Call], None] | None,
-        keep: bool,
-        tag: Any,
-    ) -> Call:
-        deadline_ns = 0 if timeout_s is None else now_ns() + int(timeout_s * 1e9)
-        call = Call(headers=headers, body=b"", deadline_ns=deadline_ns, on_done=on_done, keep=keep, tag=tag)
-        if self._closed:
-            call._finish("UNAVAILABLE", "the client is closed", now_ns())
-        elif len(self._running) >= MOST_CALLS:
-            self._refuse(call)
-        else:
-            self._running[call] = None
-            call._connection = _Rpc(self, call)
-            gevent.spawn(self._run, call, body, timeout_s)
-        return call
-
-    def _refuse(self, call: Call) -> None:
+    def _refuse(self, call: GrpcioCall) -> None:
         reason = f'client "grpcio" takes at most {MOST_CALLS} calls at once: its times are wrong above; use "frames"'
         if not self._refused:
             logger.warning("%s (said once; every refused call is recorded as ABORTED)", reason)
         self._refused += 1
-        call._finish("ABORTED", reason, now_ns())
+        call.finish("ABORTED", reason, now_ns())
 
-    def _run(self, call: Call, body: bytes, timeout_s: float | None) -> None:
-        if call.status:
-            return
-        metadata = self._common + list(HeaderDecoder(largest_list=1 << 30).decode(call._headers).items())
+    def _run(self, call: GrpcioCall, body: bytes, timeout_s: float | None) -> None:
+        try:
+            if not call.status:
+                self._answer(call, body, timeout_s)
+        finally:
+            self._running.discard(call)
+
+    def _answer(self, call: GrpcioCall, body: bytes, timeout_s: float | None) -> None:
+        metadata = self._common + list(HeaderDecoder(largest_list=1 << 30).decode(call.headers).items())
         call.sent_ns = now_ns()
         try:
-            rpc = self._generate(body, timeout=timeout_s, metadata=metadata)
+            rpc = call.rpc = self._generate(body, timeout=timeout_s, metadata=metadata)
         except ValueError as problem:  # the channel was closed meanwhile
-            call._finish("UNAVAILABLE", str(problem), now_ns())
-            self._running.pop(call, None)
-            return
-        self._running[call] = rpc
-        try:
+            return call.finish("UNAVAILABLE", str(problem), now_ns())
+        with suppress(grpc.RpcError):  # what it is is asked for below
             for message in rpc:
-                call._on_message(message, now_ns())
+                call.on_message(message, now_ns())
                 if call.status:
-                    rpc.cancel()
                     break
-        except grpc.RpcError:
-            pass  # what it is is asked for below
-        finally:
-            at_ns = now_ns()
-            self._running.pop(call, None)
-            if not call.status:
-                call.initial_metadata = _text(rpc.initial_metadata())
-                call.trailing_metadata = _text(rpc.trailing_metadata())
-                call._finish(rpc.code().name, rpc.details() or "", at_ns)
+        at_ns = now_ns()
+        if not call.status:
+            call.initial_metadata = _text(rpc.initial_metadata())
+            call.trailing_metadata = _text(rpc.trailing_metadata())
+            call.finish(rpc.code().name, rpc.details() or "", at_ns)
+        return None
 
 
-class _Rpc:
-    """Where a call's `cancel` arrives."""
+class GrpcioCall(GrpcCall):
+    """One call whose bytes grpcio sends and receives."""
 
-    __slots__ = ("_call", "_client")
+    __slots__ = ("rpc",)
 
-    def __init__(self, client: GrpcioClient, call: Call) -> None:
-        self._client = client
-        self._call = call
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.rpc: grpc.Call | None = None
 
-    def abandon(self, stream_id: int, code: int) -> None:
-        del stream_id, code
-        self._client.abandon(self._call)
-
-
-def _credentials(security: SecurityConfig) -> grpc.ChannelCredentials:
-    def read(path: str) -> bytes | None:
-        return Path(path).read_bytes() if path else None
-
-    return grpc.ssl_channel_credentials(read(security.tls_ca), read(security.tls_key), read(security.tls_certificate))
+    def _withdraw(self) -> None:
+        if self.rpc is not None:
+            self.rpc.cancel()
 
 
 def _text(metadata: Any) -> dict[str, str]:

@@ -44,6 +44,11 @@ class HeaderDecoder:
         self._limit = LARGEST_TABLE
         self._largest_list = largest_list  # bytes of all fields of a block, counted as RFC 9113, 6.5.2 says
 
+    @property
+    def table_size(self) -> int:
+        """Bytes of the entries that are kept, counted as RFC 7541, 4.1 says."""
+        return sum(size for _, _, size in self._entries)
+
     def decode(self, block: bytes) -> dict[str, str]:
         """Fields by name, bytes as Latin-1; the values of a name that comes more than once are joined by commas."""
         fields: dict[str, str] = {}
@@ -205,11 +210,11 @@ _STEPS: Final[dict[int, tuple[int, str]]] = {}
 
 def _padding_nodes() -> frozenset[int]:
     # RFC 7541, 5.2: what is left over is less than a byte of the end-of-string code, which is all ones.
-    node, found = 0, {0}
+    node, nodes = 0, {0}
     for _ in range(7):
         node = _NODES[node][1]
-        found.add(node << 8)
-    return frozenset(found)
+        nodes.add(node << 8)
+    return frozenset(nodes)
 
 
 _PADDING: Final = _padding_nodes()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from loadtests.clients.connection import Call, InferenceClient
-from loadtests.external.addresses import ExternalConfig, OipOptions, parse_address
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.inference import InferenceClient
+from loadtests.external.addresses import ExternalConfig, OipOptions
 from loadtests.external.oip_wire import method_path, read_response
 
 
-class OipCall(Call):
+class OipCall(GrpcCall):
     """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came.
 
     A ModelInfer that does not stream has its first token with its last.
@@ -22,24 +23,20 @@ class OipCall(Call):
         super().__init__(**settings)
         self._options = options
 
-    def _on_message(self, message: bytes, at_ns: int) -> None:
+    def on_message(self, message: bytes, at_ns: int) -> None:
         piece = read_response(self._options, message)
         if piece.error:
-            self._broken(piece.error[:500], at_ns)
-            return
-        if piece.tokens:
-            if self.first_token_ns is None:
-                self.first_token_ns = at_ns
-            self.token_ns.extend([at_ns] * piece.tokens)
+            self.fail(piece.error[:500], at_ns)
+        elif piece.tokens:
+            self.tokens_came(piece.tokens, at_ns)
 
 
 def oip_client(config: ExternalConfig, address: str) -> InferenceClient:
     """A client for one replica of an external arm. Its requests are serialised ModelInferRequests."""
     options = config.options
     assert isinstance(options, OipOptions)
-    found = parse_address(address, "oip")
     return InferenceClient(
-        f"grpcs://{found.target}" if found.tls else found.target,
+        address,
         path=method_path(options),
         security=config.security,
         call=partial(OipCall, options=options),

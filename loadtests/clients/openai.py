@@ -2,8 +2,7 @@
 
 One greenlet a request: it takes an idle connection or opens one, sends, and stamps the clock right after each read;
 every event in what was read has that time. Nothing here raises for a failed request: it ends the call with the same
-status names as the gRPC client, so that arms of all kinds are recorded alike. HTTP/1.1 itself is parsed by
-geventhttpclient (llhttp).
+status names as the gRPC client, so that arms of all kinds are recorded alike.
 """
 
 from __future__ import annotations
@@ -11,255 +10,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import ssl
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import gevent
 import gevent.socket
-from geventhttpclient.response import HTTPParseError, HTTPResponse
+from geventhttpclient.response import HTTPParseError
 
+from loadtests.clients.openai_call import Answer, OpenAiCall
+from loadtests.clients.tls import TlsSocket, secure
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions, parse_address
-from loadtests.external.openai_wire import (
-    DONE,
-    LARGEST_ERROR,
-    EventStream,
-    error_of_body,
-    read_event,
-    request_path,
-    shortened,
-)
-from loadtests.external.tls import bearer_token, client_context, explain, server_name
+from loadtests.external.client_security import bearer_token, client_context, server_name
+from loadtests.external.openai_wire import request_path
 from servers.clock import now_ns
 
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 1.0  # for what follows the end mark, so that the connection can be used again
-_LARGEST_HEADERS: Final = 256 * 1024
 _HERE: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 # A kept connection that the server had closed shows it at once. What fails later was the server's own doing.
 _STALE_NS: Final = 250_000_000
-
-
-class OpenAiCall:
-    """One request: complete once `status` is set. Times are ns since the epoch on the client's clock.
-
-    `token_ns` has one time for each event that carried text, so for each chunk and not for each token, unless the
-    server tells how many tokens a chunk brought (usage in every event): then a chunk's tokens all have its time.
-    `output_tokens` is the server's count where it gave one.
-    """
-
-    __slots__ = (
-        "_calls",
-        "_greenlet",
-        "_on_done",
-        "_request",
-        "_timer",
-        "_told_tokens",
-        "chunks",
-        "deadline_ns",
-        "end_ns",
-        "error",
-        "first_token_ns",
-        "initial_metadata",
-        "sent_ns",
-        "start_ns",
-        "status",
-        "tag",
-        "token_ns",
-        "trailing_metadata",
-    )
-
-    def __init__(
-        self,
-        *,
-        request: bytes,
-        deadline_ns: int,
-        on_done: Callable[[OpenAiCall], None] | None,
-        tag: Any,
-        calls: set[OpenAiCall],
-    ) -> None:
-        self.start_ns = now_ns()
-        self.sent_ns = self.start_ns
-        self.first_token_ns: int | None = None
-        self.end_ns = 0
-        self.token_ns = array("q")
-        self.chunks = 0
-        self.status = ""
-        self.error = ""
-        self.initial_metadata: Mapping[str, str] = {}
-        self.trailing_metadata: dict[str, str] = {}
-        self.deadline_ns = deadline_ns
-        self.tag = tag
-        self._request = request
-        self._on_done = on_done
-        self._told_tokens: int | None = None
-        self._timer: Any = None
-        self._greenlet: gevent.Greenlet[..., None] | None = None
-        self._calls = calls  # of the client, while they run
-        calls.add(self)
-
-    @property
-    def done(self) -> bool:
-        """Whether the call has ended."""
-        return bool(self.status)
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens of the answer by the server's count, else the chunks that carried text."""
-        return len(self.token_ns) if self._told_tokens is None else self._told_tokens
-
-    def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:
-        """The call has ended with `status` and its connection is closed; a call that has ended is left alone."""
-        if self.status:
-            return
-        self._finish(status, error, now_ns())
-        greenlet = self._greenlet
-        if greenlet is not None and greenlet is not gevent.getcurrent():
-            greenlet.kill(block=False)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call ended within `timeout_s`."""
-        if not self.status and self._greenlet is not None:
-            self._greenlet.join(timeout_s)
-        return bool(self.status)
-
-    def _on_deadline(self) -> None:
-        self.cancel("DEADLINE_EXCEEDED", "the deadline passed")
-
-    def _finish(self, status: str, error: str, at_ns: int) -> None:
-        if self.status:
-            return
-        self.status, self.error, self.end_ns = status, error, at_ns
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
-        self._request = b""
-        self._calls.discard(self)
-        on_done, self._on_done = self._on_done, None
-        if on_done is not None:
-            on_done(self)
-
-
-class _Response(HTTPResponse):
-    """llhttp's view of one answer; what its body brought since the last look is in `pieces`."""
-
-    def __init__(self) -> None:
-        super().__init__("POST")
-        self.pieces: list[bytes] = []
-
-    def _on_body(self, buf: bytearray) -> None:
-        self.pieces.append(bytes(buf))
-
-    def header(self, name: str) -> str:
-        found = self.get(name)
-        return found if isinstance(found, str) else ",".join(found) if found else ""
-
-
-class _Answer:
-    """What the bytes of one answer mean for its call. Every method may end the call."""
-
-    __slots__ = ("body", "call", "counts", "ended", "events", "head", "hide", "is_stream", "response")
-
-    def __init__(self, call: OpenAiCall, hide: Callable[[str], str]) -> None:
-        self.call = call
-        self.hide = hide
-        self.response = _Response()
-        self.events = EventStream()
-        self.is_stream: bool | None = None  # None: headers have not come
-        self.ended = False  # a finish_reason came
-        self.counts = True  # every event with text so far had a count of tokens
-        self.body = b""
-        self.head = 0  # bytes before the end of the headers
-
-    def feed(self, data: bytes, at_ns: int) -> None:
-        """`data` was read at `at_ns`; empty means that the server closed its side."""
-        call, response = self.call, self.response
-        try:
-            response.feed(data)
-        except HTTPParseError as problem:
-            where = "inside its answer" if response.message_begun else "instead of an answer"
-            what = "closed the connection" if not data else f"does not speak HTTP/1.1 ({shortened(str(problem))})"
-            self.end("UNAVAILABLE", f"the server {what} {where}", at_ns)
-            return
-        if not response.headers_complete or response.get_code() < 200:
-            self.head += len(data)
-            if not data or self.head > _LARGEST_HEADERS:
-                self.end("UNAVAILABLE", "the server closed the connection without an answer", at_ns)
-            return
-        if self.is_stream is None:
-            self.is_stream = response.get_code() == 200 and "text/event-stream" in response.header("content-type")
-        if self.is_stream:
-            pieces, response.pieces = response.pieces, []
-            for piece in pieces:
-                try:
-                    events = self.events.feed(piece)
-                except ValueError as problem:
-                    self.end("INTERNAL", str(problem), at_ns)
-                    break
-                for event in events:
-                    self.event(event, at_ns)
-        elif len(self.body) < LARGEST_ERROR:
-            pieces, response.pieces = response.pieces, []
-            self.body += b"".join(pieces)
-        if response.message_complete:
-            self.complete(at_ns)
-        elif not data:
-            self.end("UNAVAILABLE", "the server closed the connection inside its answer", at_ns)
-        elif not self.is_stream and len(self.body) >= LARGEST_ERROR:
-            self.complete(at_ns)
-        if call.status:
-            response.pieces = []
-
-    def event(self, data: bytes, at_ns: int) -> None:
-        call = self.call
-        if call.status:
-            return
-        if data == DONE or data.strip() == DONE:
-            self.end("OK", "", at_ns)
-            return
-        try:
-            chunk = read_event(data)
-        except (ValueError, AttributeError, LookupError, TypeError) as problem:
-            what = shortened(data[:200].decode("utf-8", "replace"))
-            self.end("INTERNAL", f"an event has an unknown form ({type(problem).__name__}): {what}", at_ns)
-            return
-        if chunk.failed is not None:
-            self.end(*chunk.failed, at_ns)
-            return
-        self.ended = self.ended or chunk.ended
-        told = chunk.completion_tokens
-        if chunk.text:
-            call.chunks += 1
-            if call.first_token_ns is None:
-                call.first_token_ns = at_ns
-            # A count in each event says how many tokens this chunk brought; one at the end alone does not.
-            self.counts = self.counts and told is not None and (call.chunks > 1 or not chunk.ended)
-            new = told - len(call.token_ns) if told is not None and self.counts else 1
-            if new == 1:
-                call.token_ns.append(at_ns)
-            else:
-                call.token_ns.extend([at_ns] * new)
-        if told is not None:
-            call._told_tokens = told
-        if chunk.prompt_tokens is not None:
-            call.trailing_metadata["tailgate-prompt-tokens"] = str(chunk.prompt_tokens)
-
-    def complete(self, at_ns: int) -> None:
-        """The whole answer is here."""
-        if self.call.status:
-            return
-        code = self.response.get_code()
-        if not self.is_stream:
-            self.end(*error_of_body(code, self.body, self.response.header("location")), at_ns)
-        elif self.ended or self.events.close() == DONE:
-            self.end("OK", "", at_ns)
-        else:
-            self.end("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
-
-    def end(self, status: str, error: str, at_ns: int) -> None:
-        self.call._finish(status, self.hide(error), at_ns)
 
 
 class OpenAiClient:
@@ -320,15 +90,11 @@ class OpenAiClient:
     ) -> OpenAiCall:
         """A started call. `body` is JSON, `headers` are whole header lines; `on_done` must neither block nor raise."""
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, headers, len(body), body)
-        deadline_ns = 0 if timeout_s is None else now_ns() + int(timeout_s * 1e9)
-        call = OpenAiCall(request=request, deadline_ns=deadline_ns, on_done=on_done, tag=tag, calls=self._calls)
+        call = OpenAiCall(request=request, timeout_s=timeout_s, on_done=on_done, tag=tag, calls=self._calls)
         if self._closed:
-            call._finish("UNAVAILABLE", "the client is closed", now_ns())
-            return call
-        if timeout_s is not None:
-            call._timer = gevent.get_hub().loop.timer(max(0.0, timeout_s))
-            call._timer.start(call._on_deadline)
-        call._greenlet = gevent.spawn(self._serve, call)
+            call.finish("UNAVAILABLE", "the client is closed", now_ns())
+        else:
+            call.greenlet = gevent.spawn(self._serve, call)
         return call
 
     def connect(self, timeout_s: float | None = None) -> str:
@@ -341,7 +107,7 @@ class OpenAiClient:
             try:
                 self._idle.append(self._connect())
             except OSError as problem:
-                return self._told(problem)
+                return self._refusal_of(problem)
             return ""
         return "still connecting"
 
@@ -375,7 +141,7 @@ class OpenAiClient:
                 else:
                     _shut(sock)
             # Killed from outside, or an error of this program: the call has ended all the same.
-            call._finish("INTERNAL", "the client gave up", now_ns())
+            call.finish("INTERNAL", "the client gave up", now_ns())
 
     def _take(self, call: OpenAiCall) -> tuple[Any, bool]:
         """An idle connection that still is one, or a new one; (None, False) when there is none and the call ended."""
@@ -385,20 +151,18 @@ class OpenAiClient:
                 return sock, True
             _shut(sock)
         if now_ns() < self._refused_until_ns:
-            call._finish("UNAVAILABLE", self._refusal, now_ns())
+            call.finish("UNAVAILABLE", self._refusal, now_ns())
             return None, False
         try:
             return self._connect(), False
         except OSError as problem:
-            self._refusal, self._refused_until_ns = self._told(problem), now_ns() + self._retry_ns
-            call._finish("UNAVAILABLE", self._refusal, now_ns())
+            self._refusal, self._refused_until_ns = self._refusal_of(problem), now_ns() + self._retry_ns
+            call.finish("UNAVAILABLE", self._refusal, now_ns())
             return None, False
 
-    def _told(self, problem: OSError) -> str:
+    def _refusal_of(self, problem: OSError) -> str:
         if problem.errno in _HERE:
             return f"this machine can open no more connections ({problem.strerror}): raise its limits (ulimit -n)"
-        if isinstance(problem, ssl.SSLError):
-            return f"cannot connect to {self.target}: {explain(problem, self._tls_name)}"
         return f"cannot connect to {self.target}: {problem}"
 
     def _connect(self) -> Any:
@@ -406,8 +170,7 @@ class OpenAiClient:
         try:
             sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                sock = _TlsSocket(sock, self._tls, self._tls_name)
-                sock.handshake()
+                sock = TlsSocket(sock, secure(sock, self._tls, self._tls_name, http2=False))
             sock.settimeout(None)  # deadlines are the calls'
         except BaseException:
             _shut(sock)
@@ -417,11 +180,11 @@ class OpenAiClient:
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
         """The call has ended. Returns whether the connection can serve another."""
-        answer = _Answer(call, self._hide)
+        answer = Answer(call, self._hide)
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:
-            sock.sendall(call._request)
+            sock.sendall(call.request)
         except OSError as problem:
             broken = problem  # a server that refuses a request early has said why
         silent = True
@@ -435,13 +198,13 @@ class OpenAiClient:
                 if reused and at_ns - call.sent_ns < _STALE_NS:
                     raise _StaleConnectionError
                 why = f": {broken}" if broken is not None else ""
-                call._finish("UNAVAILABLE", f"the server closed the connection without an answer{why}", at_ns)
+                call.finish("UNAVAILABLE", f"the server closed the connection without an answer{why}", at_ns)
                 return False
             silent = False
             answer.feed(data, at_ns)
         return broken is None and self._drained(sock, answer)
 
-    def _drained(self, sock: Any, answer: _Answer) -> bool:
+    def _drained(self, sock: Any, answer: Answer) -> bool:
         """Whether the answer that has ended leaves a connection which can be used again."""
         response = answer.response
         if response.message_complete:
@@ -460,59 +223,6 @@ class OpenAiClient:
     def _hide(self, text: str) -> str:
         """`text` without the token, which some servers repeat in what they say of it."""
         return text.replace(self._secret, "***") if self._secret else text
-
-
-class _TlsSocket:
-    """As much of a socket as is needed here, with TLS over it. The socket beneath decides how long it waits."""
-
-    def __init__(self, sock: Any, context: ssl.SSLContext, name: str) -> None:
-        self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self.setblocking, self.settimeout = sock.setblocking, sock.settimeout
-
-    def handshake(self) -> None:
-        """The server is who it should be; ssl.SSLError or another OSError otherwise."""
-        while True:
-            try:
-                self._tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                self._flush()
-                self._receive()
-            except ssl.SSLError:
-                with contextlib.suppress(OSError):
-                    self._flush()  # the alert that tells the server why
-                raise
-        self._flush()
-
-    def sendall(self, data: bytes) -> None:
-        self._tls.write(data)
-        self._flush()
-
-    def recv(self, size: int) -> bytes:
-        while True:
-            try:
-                return self._tls.read(size)
-            except ssl.SSLWantReadError:
-                self._flush()
-                self._receive()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return b""
-
-    def close(self) -> None:
-        self._sock.close()
-
-    def _flush(self) -> None:
-        if self._outgoing.pending:
-            self._sock.sendall(self._outgoing.read())
-
-    def _receive(self) -> None:
-        data = self._sock.recv(_READ_BYTES)
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
 
 
 class _StaleConnectionError(Exception):

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from loadtests.experiments.model import ExperimentArm, ExternalArm, OwnArm
-from loadtests.experiments.ranges import check_fields
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, external_from_table
 from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, check_name, override
+from servers.fields import check_fields
 
 T = TypeVar("T")
 

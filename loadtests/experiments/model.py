@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.rollout import Rollout
-from loadtests.experiments.ranges import Range, check_fields
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
-from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig
+from servers.fields import Range, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

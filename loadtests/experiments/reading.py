@@ -23,7 +23,7 @@ from loadtests.experiments.files import resolve_files, resolve_traffic
 from loadtests.experiments.model import Experiment, ParityConfig, SplitterSettings, TrialsConfig
 from loadtests.experiments.overrides import apply, lacks_trace, replay
 from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml
-from loadtests.external.tls import SecurityConfig
+from loadtests.external.client_security import SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
 from servers.config import ConfigError, EngineConfig, ModelConfig, build
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtests.external.tls import OPEN, SecurityConfig
-from servers.address import joined
+from loadtests.external.client_security import OPEN, SecurityConfig
+from servers.address import host_port, joined
 from servers.config import ConfigError, build
 from servers.ladders import check_rising
 
@@ -91,12 +91,9 @@ def parse_target(text: str) -> Address:
         scheme, rest = "grpc", text.strip()
     elif scheme.lower() not in _SCHEMES["oip"]:
         raise ConfigError(f'target "{text}" has the scheme "{scheme}": use host:port, http:// or https://')
-    host, _, port = rest.rstrip("/").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    host_ok = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
-    if not host_ok or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ConfigError(f'target "{text}" is not host:port with a port from 1 to 65535: try localhost:50051')
-    return Address(host=host, port=int(port), tls=_SCHEMES["oip"][scheme.lower()])
+    otherwise = f'target "{text}" is not host:port with a port from 1 to 65535: try localhost:50051'
+    host, port = host_port(rest.rstrip("/"), otherwise)
+    return Address(host=host, port=port, tls=_SCHEMES["oip"][scheme.lower()])
 
 
 def _length_fields(where: str, names: tuple[str, ...]) -> None:

@@ -61,10 +61,10 @@ def infer_request(
     add(options.max_tokens_tensor, "INT32", [max_tokens])
     add(options.stream_tensor, "BOOL", [options.stream != "off"])
     if options.parameters_tensor:
-        wanted: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF}
+        parameters: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF}
         if whole_length:
-            wanted |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
-        add(options.parameters_tensor, "BYTES", [json.dumps({**wanted, **options.extra}).encode()])
+            parameters |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
+        add(options.parameters_tensor, "BYTES", [json.dumps({**parameters, **options.extra}).encode()])
     request.outputs.add(name=options.output_tensor)
     return request.SerializeToString()
 

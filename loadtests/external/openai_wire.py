@@ -151,8 +151,8 @@ def read_event(data: bytes) -> Chunk:
         raise ValueError(f"an event is no JSON object: {data[:80]!r}")
     choices = event.get("choices")
     usage = event.get("usage")
-    if (event.get("error") is not None or (not choices and usage is None)) and (found := error_in(event)) is not None:
-        return Chunk(text=False, failed=found)
+    if (event.get("error") is not None or (not choices and usage is None)) and (failed := error_in(event)) is not None:
+        return Chunk(text=False, failed=failed)
     text = ended = False
     if choices:
         choice = choices[0]
@@ -207,7 +207,7 @@ def error_in(body: Any) -> tuple[str, str] | None:
         return None
     table = error if isinstance(error, dict) else {"message": error}
     message = table.get("message") or table.get("detail") or table
-    code = next((found for key in ("code", "status") if (found := _http_code(table.get(key)))), None)
+    code = _http_code(table.get("code")) or _http_code(table.get("status"))
     return "INTERNAL" if code is None else http_status_name(code), shortened(
         message if isinstance(message, str) else json.dumps(message)
     )
@@ -225,13 +225,13 @@ def error_of_body(code: int, body: bytes, location: str = "") -> tuple[str, str]
         where = f" to {shortened(location)}" if location else ""
         return http_status_name(code), f"HTTP {code}: the server redirects{where}: give that address"
     try:
-        found = error_in(json.loads(body))
+        error = error_in(json.loads(body))
     except (ValueError, RecursionError):
-        found = None
-    text = found[1] if found is not None else shortened(body.decode("utf-8", "replace"))
+        error = None
+    text = error[1] if error is not None else shortened(body.decode("utf-8", "replace"))
     if 200 <= code < 300:
-        if found is not None:
-            return found
+        if error is not None:
+            return error
         return "INTERNAL", f"the answer is no event stream but: {text or 'empty'}"
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 

@@ -18,6 +18,8 @@ from typing import Any
 import grpc
 
 from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
+from loadtests.external.client_security import bearer_token, client_context, explain, server_name
+from loadtests.external.grpc_channel import open_channel
 from loadtests.external.oip_wire import infer_request, method_path, read_response
 from loadtests.external.openai_wire import (
     DONE,
@@ -29,7 +31,6 @@ from loadtests.external.openai_wire import (
     request_path,
     shortened,
 )
-from loadtests.external.tls import bearer_token, client_context, explain, server_name
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
 TOKENS = 8  # asked for in the one request
@@ -240,34 +241,12 @@ def _ask_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Prob
     assert isinstance(options, OipOptions)
     token = bearer_token(config.security)
     metadata = [("authorization", f"Bearer {token}")] if token else []
-    with _channel(config, address) as channel:
+    with open_channel(address, config.security, [("grpc.enable_http_proxy", 0)]) as channel:
         try:
             _check_model(channel, config, options, metadata)
             return _infer(channel, config, options, metadata, timeout_s)
         except grpc.RpcError as error:
             raise _grpc_error(error, token) from None
-
-
-def _channel(config: ExternalConfig, address: Address) -> grpc.Channel:
-    settings: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    if not address.tls:
-        return grpc.insecure_channel(address.target, settings)
-    security = config.security
-    client_context(security)  # the same errors for the same files
-    if security.tls_server_name:
-        settings.append(("grpc.ssl_target_name_override", security.tls_server_name))
-    return grpc.secure_channel(address.target, _credentials(config), settings)
-
-
-def _credentials(config: ExternalConfig) -> grpc.ChannelCredentials:
-    def read(path: str) -> bytes | None:
-        if not path:
-            return None
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read()
-
-    security = config.security
-    return grpc.ssl_channel_credentials(read(security.tls_ca), read(security.tls_key), read(security.tls_certificate))
 
 
 def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any) -> None:
@@ -278,12 +257,14 @@ def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOpti
     if not ready.ready:
         raise NotReadyError(f'the server says that model "{config.model_name}" is not ready')
     try:
-        told = stub.ModelMetadata(oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata)
+        model = stub.ModelMetadata(
+            oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata
+        )
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return
         raise
-    inputs, outputs = [item.name for item in told.inputs], [item.name for item in told.outputs]
+    inputs, outputs = [item.name for item in model.inputs], [item.name for item in model.outputs]
     sent = ("prompt_tensor", "prompt_length_tensor", "max_tokens_tensor", "stream_tensor", "parameters_tensor")
     for key, names in (*((key, inputs) for key in sent), ("output_tensor", outputs)):
         name = getattr(options, key)

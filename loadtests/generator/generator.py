@@ -8,57 +8,34 @@ Locust; the client's readers do nothing but stamp times, so slow bookkeeping can
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import gevent
-import numpy as np
 from gevent.event import Event
 
-from loadtests.clients.connection import InferenceClient
-from loadtests.clients.transport import AnyCall, Client, Encode, Lane, OwnEncoder, Route, external_route
+from loadtests.clients.call import Call
+from loadtests.clients.external_arms import external_route
+from loadtests.clients.inference import InferenceClient
+from loadtests.clients.own_arms import OwnEncoder
+from loadtests.clients.route import Client, Encode, Lane, Route
 from loadtests.generator.closed_loop import ClosedLoop
+from loadtests.generator.lag_histogram import LagHistogram
+from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.recorder import GarbageWindow, LagHistogram, LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.preparer import A_TURN_S, Preparer
+from loadtests.generator.record import RequestRecord, record_of
+from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.request_copy import Prepared, RequestCopy
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
+from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from servers.clock import now_ns
 from servers.config import ConfigError
-from servers.metadata import ARM_HEADER, trailing_key
 
-_AHEAD_NS = 5_000_000_000
-_AHEAD_BYTES = 64 * 1024 * 1024
-_ROWS_AT_ONCE = 32  # rows of the schedule turned into objects in one go: some 0.3 ms
-_IN_A_ROW = 16  # requests prepared, started late or booked before others take their turn: some 0.3 ms
-# Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
-_A_TURN_S = 0.000_001
+_IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
-_MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
-
-
-class _Copy:
-    """One request as it goes to one arm."""
-
-    __slots__ = (
-        *("arm", "body", "headers", "held", "lane", "on_done", "pair_id", "plan", "request_id", "route"),
-        "scheduled_ns",
-    )
-
-    def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
-        self.plan = plan
-        self.pair_id = pair_id
-        self.request_id = pair_id if arm is None else f"{pair_id}-{arm}"
-        self.arm = arm  # pinned, or None
-        self.route = route
-        self.lane: Lane | None = None  # that it went to
-        self.body, self.headers = route.encode(plan, self.request_id, arm)
-        self.scheduled_ns = 0
-        self.held = False
-        self.on_done: Callable[[bool], None] | None = None  # told whether the call ended well
-
-
-Prepared = tuple[_Copy, ...]
+MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
 
 def _client(config: TrialConfig, address: str) -> Client:
@@ -100,8 +77,10 @@ class Generator:
         recorder: RequestRecorder | None = None,
         on_record: Callable[[RequestRecord], None] | None = None,
         workers: int = 1,
+        most_unbooked: int = MOST_UNBOOKED,
     ) -> None:
         self._config = config
+        self._most_unbooked = most_unbooked
         self._log = log
         self._recorder = recorder
         self._on_record = on_record
@@ -114,23 +93,17 @@ class Generator:
         self._workers = workers
         self._closed: ClosedLoop | None = None
         self._running: dict[str | None, int] = {}
-        self._held: dict[str | None, deque[_Copy]] = {}
+        self._held: dict[str | None, deque[RequestCopy]] = {}
         self._releasing: set[str | None] = set()
-        self._inflight: set[AnyCall] = set()
-        self._ended: deque[tuple[AnyCall | None, _Copy, int]] = deque()
+        self._inflight: set[Call] = set()
+        self._ended: deque[tuple[Call | None, RequestCopy, int]] = deque()
         self._to_book = Event()
         self._idle = Event()
         self._idle.set()
         self._room = Event()
-        self._prepared: deque[tuple[int, Prepared]] = deque()
-        self._prepared_bytes = 0
-        self._all_prepared = False
-        self._more_prepared = Event()
-        self._filled = Event()
-        self._room_to_prepare = Event()
-        self._garbage = GarbageWindow(log)
+        self._garbage = log.garbage
         self._dispatcher: gevent.Greenlet[..., None] | None = None
-        self._preparer: gevent.Greenlet[..., None] | None = None
+        self._preparer: Preparer | None = None
         self._stopped = False
         self.failure: str | None = None
         self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
@@ -146,7 +119,7 @@ class Generator:
             # Copies leave one after the other, tens of microseconds apart: each arm is first equally often.
             first = plan.index % len(self._config.arms)
             arms = self._config.arms[first:] + self._config.arms[:first]
-        return tuple([_Copy(plan, pair_id, arm, self._route(arm)) for arm in arms])
+        return tuple([RequestCopy(plan, pair_id, arm, self._route(arm)) for arm in arms])
 
     def _route(self, arm: str | None) -> Route:
         routes = self._routes
@@ -171,8 +144,8 @@ class Generator:
         if self._config.concurrency:
             self._closed = self._closed_loop(schedule)
             return
-        self._preparer = gevent.spawn(self._prepare_all, schedule)
-        self._filled.wait()
+        self._preparer = Preparer(schedule, trial=self._config.trial, prepare=self.prepare, on_failure=self._fail)
+        self._preparer.wait_filled()
 
     def run(self, start_ns: int) -> bool:
         """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over.
@@ -211,7 +184,8 @@ class Generator:
         if self._stopped:
             return
         self._stopped = True
-        for greenlet in (self._dispatcher, self._preparer, *self._chores):
+        preparing = None if self._preparer is None else self._preparer.greenlet
+        for greenlet in (self._dispatcher, preparing, *self._chores):
             if greenlet is not None and greenlet is not gevent.getcurrent():
                 greenlet.kill(block=False)
         self._cap = 0  # an ending call must not start a held one now
@@ -244,54 +218,21 @@ class Generator:
             what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
             raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
-    def _prepare_all(self, schedule: Schedule) -> None:
-        try:
-            self._prepare_ahead(schedule)
-        except Exception as error:  # whatever it is, the dispatcher must not wait for ever
-            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
-        self._all_prepared = True
-        self._filled.set()
-        self._more_prepared.set()
-
-    def _prepare_ahead(self, schedule: Schedule) -> None:
-        trial, in_a_row = self._config.trial, 0
-        for plan in _rows(schedule):
-            while self._prepared and (
-                plan.offset_ns - self._prepared[0][0] > _AHEAD_NS or self._prepared_bytes > _AHEAD_BYTES
-            ):
-                self._room_to_prepare.clear()
-                self._filled.set()
-                self._room_to_prepare.wait()
-            prepared = self.prepare(plan, f"{trial}-{plan.index}")
-            self._prepared.append((plan.offset_ns, prepared))
-            self._prepared_bytes += sum(len(copy.body) for copy in prepared)
-            self._more_prepared.set()
-            in_a_row += 1
-            if in_a_row >= _IN_A_ROW:
-                in_a_row = 0
-                gevent.sleep(_A_TURN_S)
+    def _fail(self, failure: str) -> None:
+        self.failure = self._log.error = failure
 
     def _dispatch(self, start_ns: int) -> None:
         in_a_row = 0
-        while True:
-            while not self._prepared:
-                if self._all_prepared:
-                    return
-                self._more_prepared.clear()
-                self._more_prepared.wait()
-            offset_ns, prepared = self._prepared[0]
+        for offset_ns, prepared in self._preparer or ():
             scheduled_ns = start_ns + offset_ns
             in_a_row += 1
             if scheduled_ns > now_ns():
                 sleep_until(scheduled_ns)
                 in_a_row = 0
             elif in_a_row >= _IN_A_ROW:
-                gevent.sleep(_A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
+                gevent.sleep(A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
-            self._prepared.popleft()
-            self._prepared_bytes -= sum(len(copy.body) for copy in prepared)
             self.launch(prepared, scheduled_ns)
-            self._room_to_prepare.set()
 
     def _closed_loop(self, schedule: Schedule) -> ClosedLoop:
         config = self._config
@@ -323,9 +264,9 @@ class Generator:
         try:
             self._closed.run(start_ns, start_ns + int(self._config.duration_s * 1e9))
         except ConfigError as error:
-            self.failure = self._log.error = f"the schedule cannot be encoded: {error}"
+            self._fail(f"the schedule cannot be encoded: {error}")
 
-    def _send(self, copy: _Copy) -> None:
+    def _send(self, copy: RequestCopy) -> None:
         self._running[copy.arm] = self._running.get(copy.arm, 0) + 1
         lane = copy.lane = copy.route.lane()
         lane.running += 1
@@ -335,8 +276,8 @@ class Generator:
         if not call.done:
             self._inflight.add(call)
 
-    def _on_done(self, call: AnyCall) -> None:
-        copy: _Copy = call.tag
+    def _on_done(self, call: Call) -> None:
+        copy: RequestCopy = call.tag
         self._inflight.discard(call)
         self._running[copy.arm] -= 1
         self._room.set()
@@ -344,7 +285,7 @@ class Generator:
         copy.lane.running -= 1
         if call.status == "UNAVAILABLE":
             copy.lane.refused_ns = call.end_ns
-        if len(self._ended) < _MOST_UNBOOKED:
+        if len(self._ended) < self._most_unbooked:
             self._ended.append((call, copy, call.end_ns))
         else:
             # This process cannot keep up. Memory must not grow for it; the account says what is missing.
@@ -371,14 +312,14 @@ class Generator:
             while self._ended:
                 self._book(_IN_A_ROW)
                 self._garbage.sweep()  # here too: a second's worth at full rate would be one long pause
-                gevent.sleep(_A_TURN_S)  # readers and the dispatcher go first
+                gevent.sleep(A_TURN_S)  # readers and the dispatcher go first
             self._book(0)  # the last answer may be one that was not kept
 
     def _book(self, limit: int) -> None:
         while self._ended and limit > 0:
             limit -= 1
             call, copy, at_ns = self._ended.popleft()
-            record = _record(call, copy, self._config.trial, at_ns)
+            record = record_of(call, copy, self._config.trial, at_ns)
             self._log.ended(record, copy.arm)
             if self._recorder is not None:
                 self._guarded(partial(self._recorder.append, record))
@@ -411,101 +352,3 @@ class Generator:
                 self._log.error = self.failure
                 if self._dispatcher is not None:
                     self._dispatcher.kill(block=False)
-
-
-def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
-    table = schedule.table
-    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-        yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
-
-
-_ARM, _REPLICA = trailing_key("arm"), trailing_key("replica")
-_WHOLE = tuple(
-    trailing_key(name)
-    for name in (
-        *("prompt_tokens", "queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size"),
-        *("padded_batch", "padded_length", "recv_ns", "end_ns", "output_tokens"),
-    )
-)
-_NONE_OF_THEM: list[int | None] = [None] * len(_WHOLE)
-
-
-def _wholes(metadata: Mapping[str, str]) -> list[int | None]:
-    """The numbers of `_WHOLE`, None for one that is missing or no number."""
-    if not metadata:
-        return _NONE_OF_THEM
-    try:
-        return [int(metadata[key]) for key in _WHOLE]
-    except (KeyError, ValueError):
-        return [_whole(metadata.get(key)) for key in _WHOLE]
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
-
-
-_NO_TOKENS = np.zeros(0, dtype=np.int64)
-
-
-def _fault(error: str, output_tokens: int, told: int | None) -> str:
-    """Why an answer that ended with OK is a failed one all the same; empty where it is not. `told`: the server's count
-    of its tokens."""
-    if error:
-        return f"the answer ended with OK and an error: {error}"
-    if not output_tokens:
-        return "the answer ended with OK and holds no token"
-    if told is not None and told != output_tokens:
-        return f"the server counts {told} tokens in its answer, and {output_tokens} came"
-    return ""
-
-
-def _record(call: AnyCall | None, copy: _Copy, trial: int, at_ns: int) -> RequestRecord:
-    """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
-    plan = copy.plan
-    trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
-    initial: Mapping[str, str] = {} if call is None else call.initial_metadata
-    status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
-    sent_ns, first_ns, tokens, output_tokens = at_ns, None, _NO_TOKENS, 0
-    if call is not None:
-        status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
-        output_tokens = call.output_tokens
-        if call.token_ns:
-            tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
-    answered = trailing.get(_ARM) or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
-    if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
-        # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
-        status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
-    prompt_tokens, queue_ns, prefill_ns, decode_ns, stall_ns, *batch, recv_ns, server_end_ns, told = _wholes(trailing)
-    if status == "OK" and (fault := _fault(error, output_tokens, told)):
-        status, error = "INTERNAL", fault
-    batch_id, batch_size, padded_batch, padded_length = batch
-    return RequestRecord(
-        request_id=copy.request_id,
-        session_id=plan.session_id,
-        turn=plan.turn,
-        trial=trial,
-        arm=copy.arm or answered,
-        replica=trailing.get(_REPLICA) or (copy.lane.replica if copy.lane is not None else "") or None,
-        pair_id=copy.pair_id,
-        scheduled_ns=copy.scheduled_ns,
-        sent_ns=sent_ns,
-        first_token_ns=first_ns,
-        end_ns=at_ns,
-        status=status,
-        error=error or None,
-        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
-        max_tokens=plan.max_tokens,
-        output_tokens=output_tokens,
-        token_ns=tokens,
-        queue_ns=queue_ns,
-        prefill_ns=prefill_ns,
-        decode_ns=decode_ns,
-        compile_stall_ns=stall_ns,
-        batch_id=batch_id,
-        batch_size=batch_size,
-        padded_batch=padded_batch,
-        padded_length=padded_length,
-        server_recv_ns=recv_ns,
-        server_end_ns=server_end_ns,
-        phase=plan.phase,
-    )

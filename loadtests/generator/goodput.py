@@ -4,30 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from analysis.settings.gate_limits import GOODPUT_METRICS
-
-
-class Ended(Protocol):
-    """What is asked of a record; see `recorder.RequestRecord`."""
-
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def arm(self) -> str | None: ...
-    @property
-    def scheduled_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def ttft_ms(self) -> float | None: ...
-    @property
-    def e2e_ms(self) -> float: ...
-    @property
-    def output_tokens(self) -> int: ...
-    @property
-    def token_ns(self) -> Any: ...
+from loadtests.generator.record import RequestRecord
 
 
 @dataclass(slots=True)
@@ -47,14 +27,14 @@ class Goodput:
     first_ns: int = 0
     last_ns: int = 0
 
-    def add(self, record: Ended) -> None:
+    def add(self, record: RequestRecord) -> None:
         """Count a request that ended by itself."""
         tally = self.arms.setdefault(record.arm or "", Tally())
         tally.requests += 1
         tally.good += self.is_good(record)
         self._span(record.scheduled_ns, record.end_ns)
 
-    def is_good(self, record: Ended) -> bool:
+    def is_good(self, record: RequestRecord) -> bool:
         """Whether it was answered within every limit. What one token leaves undefined counts as met."""
         return record.ok and all(
             (value := _value(record, GOODPUT_METRICS[name])) is None or value <= limit
@@ -84,22 +64,22 @@ class Goodput:
         """What is said at the end, a line for each arm."""
         seconds = (self.last_ns - self.first_ns) / 1e9
         named = ", ".join(f"{name} {limit:g} ms" for name, limit in self.limits.items())
-        found = []
+        lines = []
         for arm, tally in sorted(self.arms.items()):
             per_s = tally.good / seconds if seconds > 0 else 0.0
             whose = f" of {arm}" if arm else " where no arm answered" if len(self.arms) > 1 else ""
-            found.append(
+            lines.append(
                 f"goodput{whose}: {per_s:.4g} requests/s; {tally.good} of {tally.requests} requests "
                 f"({100 * tally.good / tally.requests:.4g} %) within {named}, in {seconds:.4g} s"
             )
-        return found or [f"goodput: no request ended; limits {named}"]
+        return lines or [f"goodput: no request ended; limits {named}"]
 
     def _span(self, first_ns: int, last_ns: int) -> None:
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, last_ns)
 
 
-def _value(record: Ended, metric: str) -> float | None:
+def _value(record: RequestRecord, metric: str) -> float | None:
     """The metric in ms; None where it is undefined for an answer of one token."""
     if metric == "e2e":
         return record.e2e_ms

@@ -43,16 +43,16 @@ def _libc() -> Any:
     return None
 
 
-_LIBC = _libc()
+LIBC = _libc()
 
 
-class _Alarm:
+class KernelTimer:
     """One kernel timer that wakes one greenlet of one hub."""
 
     __slots__ = ("_spec", "_where", "descriptor", "hub", "process", "watcher")
 
     def __init__(self) -> None:
-        self.descriptor = int(_LIBC.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC))
+        self.descriptor = int(LIBC.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC))
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self.hub = get_hub()
@@ -73,22 +73,22 @@ class _Alarm:
 
     def _set(self, left_ns: int) -> None:
         self._spec.ns = left_ns  # below a second
-        _LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
+        LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
 
 
-_spare: list[_Alarm] = []
+spare_timers: list[KernelTimer] = []
 
 
-def _alarm() -> _Alarm | None:
+def _timer() -> KernelTimer | None:
     hub = get_hub()
-    while _spare:
-        alarm = _spare.pop()
-        if alarm.hub is hub and alarm.process == os.getpid():
-            return alarm
+    while spare_timers:
+        timer = spare_timers.pop()
+        if timer.hub is hub and timer.process == os.getpid():
+            return timer
         # of a hub that is gone, or of the process that this one was forked from, which goes on using it
-        os.close(alarm.descriptor)
+        os.close(timer.descriptor)
     try:
-        return _Alarm() if _LIBC is not None else None
+        return KernelTimer() if LIBC is not None else None
     except OSError:
         return None  # no descriptor left: naps do
 
@@ -101,18 +101,18 @@ def sleep_until(at_ns: int) -> None:
         left_ns = at_ns - now_ns()
     if left_ns <= 0:
         return
-    alarm = _alarm() if left_ns > _WORTH_IT_NS else None
+    timer = _timer() if left_ns > _WORTH_IT_NS else None
     try:
         while left_ns > 0:
-            if alarm is not None:
-                alarm.wait(left_ns)
+            if timer is not None:
+                timer.wait(left_ns)
             else:
                 gevent.sleep(0.000_2 if left_ns > 300_000 else _NAP_S)
             left_ns = at_ns - now_ns()
     except BaseException:
-        if alarm is not None:
-            alarm.disarm()
+        if timer is not None:
+            timer.disarm()
         raise
     finally:
-        if alarm is not None:
-            _spare.append(alarm)
+        if timer is not None:
+            spare_timers.append(timer)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from analysis.records.documents import write_json
 from loadtests.external.addresses import ExternalConfig, parse_target
-from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
 from servers.config import ConfigError, build
 

@@ -26,10 +26,10 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One turn: what was asked and what was answered. Neither is empty."""
+    """One turn. Neither text is empty."""
 
-    asked: str
-    answered: str
+    question: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.traffic.lengths import FIRST_TOKEN_ID, prompt_words
+from loadtests.traffic.prompt_words import Words, prompt_words, token_ids
 from servers.config import ConfigError
 
-Words = npt.NDArray[np.uint64]
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text", "chat"]
 
@@ -138,7 +137,7 @@ class PromptText:
         return self.encode_bare(self.render(messages))
 
     def _measured(self, messages: int) -> tuple[tuple[int, ...], ...]:
-        found: list[tuple[tuple[int, ...], ...]] = []
+        templates: list[tuple[tuple[int, ...], ...]] = []
         for seed in (1, 2):
             words = [prompt_words(seed * 1000 + index, 9) for index in range(messages)]
             ids = self.chat_of(alternating([self.pieces.text(own) for own in words]))
@@ -152,12 +151,12 @@ class PromptText:
                     )
                 segments.append(tuple(ids[at:place]))
                 at = place + len(own)
-            found.append((*segments, tuple(ids[at:])))
-        if found[0] != found[1]:
+            templates.append((*segments, tuple(ids[at:])))
+        if templates[0] != templates[1]:
             raise ConfigError(
                 f'the chat template of "{self.name}" adds tokens that depend on the text: use prompts = "text" or "ids"'
             )
-        return found[0]
+        return templates[0]
 
 
 def alternating(contents: Sequence[str]) -> list[Message]:
@@ -373,11 +372,7 @@ class PromptSource:
         if plan.token_ids is not None:
             return list(plan.token_ids)
         if self.text is None:
-            ids: list[int] = (
-                _content(plan, plan.prompt_tokens) % np.uint64(self.vocab_size - FIRST_TOKEN_ID)
-                + np.uint64(FIRST_TOKEN_ID)
-            ).tolist()
-            return ids
+            return token_ids(_content(plan, plan.prompt_tokens), self.vocab_size)
         if self.kind == "chat":
             return self.text.chat_ids(self._parts(plan))
         words = _content(plan, max(1, plan.prompt_tokens - self.text.added))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from loadtests.traffic.lengths import OverLimitPolicy
+from loadtests.traffic.limits import OverLimitPolicy
 from loadtests.traffic.prompts import PromptKind
 from servers.address import host_port
 from servers.config import ConfigError

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
-from loadtests.external.tls import bearer_token
+from loadtests.external.client_security import bearer_token
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.child_environment import child_environment, thread_variables
 from loadtests.trials.context import TrialContext

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pyarrow as pa
+from google.protobuf.message import Message
 
 from analysis.records.documents import write_document
 from analysis.records.requests import COMPILE_EVENTS, STEPS, RecordWriter
@@ -194,30 +196,23 @@ class Collector:
 
 def compile_row(event: telemetry_pb2.CompileEvent, trial: int, arm: str, replica: str) -> dict[str, Any]:
     """The event as a row of COMPILE_EVENTS, under an id that is unique in the run."""
-    return {
-        "event_id": f"{trial}-{replica}-{event.event_id}",
-        "trial": trial,
-        "arm": arm,
-        "replica": replica,
-        "kind": event.kind,
-        "start_ns": event.start_ns,
-        "end_ns": event.end_ns,
-        "compile_id": event.compile_id,
-        "frame": event.frame,
-        "reason": event.reason,
-        "shape": event.shape,
-        "dynamic": event.dynamic,
-        "cache": event.cache,
-        "batch_id": event.batch_id,
-        "request_ids": list(event.request_ids),
-        "backend_ns": event.backend_ns,
-        "phase": event.phase,
-        "autotune_ns": event.autotune_ns,
-        "guards": event.guards,
-        "nodes": event.nodes,
-        "kernels": event.kernels,
-        "breaks": list(event.breaks),
-    }
+    row = _row(COMPILE_EVENTS, event, trial, arm, replica)
+    return {**row, "event_id": f"{trial}-{replica}-{event.event_id}"}
+
+
+def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The step as a row of STEPS."""
+    return _row(STEPS, step, trial, arm, replica)
+
+
+def _row(schema: pa.Schema, message: Message, trial: int, arm: str, replica: str) -> dict[str, Any]:
+    """The columns of `schema`, each from the field of `message` that has its name."""
+    row: dict[str, Any] = {"trial": trial, "arm": arm, "replica": replica}
+    for column in schema:
+        if column.name not in row:
+            value = getattr(message, column.name)
+            row[column.name] = list(value) if pa.types.is_list(column.type) else value
+    return row
 
 
 def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
@@ -231,21 +226,3 @@ def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
 
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
-    """The step as a row of STEPS."""
-    return {
-        "trial": trial,
-        "arm": arm,
-        "replica": replica,
-        "step_id": step.step_id,
-        "kind": step.kind,
-        "start_ns": step.start_ns,
-        "end_ns": step.end_ns,
-        "batch": step.batch,
-        "padded_batch": step.padded_batch,
-        "tokens": step.tokens,
-        "padded_tokens": step.padded_tokens,
-        "compiled": step.compiled,
-    }

@@ -11,8 +11,9 @@ from analysis.judging.load_steps import brackets
 from analysis.records.requests import read_run
 from analysis.run.run import Run
 from loadtests.experiments.model import Experiment
+from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.rate_steps import closer
-from loadtests.traffic.schedule import Schedule, build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.source import Source, read_source
 
 

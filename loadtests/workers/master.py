@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,13 @@ from locust.runners import STATE_MISSING, MasterRunner
 
 from analysis.records.documents import write_document
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.schedule import EVERY_ARM, Schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import clock_identity, host_identity
+from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
 from loadtests.workers.shipping import Inbox, ShareParts
 from servers.clock import now_ns
 
 logger = logging.getLogger("tailgate")
-
-# Master to worker, or to all of them.
-ASSIGN, START, STOP = "tailgate_assign", "tailgate_start", "tailgate_stop"
-# Worker to master.
-READY, DONE = "tailgate_ready", "tailgate_done"
-# Both ways, only with workers that have a disk of their own: a part of the share asked for and given, a message for
-# comparing clocks and its answer; records and how far they are written; the worker's account of itself.
-PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clock", "rows", "kept", "account"))
-
-PROTOCOL = 1  # of all these messages: raise it with any change that an older worker would misread
 
 START_DELAY_NS = 2_000_000_000
 _STOP_WITHIN_S = 8.0  # for the last records after an interrupt
@@ -53,7 +43,7 @@ class _Load:
     lost: str | None = None
 
 
-class Conductor:
+class Master:
     """Assigns shares, starts, waits for the last answer, quits Locust. `options` are Locust's, with tailgate's."""
 
     def __init__(self, environment: Environment) -> None:
@@ -82,7 +72,7 @@ class Conductor:
         if self._remote:
             # With --processes Locust expects just the processes of this host.
             self._options.expect_workers = (self._options.processes or 0) + self._remote
-            gevent.spawn(self._tell_who_is_here)
+            gevent.spawn(self._show_connected)
 
     def assign(self) -> None:
         """Every load process connected now is told its share."""
@@ -97,7 +87,7 @@ class Conductor:
         config = TrialConfig.read(Path(self._options.trial_config))
         self._loads = {
             client_id: _Load(
-                number=number, client_id=client_id, planned=copies(schedule.share(number, len(ids)), config.arms)
+                number=number, client_id=client_id, planned=schedule.share(number, len(ids)).copies(config.arms)
             )
             for number, client_id in enumerate(ids)
         }
@@ -285,7 +275,7 @@ class Conductor:
         except OSError as error:
             self._fail(f"records cannot be written ({error}): free the disk and run again")
 
-    def _tell_who_is_here(self) -> None:
+    def _show_connected(self) -> None:
         """workers.json says how many load processes are connected, until they are assigned."""
         while not self._loads:
             here = len(self._runner.clients.ready) if self._is_master else 0
@@ -297,13 +287,3 @@ class Conductor:
             self._records / "workers.json",
             {"expected": self._options.expect_workers, "connected": len(self._loads), "assigned": True},
         )
-
-
-def copies(schedule: Schedule, arms: tuple[str, ...]) -> int | None:
-    """Requests as they are sent: one that goes to every arm counts for each. None: a closed loop plans none."""
-    if schedule.loop == "closed":
-        return None
-    counted: Mapping[str | None, int] = {
-        row["values"]: row["counts"] for row in schedule.table["arm"].value_counts().to_pylist()
-    }
-    return sum(count * (len(arms) if arm == EVERY_ARM else 1) for arm, count in counted.items())

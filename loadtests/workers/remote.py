@@ -61,12 +61,12 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
 
 def _wait_for(host: str, port: int) -> None:
     """Something listens at the address."""
-    told = 0.0
+    last_s = 0.0
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
             return
-        if time.monotonic() - told > _TELL_EVERY_S or not told:
-            told = time.monotonic()
+        if time.monotonic() - last_s > _TELL_EVERY_S or not last_s:
+            last_s = time.monotonic()
             _tell(f"waiting for a run at {host}:{port}; Ctrl-C ends")
         time.sleep(_ASK_EVERY_S)
 

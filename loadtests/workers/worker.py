@@ -11,33 +11,19 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 from gevent.event import AsyncResult
 from locust.env import Environment
 from locust.exception import RPCError
 
-from loadtests.generator.generator import Generator
-from loadtests.generator.recorder import LoadLog
-from loadtests.generator.spool import OnWritten
+from loadtests.generator.load_log import LoadLog
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
-from loadtests.workers.master import (
-    ACCOUNT,
-    ASSIGN,
-    CLOCK,
-    DONE,
-    KEPT,
-    PART,
-    PROTOCOL,
-    READY,
-    ROWS,
-    START,
-    STOP,
-    copies,
-)
+from loadtests.workers.load_process import LoadProcess
+from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
 from loadtests.workers.shipping import Outbox, new_folder
 from servers.clock import now_ns
 from servers.config import ConfigError
@@ -53,30 +39,8 @@ _SHIP_WITHIN_S = 60.0
 _SHIP_WITHIN_S_STOPPED = 5.0
 
 
-class Load(Protocol):
-    """What a follower asks of the load process that it is part of."""
-
-    generator: Generator | None
-    log: LoadLog | None
-
-    def begin(
-        self,
-        config: TrialConfig,
-        *,
-        worker: int,
-        workers: int,
-        planned: int | None,
-        records: str,
-        on_written: OnWritten | None = None,
-    ) -> Generator:
-        """A fresh generator for one test, recording into `records`."""
-
-    def close(self) -> None:
-        """Nothing is in flight and the record file is complete."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _Assignment:
     """What a trial is driven by, on this host."""
 
     share: Schedule
@@ -84,10 +48,10 @@ class _Given:
     folder: Path
 
 
-class Follower:
-    """Follows the conductor's messages. `keep` None: the master's disk and clock are this process's too."""
+class Worker:
+    """Follows the master's messages. `keep` None: the master's disk and clock are this process's too."""
 
-    def __init__(self, environment: Environment, load: Load, *, keep: Path | None) -> None:
+    def __init__(self, environment: Environment, load: LoadProcess, *, keep: Path | None) -> None:
         self._environment = environment
         self._load = load
         self._keep = keep
@@ -140,14 +104,14 @@ class Follower:
         except RPCError as error:  # records stay in the outbox and are sent again
             logger.warning("a message to the master could not be sent: %s", error)
 
-    def _ask(self, kind: str, data: Callable[[], dict[str, Any]], wanted: Callable[[dict[str, Any]], bool]) -> Any:
+    def _ask(self, kind: str, data: Callable[[], dict[str, Any]], accepts: Callable[[dict[str, Any]], bool]) -> Any:
         """The master's answer; asked again where none came, because a full queue drops messages."""
         for _ in range(_TRIES):
             self._answers[kind] = AsyncResult()
             self._send(kind, data())
             with gevent.Timeout(_ANSWER_WITHIN_S, False):
                 answer = self._answers[kind].get()
-                if wanted(answer):
+                if accepts(answer):
                     return answer
         raise ConfigError(f"the master did not answer within {_TRIES * _ANSWER_WITHIN_S:g} s: see its log")
 
@@ -161,18 +125,18 @@ class Follower:
                     f"{PROTOCOL}: install the same tailgate on both"
                 )
             worker, workers = int(assigned["worker"]), int(assigned["workers"])
-            given = self._share_of_disk(assigned) if self._keep is None else self._share_sent(worker, self._keep)
+            assignment = self._share_of_disk(assigned) if self._keep is None else self._share_sent(worker, self._keep)
             generator = self._load.begin(
-                given.config,
+                assignment.config,
                 worker=worker,
                 workers=workers,
-                planned=copies(given.share, given.config.arms),
-                records=str(given.folder),
+                planned=assignment.share.copies(assignment.config.arms),
+                records=str(assignment.folder),
                 on_written=None if self._outbox is None else self._outbox.written,
             )
             if self._keep is not None:
                 self._follow_clock()
-            generator.load(given.share)
+            generator.load(assignment.share)
             generator.connect()
             if generator.failure is not None:
                 raise ConfigError(generator.failure)
@@ -188,20 +152,20 @@ class Follower:
     def _where(self) -> str:
         return "" if self._keep is None else f"worker on {socket.gethostname()}: "
 
-    def _share_of_disk(self, assigned: Mapping[str, Any]) -> _Given:
+    def _share_of_disk(self, assigned: Mapping[str, Any]) -> _Assignment:
         host = assigned["host"]
         if host and host_identity() and host != host_identity():
             raise ConfigError(
                 f"the worker on {socket.gethostname()} shares no clock with the master: "
                 "start it with `tailgate worker --master HOST:PORT`"
             )
-        return _Given(
+        return _Assignment(
             share=Schedule.read(assigned["schedule"]).share(int(assigned["worker"]), int(assigned["workers"])),
             config=TrialConfig.read(Path(assigned["trial_config"])),
             folder=Path(assigned["records"]),
         )
 
-    def _share_sent(self, worker: int, keep: Path) -> _Given:
+    def _share_sent(self, worker: int, keep: Path) -> _Assignment:
         for _ in range(_EXCHANGES_FIRST):
             self._compare()
             if self._clock.summary(now_ns())["same"]:
@@ -222,7 +186,7 @@ class Follower:
             send=lambda message: self._send(ROWS, message),
             clock=lambda: self._clock.map_at(now_ns()),
         )
-        return _Given(share=Schedule.read(share_path), config=TrialConfig.read(config_path), folder=folder)
+        return _Assignment(share=Schedule.read(share_path), config=TrialConfig.read(config_path), folder=folder)
 
     def _part(self, number: int) -> Any:
         return self._ask(PART, lambda: {"part": number}, lambda answer: answer["part"] == number)

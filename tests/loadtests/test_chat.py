@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 
 from analysis.records.requests import REQUESTS, read_table
-from loadtests.traffic.schedule import Schedule, TrafficConfig, build_schedule
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
+from loadtests.traffic.settings import TrafficConfig
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
 ROOT = Path(__file__).parents[2]

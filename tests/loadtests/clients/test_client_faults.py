@@ -12,10 +12,13 @@ import gevent
 import gevent.socket
 import pytest
 
-from loadtests.clients.connection import Call, InferenceClient, _Connection
+from loadtests.clients.call import Call
+from loadtests.clients.connection import Connection
+from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
+from tests.fakes.generating import generate, keeping_client
 from tests.fakes.http2 import OK_END, OK_HEADERS, RawPeer, Wire, chunk, frame, grpc_message, literals
 from tests.fakes.inference import Behaviour, serve
 
@@ -38,7 +41,7 @@ def finished(call: Call) -> Call:
 
 def ask(peer: RawPeer, **settings: float) -> Call:
     client = InferenceClient(peer.target, **settings)  # type: ignore[arg-type]
-    call = finished(client.generate(request()))
+    call = finished(generate(client, request()))
     client.close()
     return call
 
@@ -120,7 +123,7 @@ def test_a_window_that_settings_shrink_below_zero_holds_the_request_until_it_is_
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request(prompt=1_000)))
+        call = finished(generate(client, request(prompt=1_000)))
         client.close()
         assert held.is_set()
     assert call.status == "OK"
@@ -133,7 +136,7 @@ def test_larger_frames_are_used_once_the_server_allows_them() -> None:
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target)
-        assert finished(client.generate(request(prompt=15_000))).status == "OK"
+        assert finished(generate(client, request(prompt=15_000))).status == "OK"
         client.close()
         assert [len(item[3]) for item in peer.frames(wire.DATA)] == [40_000, len(peer.frames(wire.DATA)[1][3])]
 
@@ -147,7 +150,7 @@ def test_a_stream_whose_window_overflows_is_reset_and_the_others_live(increment:
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target)
-        first, second = client.generate(request()), client.generate(request())
+        first, second = generate(client, request()), generate(client, request())
         assert (finished(first).status, finished(second).status) == ("INTERNAL", "OK")
         eventually(lambda: bool(peer.frames(wire.RST_STREAM)))
         client.close()
@@ -385,15 +388,15 @@ def test_a_graceful_goaway_lets_running_streams_end_and_retries_what_was_not_see
 
     until_third = threading.Event()
     with RawPeer(script) as peer:
-        client = InferenceClient(peer.target)
-        first, second = client.generate(request()), client.generate(request())
-        eventually(lambda: warned.is_set() and client._connections[0].draining)
-        third = client.generate(request())
+        client = keeping_client(peer.target)
+        first, second = generate(client, request()), generate(client, request())
+        eventually(lambda: warned.is_set() and client.connections[0].draining)
+        third = generate(client, request())
         eventually(lambda: len(peer.wires) == 2)
         assert second.status == ""  # the warning alone restarts nothing
         until_third.set()
         ids = [[list(item.token_ids) for item in call] for call in (first, second, third)]
-        eventually(lambda: len(client._connections) == 1)  # the old one is closed
+        eventually(lambda: len(client.connections) == 1)  # the old one is closed
         client.close()
     assert [call.status for call in (first, second, third)] == ["OK"] * 3
     assert ids[0] == [[10]]
@@ -436,17 +439,17 @@ def test_calls_go_on_when_a_server_dies_and_comes_back() -> None:
     with serve(Behaviour(token_s=0.5)) as served:
         port = int(served.target.rpartition(":")[2])
         client = InferenceClient(served.target, retry_s=0.02)
-        cut = client.generate(GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=WAIT_S)
+        cut = generate(client, GenerateRequest(request_id="a", max_tokens=50, text="hello"), timeout_s=WAIT_S)
         eventually(lambda: cut.output_tokens > 0)
         served.process.kill()
         served.process.wait(WAIT_S)
         assert finished(cut).status == "UNAVAILABLE"
-        while_down = finished(client.generate(request(), timeout_s=WAIT_S))
+        while_down = finished(generate(client, request(), timeout_s=WAIT_S))
         assert while_down.status == "UNAVAILABLE"
         assert "refused" in while_down.error
     with serve(Behaviour(), port=port):
         gevent.sleep(0.03)
-        assert finished(client.generate(request(), timeout_s=WAIT_S)).status == "OK"
+        assert finished(generate(client, request(), timeout_s=WAIT_S)).status == "OK"
     client.close()
 
 
@@ -461,7 +464,7 @@ def test_a_silent_server_is_pinged_and_then_given_up() -> None:
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target, keepalive_s=0.1, keepalive_timeout_s=0.2)
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         assert len(peer.frames(wire.PING)) == 1
         client.close()
     assert call.status == "UNAVAILABLE"
@@ -479,7 +482,7 @@ def test_a_server_that_answers_pings_may_be_silent_for_long() -> None:
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target, keepalive_s=0.05, keepalive_timeout_s=1.0)
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         client.close()
     assert call.status == "OK"
     assert (call.end_ns - call.start_ns) / 1e9 > 0.19
@@ -497,9 +500,9 @@ def test_no_ping_without_calls_and_none_while_data_flows() -> None:
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target, keepalive_s=0.1, keepalive_timeout_s=0.1)
-        assert finished(client.generate(request())).status == "OK"
+        assert finished(generate(client, request())).status == "OK"
         gevent.sleep(0.5)  # idle: a stock server would count pings as abuse
-        assert client._connections[0].usable
+        assert client.connections[0].usable
         client.close()
         assert peer.frames(wire.PING) == []
 
@@ -515,7 +518,7 @@ def test_pings_come_half_as_often_once_a_server_calls_them_too_many() -> None:
 
     with RawPeer(script) as peer:
         client = InferenceClient(peer.target, keepalive_s=30.0)
-        assert finished(client.generate(request())).status == "OK"
+        assert finished(generate(client, request())).status == "OK"
         assert client.keepalive_s == 60.0
         client.close()
 
@@ -526,15 +529,16 @@ def test_a_client_that_stood_still_itself_does_not_blame_the_server(answered: bo
     near, far = gevent.socket.socketpair()
     near.setblocking(False)
     client = InferenceClient("127.0.0.1:1", keepalive_s=0.1, keepalive_timeout_s=0.2)
-    connection = _Connection(client, near)
+    connection = Connection(client, near)
     connection.feed(frame(wire.SETTINGS, 0, 0), now_ns())
-    client._connections.append(connection)
+    client.connections.append(connection)
     call = client.start(b"")
-    connection._asked_ns = now_ns() - 300_000_000
-    connection._last_read_ns = connection._asked_ns - 100_000_000
+    assert connection.keepalive is not None
+    connection.keepalive.asked_ns = now_ns() - 300_000_000
+    connection.last_read_ns = connection.keepalive.asked_ns - 100_000_000
     if answered:
         far.sendall(frame(wire.PING, wire.ACK, 0, b"tailgate"))
-    connection._check_alive()  # as if the timer came before the reader, in the first turn after the stall
+    connection.keepalive.check()  # as if the timer came before the reader, in the first turn after the stall
     assert connection.closed is not answered
     assert call.status == ("" if answered else "UNAVAILABLE")
     client.close()

@@ -19,7 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.clients.connection import Call, InferenceClient, ProtocolError, _Connection, encode_metadata
+from loadtests.clients.connection import Connection
+from loadtests.clients.frames import ProtocolError
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.inference import InferenceClient
+from loadtests.clients.metadata import encode_metadata
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes import http2 as wire
 from tests.fakes.http2 import chunk, frame
@@ -56,22 +60,22 @@ class Fed:
     def __init__(self, calls: int, **settings: Any) -> None:
         self.sock = DeafSocket()
         self.client = InferenceClient("127.0.0.1:1", **settings)
-        self.connection = _Connection(self.client, self.sock)  # type: ignore[arg-type]
+        self.connection = Connection(self.client, self.sock)  # type: ignore[arg-type]
         self.connection.feed(frame(wire.SETTINGS, 0, 0), FIRST_NS)
-        self.client._connections.append(self.connection)
-        self.ended: list[Call] = []
+        self.client.connections.append(self.connection)
+        self.ended: list[GrpcCall] = []
         self.calls = [
             self.client.start(BODY, headers=encode_metadata([("x-number", str(n))]), on_done=self.ended.append)
             for n in range(calls)
         ]
 
     def close(self) -> None:
-        self.connection._reader.kill()
+        self.connection.reader.kill()
         self.client.close()
         self.sock.close()
 
 
-def seen(call: Call) -> tuple[object, ...]:
+def seen(call: GrpcCall) -> tuple[object, ...]:
     """What a call came to, times apart."""
     return (call.status, call.error, call.output_tokens, call.initial_metadata, call.trailing_metadata)
 
@@ -203,7 +207,7 @@ def test_garbage_fails_calls_and_raises_nothing_but_a_protocol_error(data: bytes
         except ProtocolError as problem:
             fed.connection.close("UNAVAILABLE", str(problem))
             # A call that was moved elsewhere by a forged GOAWAY waits for a new connection; all others have ended.
-            assert all(call.status or call._retried for call in fed.calls)
+            assert all(call.status or call.restarted for call in fed.calls)
         assert len(fed.ended) == len({id(call) for call in fed.ended})
     finally:
         fed.close()
@@ -306,14 +310,14 @@ def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
     near, far = gevent.socket.socketpair()
     near.setblocking(False)
     client = InferenceClient("127.0.0.1:1")
-    connection = _Connection(client, near)
-    client._connections.append(connection)
+    connection = Connection(client, near)
+    client.connections.append(connection)
     connection.feed(frame(wire.SETTINGS, 0, 0), FIRST_NS)
     expected, got = b"", b""
     for number in range(300):  # 3 MB: far more than a socket holds
         piece = frame(0xFE, 0, 0, bytes((number % 256,)) * 10_000)
         expected += piece
-        connection._write(piece)
+        connection.write(piece)
         if number % 50 == 0:
             gevent.sleep(0)
     while not got.endswith(expected[-10_000:]) or len(got) < len(expected):

@@ -9,13 +9,15 @@ from pathlib import Path
 import gevent
 import pytest
 
-from loadtests.clients.connection import Call, InferenceClient
-from loadtests.external.tls import SecurityConfig
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
+from loadtests.external.client_security import SecurityConfig
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.security import ServerTls
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.generating import generate, keeping_client
 from tests.fakes.grpc_peers import TRAILERS, grpc_peer
 
 WAIT_S = 30.0
@@ -53,7 +55,7 @@ def client(
             target = envoy.target
         elif secure_arm:
             target = f"https://{target}"
-        made = InferenceClient(
+        made = keeping_client(
             target, security=SecurityConfig(tls_ca=pem.ca), stream_window=70_000, connection_window=200_000
         )
         yield made
@@ -70,42 +72,42 @@ def finished(call: Call) -> Call:
 
 
 def test_two_hundred_streams_on_one_connection_all_arrive_whole(client: InferenceClient) -> None:
-    calls = [client.generate(ask(tokens=5, number=n), timeout_s=WAIT_S) for n in range(200)]
+    calls = [generate(client, ask(tokens=5, number=n), timeout_s=WAIT_S) for n in range(200)]
     for call in calls:
         assert [list(item.token_ids) for item in call] == [[number] for number in range(5)], call.error
         assert call.status == "OK"
         assert tuple((key, call.trailing_metadata[key]) for key, _ in TRAILERS) == TRAILERS
         assert list(call.token_ns) == sorted(call.token_ns)
-    assert len(client._connections) == 1
+    assert len(client.connections) == 1
 
 
 def test_answers_and_requests_above_every_window_arrive_whole(client: InferenceClient) -> None:
-    calls = [client.generate(ask(text="big 300000"), timeout_s=WAIT_S) for _ in range(3)]
-    calls += [client.generate(ask(text="x" * 1_000_000), timeout_s=WAIT_S) for _ in range(3)]
+    calls = [generate(client, ask(text="big 300000"), timeout_s=WAIT_S) for _ in range(3)]
+    calls += [generate(client, ask(text="x" * 1_000_000), timeout_s=WAIT_S) for _ in range(3)]
     assert [(finished(call).status, call.output_tokens) for call in calls] == [("OK", 300_000)] * 3 + [("OK", 3)] * 3
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNAUTHENTICATED"])
 def test_a_status_comes_with_its_message(client: InferenceClient, code: str) -> None:
-    call = finished(client.generate(ask(text=code), timeout_s=WAIT_S))
+    call = finished(generate(client, ask(text=code), timeout_s=WAIT_S))
     assert (call.status, call.error) == (code, "as you asked: \u2713 100 %")
 
 
 def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client: InferenceClient) -> None:
-    late = client.generate(ask(tokens=100_000), timeout_s=0.2)
-    dropped = client.generate(ask(tokens=100_000), timeout_s=WAIT_S)
+    late = generate(client, ask(tokens=100_000), timeout_s=0.2)
+    dropped = generate(client, ask(tokens=100_000), timeout_s=WAIT_S)
     gevent.sleep(0.05)
     dropped.cancel()
     assert (finished(late).status, dropped.status) == ("DEADLINE_EXCEEDED", "CANCELLED")
-    assert finished(client.generate(ask(), timeout_s=WAIT_S)).status == "OK"
-    assert len(client._connections) == 1
+    assert finished(generate(client, ask(), timeout_s=WAIT_S)).status == "OK"
+    assert len(client.connections) == 1
 
 
 def test_metadata_too_large_for_one_frame_arrives(client: InferenceClient) -> None:
     # grpc's servers take 8 to 16 KiB of metadata by default and answer larger ones with an error: both are answers.
-    small = finished(client.generate(ask(), metadata=[("x-note", "v" * 6_000)], timeout_s=WAIT_S))
-    large = finished(client.generate(ask(), metadata=[("x-note", "v" * 50_000)], timeout_s=WAIT_S))
-    after = finished(client.generate(ask(), timeout_s=WAIT_S))
+    small = finished(generate(client, ask(), metadata=[("x-note", "v" * 6_000)], timeout_s=WAIT_S))
+    large = finished(generate(client, ask(), metadata=[("x-note", "v" * 50_000)], timeout_s=WAIT_S))
+    after = finished(generate(client, ask(), timeout_s=WAIT_S))
     assert (small.status, after.status) == ("OK", "OK")
     assert large.status != "OK"
 
@@ -121,8 +123,8 @@ def test_envoy_lets_nobody_in_whose_certificate_it_does_not_know(pem: Certificat
                 envoy.target,
                 security=SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key),
             )
-            refused = finished(stranger.generate(ask(), timeout_s=WAIT_S))
-            assert finished(known.generate(ask(), timeout_s=WAIT_S)).status == "OK"
+            refused = finished(generate(stranger, ask(), timeout_s=WAIT_S))
+            assert finished(generate(known, ask(), timeout_s=WAIT_S)).status == "OK"
             stranger.close()
             known.close()
     assert refused.status == "UNAVAILABLE"
@@ -133,7 +135,7 @@ def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_le
     """Why keep-alive is off by default: a long compile is such a silence."""
     with grpc_peer("sync", token_s=5.0) as target:
         client = InferenceClient(target, keepalive_s=0.05, keepalive_timeout_s=5.0)
-        call = finished(client.generate(ask(tokens=2), timeout_s=WAIT_S))
+        call = finished(generate(client, ask(tokens=2), timeout_s=WAIT_S))
         slower_s = client.keepalive_s
         client.close()
     assert call.status == "UNAVAILABLE"
@@ -144,6 +146,6 @@ def test_a_stock_server_calls_pings_in_a_silence_too_many_and_the_client_asks_le
 def test_a_stock_server_answers_a_ping_and_its_silent_call_lives() -> None:
     with grpc_peer("aio", token_s=1.0) as target:
         client = InferenceClient(target, keepalive_s=0.6, keepalive_timeout_s=0.3)
-        call = finished(client.generate(ask(tokens=3), timeout_s=WAIT_S))
+        call = finished(generate(client, ask(tokens=3), timeout_s=WAIT_S))
         client.close()
     assert (call.status, call.output_tokens) == ("OK", 3)

@@ -18,12 +18,14 @@ import gevent
 import pyarrow as pa
 import pytest
 
-from loadtests.clients.connection import Call, InferenceClient
-from loadtests.external.tls import SecurityConfig
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
+from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.generating import generate, keeping_client
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +71,7 @@ def test_calls_go_through_tls(pem: Certificates, newest: bool) -> None:
     with Peer(answer, tls=context(pem, newest=newest)) as peer:
         client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
         assert client.connect(WAIT_S) == ""
-        calls = [finished(client.generate(request())) for _ in range(20)]
+        calls = [finished(generate(client, request())) for _ in range(20)]
         client.close()
     assert {(call.status, call.output_tokens) for call in calls} == {("OK", 3)}
     assert peer.requests[0].headers[":scheme"] == "https"
@@ -86,7 +88,7 @@ def test_large_requests_and_answers_flow_both_ways(pem: Certificates) -> None:
     with Peer(everything, tls=context(pem)) as peer:
         client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca), stream_window=70_000)
         big = GenerateRequest(request_id="r", text="x" * 1_000_000, max_tokens=3)
-        calls = [client.generate(big) for _ in range(3)]
+        calls = [generate(client, big) for _ in range(3)]
         assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", len(ids))}
         client.close()
     assert {len(item.body) for item in peer.requests} == {len(big.SerializeToString()) + 5}
@@ -104,8 +106,8 @@ def test_token_times_are_stamped_at_the_read_under_tls_too(pem: Certificates) ->
         exchange.trailers()
 
     with Peer(paced, tls=context(pem)) as peer:
-        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
-        call = client.generate(request())
+        client = keeping_client(peer.target, security=SecurityConfig(tls_ca=pem.ca))
+        call = generate(client, request())
         consumed_at = []
         for _ in call:
             gevent.sleep(0.05)
@@ -119,7 +121,7 @@ def test_token_times_are_stamped_at_the_read_under_tls_too(pem: Certificates) ->
 
 def refused(peer: Peer, security: SecurityConfig) -> str:
     client = InferenceClient(peer.target, security=security, connect_timeout_s=WAIT_S)
-    call = finished(client.generate(request()))
+    call = finished(generate(client, request()))
     client.close()
     assert call.status == "UNAVAILABLE"
     assert "\n" not in call.error
@@ -142,7 +144,7 @@ def test_a_certificate_that_is_not_trusted_or_for_another_name_is_refused(pem: C
         assert refused(peer, wrong).startswith('its certificate is for another name than "arms.example"')
         assert not peer.requests
         right = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, tls_server_name="localhost"))
-        assert finished(right.generate(request())).status == "OK"
+        assert finished(generate(right, request())).status == "OK"
         right.close()
 
 
@@ -152,19 +154,19 @@ def test_a_server_that_asks_for_a_client_certificate_gets_it(pem: Certificates, 
         assert refused(peer, SecurityConfig(tls_ca=pem.ca)).startswith("it refused this client")
         security = SecurityConfig(tls_ca=pem.ca, tls_certificate=pem.client_certificate, tls_key=pem.client_key)
         client = InferenceClient(peer.target, security=security)
-        assert finished(client.generate(request())).status == "OK"
+        assert finished(generate(client, request())).status == "OK"
         client.close()
 
 
 def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> None:
     with Peer(answer, tls=context(pem)) as peer:
         client = InferenceClient(peer.target.removeprefix("https://"))
-        assert "TLS: use https://" in finished(client.generate(request())).error
+        assert "TLS: use https://" in finished(generate(client, request())).error
         client.close()
 
     with RawPeer(lambda link: link.send(b"\x15\x03\x01\x00\x02\x02\x46" + bytes(9))) as raw:
         client = InferenceClient(raw.target)
-        assert "the server speaks TLS: use https://" in finished(client.generate(request())).error
+        assert "the server speaks TLS: use https://" in finished(generate(client, request())).error
         client.close()
 
     def plain(link: Wire) -> None:
@@ -173,14 +175,14 @@ def test_plain_and_secure_are_told_apart_from_both_sides(pem: Certificates) -> N
 
     with RawPeer(plain) as raw:
         client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca))
-        assert "it does not speak TLS: use http://" in finished(client.generate(request())).error
+        assert "it does not speak TLS: use http://" in finished(generate(client, request())).error
         client.close()
 
 
 def test_a_handshake_that_never_comes_is_given_up(pem: Certificates) -> None:
     with RawPeer(lambda link: None) as raw:
         client = InferenceClient(f"https://{raw.target}", security=SecurityConfig(tls_ca=pem.ca), connect_timeout_s=0.2)
-        assert "no TLS handshake in 0.2 s" in finished(client.generate(request())).error
+        assert "no TLS handshake in 0.2 s" in finished(generate(client, request())).error
         client.close()
 
 
@@ -194,8 +196,8 @@ def test_a_lost_secure_connection_ends_calls_and_the_next_call_reconnects(pem: C
 
     with Peer(cut, tls=context(pem)) as peer:
         client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca))
-        lost = finished(client.generate(request()))
-        again = finished(client.generate(request()))
+        lost = finished(generate(client, request()))
+        again = finished(generate(client, request()))
         client.close()
     assert lost.status == "UNAVAILABLE"
     assert again.status == "OK"
@@ -209,7 +211,7 @@ def test_the_token_goes_with_every_call_and_proxies_are_told_not_to_keep_it(
         client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN"))
         monkeypatch.delenv("TAILGATE_TEST_TOKEN")  # read once, when the client is made
         for _ in range(2):
-            assert finished(client.generate(request())).status == "OK"
+            assert finished(generate(client, request())).status == "OK"
         client.close()
         assert b"\x10\x0dauthorization" in client.header_prefix
     assert [item.headers["authorization"] for item in peer.requests] == [f"Bearer {SECRET}"] * 2

@@ -17,10 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.clients.connection import Call, InferenceClient, encode_metadata, parse_target
+from loadtests.clients.call import Call
+from loadtests.clients.inference import InferenceClient
+from loadtests.clients.metadata import encode_metadata
+from loadtests.external.addresses import parse_target
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
+from tests.fakes.generating import generate, keeping_client
 from tests.fakes.http2 import Exchange, Peer, chunk
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
@@ -46,8 +50,8 @@ def test_tokens_and_metadata_of_a_good_answer_arrive() -> None:
         exchange.trailers((("grpc-status", "0"), ("tailgate-replica", "eager-0")))
 
     with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
-        call = client.generate(request(), metadata=[("x-tailgate-arm", "eager")])
+        client = keeping_client(peer.target)
+        call = generate(client, request(), metadata=[("x-tailgate-arm", "eager")])
         received = [list(item.token_ids) for item in call]
         client.close()
     assert (received, call.status, call.error) == ([[0], [1], [2]], "OK", "")
@@ -74,8 +78,8 @@ def test_token_times_are_stamped_at_arrival() -> None:
         exchange.trailers()
 
     with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
-        call = client.generate(request(10))
+        client = keeping_client(peer.target)
+        call = generate(client, request(10))
         consumed_at = []
         for _ in call:
             gevent.sleep(0.05)  # a consumer that falls ever further behind
@@ -101,7 +105,7 @@ def test_coalesced_tokens_keep_the_servers_gaps_but_never_precede_the_chunk_befo
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        times = finished(client.generate(request(7))).token_ns
+        times = finished(generate(client, request(7))).token_ns
         client.close()
     assert times[0] == times[1]  # both are new to the user when the first chunk comes
     assert (times[4] - times[3], times[3] - times[2]) == (10 * ms, 10 * ms)
@@ -119,7 +123,7 @@ def test_trailers_only_reply_carries_status_and_message() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         client.close()
     assert call.status == "RESOURCE_EXHAUSTED"
     assert call.error == "queue full: 100% of 128\n— retry"
@@ -133,7 +137,7 @@ def test_trailers_only_reply_carries_status_and_message() -> None:
 def test_reply_without_grpc_status_maps_from_http(http_status: str, status: str) -> None:
     with Peer(lambda exchange: exchange.start(http_status, end=True)) as peer:
         client = InferenceClient(peer.target)
-        assert finished(client.generate(request())).status == status
+        assert finished(generate(client, request())).status == status
         client.close()
 
 
@@ -149,7 +153,7 @@ def cutting_peer() -> Iterator[tuple[Peer, InferenceClient, dict[str, object]]]:
         exchange.trailers()
 
     with Peer(answer) as peer:
-        client = InferenceClient(peer.target)
+        client = keeping_client(peer.target)
         yield peer, client, script
         client.close()
 
@@ -171,7 +175,7 @@ def test_message_split_across_data_frames(
     edges = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]
     script["pieces"] = [stream[start:end] for start, end in itertools.pairwise(edges)]
     script["slice"] = slice_bytes
-    call = client.generate(request())
+    call = generate(client, request())
     received = [list(item.token_ids) for item in call]
     assert received == chunks
     assert call.status == "OK"
@@ -187,7 +191,7 @@ def test_stream_cut_inside_a_message_is_not_ok() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         client.close()
     assert call.status == "INTERNAL"
     assert "inside a message" in call.error
@@ -201,8 +205,8 @@ def test_header_block_over_one_frame_is_put_together() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request()))
-        after = finished(client.generate(request()))  # the compression state survived
+        call = finished(generate(client, request()))
+        after = finished(generate(client, request()))  # the compression state survived
         client.close()
     assert call.trailing_metadata["tailgate-note-3"] == "v" * 9_000
     assert (call.status, after.status) == ("OK", "OK")
@@ -211,7 +215,7 @@ def test_header_block_over_one_frame_is_put_together() -> None:
 def test_request_header_block_over_one_frame_is_split() -> None:
     with Peer(lambda exchange: exchange.answer(chunk([1]))) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request(), metadata=[("x-note", "v" * 40_000)]))
+        call = finished(generate(client, request(), metadata=[("x-note", "v" * 40_000)]))
         client.close()
     assert call.status == "OK", peer.problems
     assert peer.requests[0].headers["x-note"] == "v" * 40_000
@@ -220,7 +224,7 @@ def test_request_header_block_over_one_frame_is_split() -> None:
 def test_cancel_resets_stream() -> None:
     with Peer(lambda exchange: exchange.start()) as peer:
         client = InferenceClient(peer.target)
-        call = client.generate(request())
+        call = generate(client, request())
         gevent.sleep(0.1)
         call.cancel()
         assert (call.status, call.error) == ("CANCELLED", "cancelled by the client")
@@ -233,7 +237,7 @@ def test_cancel_resets_stream() -> None:
 def test_deadline_is_sent_and_enforced() -> None:
     with Peer(lambda exchange: exchange.start()) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request(), timeout_s=0.15))
+        call = finished(generate(client, request(), timeout_s=0.15))
         gevent.sleep(0.05)
         assert peer.reset_seen.wait(WAIT_S)
         client.close()
@@ -256,7 +260,7 @@ def test_reset_by_the_server_becomes_a_status(code: int, status: str) -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         client.close()
     assert call.status == status
     assert f"error {code}" in call.error
@@ -282,11 +286,11 @@ def test_goaway_moves_to_new_connection() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        first = client.generate(request())
+        first = generate(client, request())
         gevent.sleep(0.1)
-        second = client.generate(request())
+        second = generate(client, request())
         assert (finished(first).status, finished(second).status) == ("OK", "OK")
-        third = finished(client.generate(request()))
+        third = finished(generate(client, request()))
         client.close()
     assert third.status == "OK"
     assert first.trailing_metadata == {"grpc-status": "0"}
@@ -303,8 +307,8 @@ def test_lost_connection_ends_calls_and_the_next_call_reconnects() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        lost = finished(client.generate(request()))
-        again = finished(client.generate(request()))
+        lost = finished(generate(client, request()))
+        again = finished(generate(client, request()))
         client.close()
     assert lost.status == "UNAVAILABLE"
     assert "closed the connection" in lost.error
@@ -315,13 +319,13 @@ def test_refused_connection_is_a_status_and_heals_when_the_server_comes() -> Non
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     client = InferenceClient(f"127.0.0.1:{port}", retry_s=0.05)
-    calls = [client.generate(request()) for _ in range(200)]
+    calls = [generate(client, request()) for _ in range(200)]
     assert {finished(call).status for call in calls} == {"UNAVAILABLE"}
     assert f"127.0.0.1:{port}" in calls[0].error
     assert "refused" in calls[0].error
     with serve(Behaviour(), port=port):
         gevent.sleep(0.06)
-        assert finished(client.generate(request(), timeout_s=5)).status == "OK"
+        assert finished(generate(client, request(), timeout_s=5)).status == "OK"
     client.close()
 
 
@@ -337,7 +341,7 @@ def test_server_that_speaks_no_http2_is_named_as_such() -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         client = InferenceClient(f"127.0.0.1:{listener.getsockname()[1]}")
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         client.close()
     assert call.status == "UNAVAILABLE"
     assert "HTTP/1.1" in call.error
@@ -359,7 +363,7 @@ def test_stream_limit_is_respected(connections: int) -> None:
     lock = threading.Lock()
     with Peer(answer, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1}) as peer:
         client = InferenceClient(peer.target, max_connections=connections)
-        calls = [client.generate(request()) for _ in range(9)]
+        calls = [generate(client, request()) for _ in range(9)]
         assert {finished(call).status for call in calls} == {"OK"}
         client.close()
     assert len(peer.links) == connections
@@ -370,8 +374,8 @@ def test_stream_limit_is_respected(connections: int) -> None:
 def test_call_that_waits_for_a_stream_keeps_its_deadline() -> None:
     with Peer(lambda exchange: exchange.start(), {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1}) as peer:
         client = InferenceClient(peer.target, max_connections=1)
-        client.generate(request())
-        waiting = finished(client.generate(request(), timeout_s=0.1))
+        generate(client, request())
+        waiting = finished(generate(client, request(), timeout_s=0.1))
         client.close()
     assert waiting.status == "DEADLINE_EXCEEDED"
     assert len(peer.requests) == 1
@@ -381,7 +385,7 @@ def test_large_request_follows_the_peers_window() -> None:
     with Peer(lambda exchange: exchange.answer(chunk([1]))) as peer:
         client = InferenceClient(peer.target)
         big = request(prompt=120_000)
-        calls = [client.generate(big), client.generate(request()), client.generate(big)]
+        calls = [generate(client, big), generate(client, request()), generate(client, big)]
         statuses = [finished(call).status for call in calls]
         client.close()
     assert statuses == ["OK"] * 3, peer.problems  # h2 raises when a window is overrun
@@ -398,7 +402,7 @@ def test_answer_larger_than_the_window_keeps_flowing() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target, stream_window=20_000, connection_window=65_535)
-        call = finished(client.generate(request()))
+        call = finished(generate(client, request()))
         client.close()
     assert (call.status, call.output_tokens) == ("OK", 200_000)
     assert peer.links[0].window_updates > 10
@@ -411,7 +415,7 @@ def test_ping_is_answered() -> None:
 
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
-        assert finished(client.generate(request())).status == "OK"
+        assert finished(generate(client, request())).status == "OK"
         assert peer.ping_seen.wait(WAIT_S)
         client.close()
 
@@ -436,9 +440,9 @@ def grpc_server() -> Iterator[ServedFake]:
 
 def test_real_grpc_server_answers_many_streams_on_one_connection(grpc_server: ServedFake) -> None:
     client = InferenceClient(grpc_server.target)
-    calls = [client.generate(request(4), timeout_s=WAIT_S) for _ in range(100)]
+    calls = [generate(client, request(4), timeout_s=WAIT_S) for _ in range(100)]
     assert {(finished(call).status, call.output_tokens) for call in calls} == {("OK", 4)}
-    assert len(client._connections) == 1
+    assert len(client.connections) == 1
     trailing = calls[0].trailing_metadata
     assert trailing["tailgate-output-tokens"] == "4"
     assert trailing["tailgate-replica"] == "eager-0"
@@ -447,14 +451,14 @@ def test_real_grpc_server_answers_many_streams_on_one_connection(grpc_server: Se
 
 def test_real_grpc_server_errors_come_with_their_message(grpc_server: ServedFake) -> None:
     client = InferenceClient(grpc_server.target)
-    call = finished(client.generate(request(prompt=101)))
+    call = finished(generate(client, request(prompt=101)))
     client.close()
     assert (call.status, call.error) == ("INVALID_ARGUMENT", "prompt has 101 tokens; the limit is 100")
 
 
 def test_real_grpc_server_knows_no_other_path(grpc_server: ServedFake) -> None:
     client = InferenceClient(grpc_server.target, path="/tailgate.v1.Inference/Nothing")
-    call = finished(client.generate(request()))
+    call = finished(generate(client, request()))
     client.close()
     assert call.status == "UNIMPLEMENTED"
 
@@ -470,7 +474,8 @@ def test_real_grpc_server_knows_no_other_path(grpc_server: ServedFake) -> None:
     ],
 )
 def test_targets_are_understood(text: str, expected: tuple[str, int]) -> None:
-    assert parse_target(text) == expected
+    assert (parse_target(text).host, parse_target(text).port) == expected
+    assert parse_target(text).tls is text.startswith(("https", "grpcs"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gevent import sleep
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.clients.connection import Call
+from loadtests.clients.call import Call
 from loadtests.clients.oip import oip_client
 from loadtests.external.addresses import ExternalConfig, OipOptions
 from loadtests.external.oip_wire import infer_request, read_response

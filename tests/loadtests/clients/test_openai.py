@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.clients.connection import STATUS_NAMES
-from loadtests.clients.openai import OpenAiCall, OpenAiClient, _Answer
+from loadtests.clients.call import STATUS_NAMES
+from loadtests.clients.openai import OpenAiClient
+from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
-from loadtests.external.tls import SecurityConfig
+from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.config import ConfigError
 from tests.fakes.certificates import make_certificates
@@ -197,8 +198,8 @@ def test_any_bytes_end_the_call_with_a_status_and_raise_nothing(
 ) -> None:
     for place, gone, instead in changes:
         reply = reply[:place] + instead + reply[place + gone :]
-    call = OpenAiCall(request=b"", deadline_ns=0, on_done=None, tag=None, calls=set())
-    heard = _Answer(call, lambda text: text)
+    call = OpenAiCall(request=b"", timeout_s=None, on_done=None, tag=None, calls=set())
+    heard = Answer(call, lambda text: text)
     for start in range(0, len(reply), size):
         if not call.status:
             heard.feed(reply[start : start + size], start)

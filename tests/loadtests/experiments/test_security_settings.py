@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.writing import to_toml
-from loadtests.external.tls import SecurityConfig
+from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.preflight import check_experiment

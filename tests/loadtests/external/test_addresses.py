@@ -22,7 +22,7 @@ from loadtests.external.addresses import (
     external_table,
     parse_address,
 )
-from loadtests.external.tls import OPEN, SecurityConfig
+from loadtests.external.client_security import OPEN, SecurityConfig
 from servers.config import ConfigError
 
 

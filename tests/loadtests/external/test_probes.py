@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
+from loadtests.external.client_security import SecurityConfig
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
-from loadtests.external.tls import SecurityConfig
 from tests.fakes import triton
 from tests.fakes.certificates import make_certificates
 from tests.fakes.http1 import DONE, HttpPeer, Request, answer, event, plain, said, usage

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from loadtests.generator.generator import Generator
-from loadtests.generator.recorder import LoadLog, RequestRecord
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.record import RequestRecord
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.schedule import Schedule, build_schedule
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from servers.clock import now_ns
 from tests.fakes.inference import Behaviour, ServedFake, serve

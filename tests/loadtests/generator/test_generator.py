@@ -14,17 +14,19 @@ import gevent
 import pyarrow as pa
 import pytest
 
-from loadtests.generator.generator import Generator
-from loadtests.generator.recorder import LoadLog, RequestRecord, RequestRecorder
+from loadtests.generator.generator import MOST_UNBOOKED, Generator
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
+from loadtests.generator.recorder import RequestRecorder
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.lengths import prompt_token_ids
-from loadtests.traffic.schedule import SCHEDULE, Schedule
+from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
-from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig
 from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.fakes.request_records import row_of
 
 MS = 1_000_000
 
@@ -64,12 +66,15 @@ class Run:
         *,
         cut_after_s: float | None = None,
         recorder: RequestRecorder | None = None,
+        most_unbooked: int = MOST_UNBOOKED,
         **settings: object,
     ) -> None:
         config = TrialConfig(**{"arms": ("eager", "compiled"), "drain_s": 10.0, "trial": 1, **settings})  # type: ignore[arg-type]
         self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
-        generator = Generator(config, log=self.log, recorder=recorder, on_record=self.records.append)
+        generator = Generator(
+            config, log=self.log, recorder=recorder, on_record=self.records.append, most_unbooked=most_unbooked
+        )
         generator.load(plan)
         generator.connect()
         # The generator collects garbage before it starts; in a test process full of imports that would make it late.
@@ -146,11 +151,8 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     os.close(reader)
 
 
-def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(
-    targets: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loadtests.generator.generator._MOST_UNBOOKED", 0)
-    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets)
+def test_answers_that_cannot_be_booked_in_time_are_counted_and_not_kept(targets: dict[str, str]) -> None:
+    run = Run(schedule(list(range(0, 100, 10)), arm="eager"), targets=targets, most_unbooked=0)
     account = run.log.account()
     assert run.records == []
     assert account["finished"] == account["records"]["dropped"] == 10
@@ -172,13 +174,13 @@ def test_stalled_answers_do_not_delay_later_requests(targets: dict[str, str]) ->
 def test_record_joins_client_and_server(targets: dict[str, str]) -> None:
     run = Run(schedule([0], arm="eager", tokens=5), targets=targets)
     record = run.records[0]
+    row = row_of(record)
     assert (record.status, record.error, record.arm, record.replica) == ("OK", None, "eager", "eager-0")
     assert (record.prompt_tokens, record.max_tokens, record.output_tokens, len(record.token_ns)) == (20, 5, 5, 5)
     assert record.first_token_ns == record.sent_ns + record.token_ns[0]
-    assert (record.padded_batch, record.padded_length, record.batch_size) == (2, 21, 1)
-    assert record.server_recv_ns is not None
-    assert record.server_end_ns is not None
-    assert record.server_recv_ns <= record.server_end_ns
+    assert (row["padded_batch"], row["padded_length"], row["batch_size"]) == (2, 21, 1)
+    assert 0 < row["server_recv_ns"] <= row["server_end_ns"]
+    assert None not in [row[name] for name in SERVED_COLUMNS]
     assert record.sent_ns + record.token_ns[-1] <= record.end_ns
 
 
@@ -295,12 +297,12 @@ def test_cap_on_a_dead_target_ends_every_request() -> None:
 def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     config = TrialConfig(arms=("eager", "compiled"), targets={"*": "localhost:1"}, vocab_size=300)
     generator = Generator(config, log=LoadLog(None, worker=0, planned=None))
-    row = next(schedule([0], session="s\u00e9ance").requests())
+    row = next(planned_requests(schedule([0], session="s\u00e9ance").table))
     copies = generator.prepare(row, "1-0")
     generator.stop()
     requests = [GenerateRequest.FromString(copy.body) for copy in copies]
     assert [request.request_id for request in requests] == ["1-0-eager", "1-0-compiled"]
-    assert [list(request.token_ids.ids) for request in requests] == [prompt_token_ids(100, 20, 300)] * 2
+    assert [list(request.token_ids.ids) for request in requests] == [token_ids(prompt_words(100, 20), 300)] * 2
     assert {(request.max_tokens, request.ignore_eos, request.session_id) for request in requests} == {
         (3, True, "s\u00e9ance")
     }

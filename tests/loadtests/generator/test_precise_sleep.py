@@ -11,10 +11,10 @@ from servers.clock import now_ns
 
 @pytest.fixture(params=["kernel", "naps"])
 def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(precise_sleep, "_spare", [])
+    monkeypatch.setattr(precise_sleep, "spare_timers", [])
     if request.param == "naps":
-        monkeypatch.setattr(precise_sleep, "_LIBC", None)
-    elif precise_sleep._LIBC is None:
+        monkeypatch.setattr(precise_sleep, "LIBC", None)
+    elif precise_sleep.LIBC is None:
         pytest.skip("this kernel has no timerfd")
     return str(request.param)
 
@@ -37,7 +37,7 @@ def test_sleepers_wake_in_the_order_of_their_moments_and_share_the_kernels_timer
 
     gevent.joinall([gevent.spawn(sleeper, number) for number in (3, 0, 2, 1)])
     assert woken == [0, 1, 2, 3]
-    assert len(precise_sleep._spare) <= 4
+    assert len(precise_sleep.spare_timers) <= 4
 
 
 def test_a_killed_sleeper_leaves_a_timer_that_wakes_nobody(timer: str) -> None:
@@ -63,7 +63,7 @@ def test_others_run_while_one_sleeps(timer: str) -> None:
 
 
 def test_the_kernels_timer_costs_no_core() -> None:
-    if precise_sleep._LIBC is None:
+    if precise_sleep.LIBC is None:
         pytest.skip("this kernel has no timerfd")
     used, began = time.thread_time(), time.perf_counter()
     for _ in range(300):
@@ -72,12 +72,12 @@ def test_the_kernels_timer_costs_no_core() -> None:
 
 
 def test_a_timer_of_the_process_that_forked_this_one_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    if precise_sleep._LIBC is None:
+    if precise_sleep.LIBC is None:
         pytest.skip("this kernel has no timerfd")
-    monkeypatch.setattr(precise_sleep, "_spare", [])
+    monkeypatch.setattr(precise_sleep, "spare_timers", [])
     precise_sleep.sleep_until(now_ns() + 900_000)
-    (first,) = precise_sleep._spare
+    (first,) = precise_sleep.spare_timers
     first.process += 1
     precise_sleep.sleep_until(now_ns() + 900_000)
-    assert len(precise_sleep._spare) == 1
-    assert precise_sleep._spare[0] is not first
+    assert len(precise_sleep.spare_timers) == 1
+    assert precise_sleep.spare_timers[0] is not first

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
-from loadtests.external.tls import SecurityConfig
+from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 
 ROOT = Path(__file__).resolve().parents[3]

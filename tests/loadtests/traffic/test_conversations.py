@@ -57,20 +57,20 @@ def test_json_lines_read_as_an_array_does(tmp_path: Path) -> None:
 def test_every_text_comes_back(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
     found = read_conversations(written(tmp_path_factory.mktemp("c"), [talk(*texts)]))
-    given_back = [text for exchange in found.kept[0].exchanges for text in (exchange.asked, exchange.answered)]
+    given_back = [text for exchange in found.kept[0].exchanges for text in (exchange.question, exchange.answer)]
     assert given_back == texts[: len(texts) // 2 * 2]
 
 
 def test_conversations_longer_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
     long = "x" * 3_000_000
     found = read_conversations(written(tmp_path, [talk("a", "b"), talk(long, "short"), talk("c", "d")]))
-    assert [conversation.exchanges[0].asked for conversation in found.kept] == ["a", long, "c"]
+    assert [conversation.exchanges[0].question for conversation in found.kept] == ["a", long, "c"]
 
 
 def test_a_sample_is_even_and_the_same_for_equal_seeds(tmp_path: Path) -> None:
     path = written(tmp_path, [talk(str(n), "answer") for n in range(2000)])
     drawn = [
-        [int(conversation.exchanges[0].asked) for conversation in read_conversations(path, keep=200, seed=seed).kept]
+        [int(conversation.exchanges[0].question) for conversation in read_conversations(path, keep=200, seed=seed).kept]
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]

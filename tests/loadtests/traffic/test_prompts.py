@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from loadtests.traffic.lengths import prompt_token_ids, prompt_words
+from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import Message, PromptKind, PromptSource, alternating, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
 from servers.config import ConfigError
@@ -178,7 +178,7 @@ def test_prompts_that_share_blocks_share_tokens(folder: Path, kind: PromptKind) 
 
 def test_ids_without_blocks_are_as_they_always_were() -> None:
     prompts = PromptSource(vocab_size=300)
-    assert prompts.ids(plan(50, seed=123)) == prompt_token_ids(123, 50, 300)
+    assert prompts.ids(plan(50, seed=123)) == token_ids(prompt_words(123, 50), 300)
 
 
 def test_given_ids_are_sent_as_they_are(folder: Path) -> None:

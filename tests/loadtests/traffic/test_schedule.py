@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.traffic.lengths import prompt_token_ids
-from loadtests.traffic.schedule import SCHEDULE, Schedule, TrafficConfig, build_schedule, switchback_order
+from loadtests.traffic.drawing import build_schedule, switchback_order
+from loadtests.traffic.prompt_words import prompt_words, token_ids
+from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
+from loadtests.traffic.settings import TrafficConfig
 from servers.config import ConfigError, build
 
 SECOND = 1_000_000_000
@@ -210,7 +212,7 @@ def test_session_turns_share_a_growing_prefix() -> None:
         TrafficConfig(rate=5, duration_s=120, turns_mean=3, think_time_s=4, length_scale=0.05), max_prompt_tokens=4096
     )
     sessions: dict[str, list[Any]] = {}
-    for request in schedule.requests():
+    for request in planned_requests(schedule.table):
         sessions.setdefault(request.session_id, []).append(request)
     longer = [turns for turns in sessions.values() if len(turns) > 2]
     assert longer
@@ -221,8 +223,8 @@ def test_session_turns_share_a_growing_prefix() -> None:
             assert after.offset_ns >= before.offset_ns
             assert after.prompt_tokens > before.prompt_tokens + before.max_tokens
     first, second, *_ = longer[0]
-    early = prompt_token_ids(first.prefix_seed, first.prompt_tokens, 1000)
-    assert prompt_token_ids(second.prefix_seed, second.prompt_tokens, 1000)[: len(early)] == early
+    early = token_ids(prompt_words(first.prefix_seed, first.prompt_tokens), 1000)
+    assert token_ids(prompt_words(second.prefix_seed, second.prompt_tokens), 1000)[: len(early)] == early
 
 
 def test_rate_counts_requests_and_not_sessions() -> None:

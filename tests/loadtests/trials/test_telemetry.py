@@ -7,7 +7,9 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
+import pyarrow as pa
 import pytest
+from google.protobuf.message import Message
 
 from analysis.records.requests import COMPILE_EVENTS, STEPS, read_table
 from loadtests.trials.processes import Child
@@ -177,3 +179,11 @@ def test_a_second_stop_does_nothing(collector: Collector) -> None:
     collector.stop()
     collector.stop()
     collector.settle(quiet_s=0.0, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"), [(COMPILE_EVENTS, telemetry_pb2.CompileEvent), (STEPS, telemetry_pb2.StepRecord)]
+)
+def test_every_column_of_telemetry_is_a_field_of_its_message(schema: pa.Schema, message: type[Message]) -> None:
+    """So that a new column is a line in the schema and one in the message."""
+    assert set(schema.names) - {"trial", "arm", "replica"} <= set(message.DESCRIPTOR.fields_by_name)

@@ -12,10 +12,11 @@ import pytest
 
 from analysis.records.requests import REQUESTS, read_table
 from loadtests.generator.recorder import RequestRecorder
-from loadtests.traffic.schedule import Schedule, build_schedule
+from loadtests.traffic.drawing import build_schedule
+from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
-from tests.loadtests.generator.test_recorder import record
+from tests.fakes.request_records import record, row_of
 
 OFFSET_NS = 3_200_000_000
 
@@ -79,7 +80,7 @@ def test_each_record_arrives_once_and_on_the_masters_clock(tmp_path: Path) -> No
     base = record(0)
     for name in ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns"):
         assert {row[name] for row in rows} == {getattr(base, name) + OFFSET_NS}
-    assert {row["server_recv_ns"] for row in rows} == {base.server_recv_ns}
+    assert {row["server_recv_ns"] for row in rows} == {row_of(base)["server_recv_ns"]}
     assert rows[0]["token_ns"] == base.token_ns.tolist()
     kept, _ = read_table(tmp_path / "kept" / "requests-0.arrow", REQUESTS)
     assert set(kept.column("sent_ns").to_pylist()) == {base.sent_ns}

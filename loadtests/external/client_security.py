@@ -1,8 +1,6 @@
-"""Transport security of the load: whom to trust, whom to be, which token to show, and TLS apart from any socket.
+"""Transport security of the load: whom to trust, whom to be, which token to show, and what a failed handshake means.
 
-`TlsStream` turns bytes into bytes and never waits, so that the client's reader keeps its one read a wake-up and its
-one time stamp, and so that nothing here needs gevent. What is named in `SecurityConfig` may be written to a run
-directory: it holds names of files and variables, no secrets.
+What is named in `SecurityConfig` may be written to a run directory: it holds names of files and variables, no secrets.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ from servers.security import check_authority, check_variable, load_pair, token_f
 _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
 _WRONG_NAME: Final = (62, 64)  # of a host, of an IP address
-_READ_BYTES: Final = 65_536
-
-
-class TlsError(Exception):
-    """No secure connection came about. One line with the remedy."""
+ENDED_HANDSHAKE: Final = "it ended the TLS handshake without a word: use the port that speaks TLS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +103,7 @@ def explain(problem: ssl.SSLError, name: str) -> str:
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
         return "it does not speak TLS: use http:// or the port that does"
     if isinstance(problem, ssl.SSLEOFError):
-        return "it ended the TLS handshake without a word: use the port that speaks TLS"
+        return ENDED_HANDSHAKE
     return f"TLS failed ({_said(reason) or problem}): see the server's log"
 
 
@@ -121,66 +115,6 @@ def no_http2(agreed: str | None) -> str:
 
 def _said(reason: str) -> str:
     return reason.replace("_", " ").lower()
-
-
-class TlsStream:
-    """One connection's TLS, client side: bytes in, bytes out. The server must agree on HTTP/2."""
-
-    __slots__ = ("_incoming", "_name", "_outgoing", "_tls", "ended", "ready")
-
-    def __init__(self, context: ssl.SSLContext, name: str) -> None:
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._name = name
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self.ready = False
-        self.ended = False  # the peer said that nothing more will come
-
-    @property
-    def has_to_say(self) -> bool:
-        """Whether `sealed` would return something even for no bytes: an answer to a change of keys, an alert."""
-        return bool(self._outgoing.pending)
-
-    def handshake(self, received: bytes) -> bytes:
-        """Bytes to send next, after `received`; `ready` says when it is done. b"" received at first, or at the end.
-
-        Raises TlsError when the server cannot be trusted, refuses this client, or does not speak HTTP/2.
-        """
-        if received:
-            self._incoming.write(received)
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return self._outgoing.read()
-        except ssl.SSLError as problem:
-            raise TlsError(explain(problem, self._name)) from None
-        agreed = self._tls.selected_alpn_protocol()
-        if agreed != "h2":
-            raise TlsError(no_http2(agreed))
-        self.ready = True
-        return self._outgoing.read()
-
-    def opened(self, received: bytes) -> bytes:
-        """All plain bytes that are there after `received`; none is left waiting for more to come."""
-        if received:
-            self._incoming.write(received)
-        read, pieces = self._tls.read, []
-        try:
-            while piece := read(_READ_BYTES):
-                pieces.append(piece)
-            self.ended = True
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            self.ended = True
-        except ssl.SSLError as problem:
-            raise TlsError(explain(problem, self._name)) from None
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def sealed(self, plain: bytes) -> bytes:
-        """What to put on the wire for `plain`, and whatever TLS itself has to say."""
-        if plain:
-            self._tls.write(plain)
-        return self._outgoing.read()
 
 
 def server_name(security: SecurityConfig, host: str) -> str:

@@ -1,22 +1,20 @@
-"""TLS apart from sockets, and the settings that say whom to trust and which token to show."""
+"""TLS apart from sockets, and its handshake over one."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import ssl
-from dataclasses import asdict, fields
-from pathlib import Path
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.external.tls import SecurityConfig, TlsError, TlsStream, bearer_token, client_context, server_name
-from servers.config import ConfigError
+from loadtests.clients.tls import TlsError, TlsStream, secure
+from loadtests.external.client_security import SecurityConfig, client_context
 from tests.fakes.certificates import Certificates, make_certificates
-
-SECRET = "s3cret-T0ken"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ class Server:
 def shaken(
     pem: Certificates, protocols: list[str], name: str = "localhost", **security: str
 ) -> tuple[TlsStream, Server]:
-    stream = TlsStream(client_context(SecurityConfig(**{"tls_ca": pem.ca, **security})), name)
+    stream = TlsStream(client_context(SecurityConfig(**{"tls_ca": pem.ca, **security})), name, http2=True)
     server = Server(pem, protocols)
     out = stream.handshake(b"")
     for _ in range(5):
@@ -81,7 +79,7 @@ def test_plain_bytes_come_out_whole_however_the_records_are_cut(
 
 
 def test_the_last_bytes_of_the_handshake_may_carry_the_first_plain_ones(pem: Certificates) -> None:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost")
+    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
     server = Server(pem, ["h2"])
     out = stream.handshake(server.shake(stream.handshake(b"")))
     assert stream.ready
@@ -118,65 +116,29 @@ def test_whoever_cannot_be_trusted_is_refused_in_one_line_with_the_remedy(
 
 
 def test_a_server_that_speaks_something_else_is_called_so(pem: Certificates) -> None:
-    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost")
+    stream = TlsStream(client_context(SecurityConfig(tls_ca=pem.ca)), "localhost", http2=True)
     stream.handshake(b"")
     with pytest.raises(TlsError, match="does not speak TLS: use http://"):
         stream.handshake(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_the_name_to_check_is_the_configured_one_or_the_host() -> None:
-    assert server_name(SecurityConfig(), "arm.example") == "arm.example"
-    assert server_name(SecurityConfig(tls_server_name="other.example"), "10.0.0.1") == "other.example"
-    assert server_name(SecurityConfig(), "fe80::1%eth0") == "fe80::1"
+def test_a_server_that_is_refused_is_told_why(pem: Certificates) -> None:
+    """Otherwise its log says no more than that somebody hung up."""
+    near, far = socket.socketpair()
+    told: list[ssl.SSLError] = []
 
+    def serve() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem.certificate, pem.key)
+        try:
+            with context.wrap_socket(far, server_side=True) as peer:
+                peer.recv(1)
+        except ssl.SSLError as problem:
+            told.append(problem)
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"tls_key": "k.pem"}, "security.tls_key is set alone"),
-        ({"tls_certificate": "c.pem"}, "security.tls_certificate is set alone"),
-        ({"token_env": "A", "token_file": "b"}, "are both set: keep one"),
-        ({"token_env": SECRET}, "security.token_env is not the name of an environment variable"),
-    ],
-)
-def test_settings_that_contradict_are_refused(settings: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError, match=text) as caught:
-        SecurityConfig(**settings)
-    assert SECRET not in str(caught.value)
-
-
-def test_files_that_are_missing_or_hold_something_else_are_named(pem: Certificates, tmp_path: Path) -> None:
-    junk = tmp_path / "junk.pem"
-    junk.write_text("no certificate")
-    for security, text in (
-        (SecurityConfig(tls_ca=str(tmp_path / "none.pem")), "none.pem.* cannot be read"),
-        (SecurityConfig(tls_ca=str(junk)), "junk.pem.* holds no certificate"),
-        (SecurityConfig(tls_certificate=str(junk), tls_key=str(junk)), "junk.pem"),
-        (SecurityConfig(tls_certificate=pem.certificate, tls_key=pem.client_key), "does not belong to"),
-        (SecurityConfig(token_file=str(tmp_path / "none.txt")), "none.txt.* cannot be read"),
-    ):
-        with pytest.raises(ConfigError, match=text) as caught:
-            security.check()
-        assert "\n" not in str(caught.value)
-
-
-def test_a_token_is_read_and_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(f" {SECRET}\n")
-    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
-    by_variable, by_file = SecurityConfig(token_env="TAILGATE_TEST_TOKEN"), SecurityConfig(token_file=str(file))
-    assert bearer_token(by_variable) == bearer_token(by_file) == SECRET
-    assert bearer_token(SecurityConfig()) == ""
-    for security in (by_variable, by_file):
-        assert SECRET not in repr(security) + repr(asdict(security))
-    assert not any("secret" in item.name or item.name == "token" for item in fields(SecurityConfig))
-
-
-@pytest.mark.parametrize("value", ["", "two words", f"{SECRET}\nX-Injected: 1", "pass\u00e9"])
-def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
-    monkeypatch.setenv("TAILGATE_TEST_TOKEN", value)
-    with pytest.raises(ConfigError, match="TAILGATE_TEST_TOKEN") as caught:
-        bearer_token(SecurityConfig(token_env="TAILGATE_TEST_TOKEN"))
-    assert not value or value not in str(caught.value)
+    server = threading.Thread(target=serve)
+    server.start()
+    with near, pytest.raises(TlsError, match="is not trusted"):
+        secure(near, client_context(SecurityConfig()), "localhost", http2=False)
+    server.join()
+    assert "UNKNOWN_CA" in str(told[0].reason)

@@ -12,12 +12,15 @@ from typing import Any
 import gevent
 import pytest
 
-from loadtests.clients.transport import Lane, OwnEncoder, Route, external_route
+from loadtests.clients.external_arms import external_route
+from loadtests.clients.own_arms import OwnEncoder
+from loadtests.clients.route import Lane, Route
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
 from loadtests.generator.generator import Generator
-from loadtests.generator.recorder import LoadLog, RequestRecord
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.record import RequestRecord
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.lengths import prompt_token_ids
+from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
@@ -71,7 +74,7 @@ def test_copies_for_own_arms_share_their_prompt_and_differ_in_id_and_arm() -> No
 def test_prompt_as_token_ids_is_the_one_that_own_arms_get() -> None:
     external = config("openai", "http://a/v1", openai=OpenAiOptions(prompt="token_ids"))
     content, headers = body(external, plan())
-    assert json.loads(content)["prompt"] == prompt_token_ids(11, 12, 100)
+    assert json.loads(content)["prompt"] == token_ids(prompt_words(11, 12), 100)
     assert headers == b"X-Request-Id: 1-7-x\r\n"
 
 
@@ -98,7 +101,7 @@ def test_inference_request_carries_text_or_ids() -> None:
     assert len(sent.inputs[0].contents.bytes_contents[0].split()) == 12
     ids = config("oip", "a:1", oip=OipOptions(prompt="token_ids", prompt_tensor="input_ids"))
     assert list(ModelInferRequest.FromString(body(ids, plan())[0]).inputs[0].contents.int_contents) == (
-        prompt_token_ids(11, 12, 100)
+        token_ids(prompt_words(11, 12), 100)
     )
 
 
@@ -158,7 +161,7 @@ def test_own_and_external_arms_are_recorded_alike(eager: ServedFake) -> None:
     assert len(pairs) == 20
     theirs = [record for record in records if record.arm == "vllm"]
     assert {(record.prompt_tokens, record.output_tokens, len(record.token_ns)) for record in theirs} == {(21, 3, 3)}
-    assert all(record.batch_id is None and record.compile_stall_ns is None for record in theirs)
+    assert all(set(record.served) == {None} for record in theirs)
     assert all(record.first_token_ns == record.sent_ns + record.token_ns[0] for record in theirs)
     assert {request.headers["x-request-id"] for request in peer.requests} == {
         record.request_id for record in records if record.arm == "vllm"

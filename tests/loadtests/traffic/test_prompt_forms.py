@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.prompts import PromptSource
-from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, build_schedule
+from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source, read_source
 from servers.config import ConfigError
@@ -36,7 +37,7 @@ def built(config: TrafficConfig, **changes: Any) -> Schedule:
 
 
 def rows(schedule: Schedule) -> list[PlannedRequest]:
-    return list(schedule.requests())
+    return list(planned_requests(schedule.table))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,132 @@
+"""What every call records, whatever its wire: when it was sent, when its tokens came, how it ended."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gevent import get_hub
+from gevent.event import Event
+
+from servers.clock import now_ns
+
+STATUS_NAMES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+
+
+class Call:
+    """One request: complete once `status` is set. Times are ns since the epoch on the client's clock.
+
+    `status` is a gRPC status name for all kinds of arms. `token_ns` has one receive time per token. `on_done` runs
+    once, inside the reader, and may run before the call is returned to whoever started it: it must neither block nor
+    raise. A subclass says how the wire learns of a cancel (`_withdraw`) and what is freed at the end (`_release`).
+    """
+
+    __slots__ = (
+        "_ended",
+        "_on_done",
+        "_timer",
+        "deadline_ns",
+        "end_ns",
+        "error",
+        "first_token_ns",
+        "initial_metadata",
+        "sent_ns",
+        "start_ns",
+        "status",
+        "tag",
+        "token_ns",
+        "trailing_metadata",
+    )
+
+    def __init__(
+        self, *, timeout_s: float | None = None, on_done: Callable[[Any], None] | None = None, tag: Any = None
+    ) -> None:
+        self.start_ns = self.sent_ns = now_ns()
+        self.first_token_ns: int | None = None
+        self.end_ns = 0
+        self.token_ns = array("q")
+        self.status = ""
+        self.error = ""
+        self.initial_metadata: Mapping[str, str] = {}
+        self.trailing_metadata: dict[str, str] = {}
+        self.tag = tag
+        self.deadline_ns = 0  # 0: none
+        self._on_done = on_done
+        self._ended: Event | None = None
+        self._timer: Any = None
+        if timeout_s is not None:
+            self.deadline_ns = self.start_ns + int(timeout_s * 1e9)
+            self._timer = get_hub().loop.timer(max(0.0, timeout_s))
+            self._timer.start(self._on_deadline)
+
+    @property
+    def done(self) -> bool:
+        """Whether the call has ended."""
+        return bool(self.status)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens received so far."""
+        return len(self.token_ns)
+
+    def tokens_came(self, count: int, at_ns: int) -> None:
+        """`count` more tokens came at `at_ns`."""
+        if self.first_token_ns is None:
+            self.first_token_ns = at_ns
+        self.token_ns.extend([at_ns] * count)
+
+    def cancel(self, status: str = "CANCELLED", error: str = "cancelled by the client") -> None:
+        """The call has ended with `status` and the server knows; a call that has ended is left alone."""
+        if not self.status:
+            self.finish(status, error, now_ns())
+            self._withdraw()
+
+    def finish(self, status: str, error: str, at_ns: int) -> None:
+        """The call has ended at `at_ns` and `on_done` has run; a call that has ended is left alone."""
+        if self.status:
+            return
+        self.status, self.error, self.end_ns = status, error, at_ns
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+        self._release()
+        if self._ended is not None:
+            self._ended.set()
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            on_done(self)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether the call ended within `timeout_s`."""
+        if not self.status:
+            self._ended = self._ended or Event()
+            self._ended.wait(timeout_s)
+        return bool(self.status)
+
+    def _withdraw(self) -> None:
+        """The server is told that the answer of this call is not awaited any more."""
+
+    def _release(self) -> None:
+        """What only a running call needs is freed."""
+
+    def _on_deadline(self) -> None:
+        self.cancel("DEADLINE_EXCEEDED", "the deadline passed")

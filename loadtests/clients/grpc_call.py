@@ -1,0 +1,208 @@
+"""A call of one server-streaming gRPC method: messages cut out of DATA frames, and what the server's end means.
+
+Status mapping as the gRPC protocol defines it: grpc/doc/PROTOCOL-HTTP2.md and grpc/doc/http-grpc-status-mapping.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+from google.protobuf.message import DecodeError
+
+from loadtests.clients import frames
+from loadtests.clients.call import STATUS_NAMES, Call
+from servers.rpc.inference_pb2 import GenerateChunk
+
+LARGEST_MESSAGE: Final = 4 * 1024 * 1024
+_UINT32 = struct.Struct(">I")
+_NEVER: Final = 1 << 62
+
+_STATUS: Final = {str(code): name for code, name in enumerate(STATUS_NAMES)}
+# Codes not listed are INTERNAL and UNKNOWN.
+RESET_STATUS: Final = {
+    frames.REFUSED_STREAM: "UNAVAILABLE",
+    frames.CANCEL: "CANCELLED",
+    frames.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
+    frames.INADEQUATE_SECURITY: "PERMISSION_DENIED",
+}
+_HTTP_STATUS: Final = {
+    "400": "INTERNAL",
+    "401": "UNAUTHENTICATED",
+    "403": "PERMISSION_DENIED",
+    "404": "UNIMPLEMENTED",
+    "429": "UNAVAILABLE",
+    "502": "UNAVAILABLE",
+    "503": "UNAVAILABLE",
+    "504": "UNAVAILABLE",
+}
+
+
+class Carrier(Protocol):
+    """The connection that a call's stream is on."""
+
+    def abandon(self, stream_id: int, code: int) -> None:
+        """The stream is gone on this side and the peer was told."""
+
+
+class GrpcCall(Call):
+    """One Generate call, and its stream while it is on a connection.
+
+    A chunk's last token has the time its frame was read; earlier tokens of a coalesced chunk are set back by the
+    server's own emit gaps, but never before the previous chunk's arrival. All tokens of the first chunk have its
+    arrival time, so that time to first token is what a user would see.
+    """
+
+    __slots__ = (
+        "_http_status",
+        "_last_chunk_ns",
+        "_needed",
+        "_partial",
+        "answered",
+        "body",
+        "carrier",
+        "headers",
+        "position",
+        "restarted",
+        "send_window",
+        "stream_id",
+        "unacknowledged",
+    )
+
+    _needed: int  # bytes of `_partial` that make its message whole; set along with it
+
+    def __init__(
+        self,
+        *,
+        headers: bytes,
+        body: bytes,
+        timeout_s: float | None,
+        on_done: Callable[[Any], None] | None,
+        tag: Any,
+    ) -> None:
+        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
+        self.headers = headers
+        self.body = b"\x00" + _UINT32.pack(len(body)) + body
+        self.position = 0  # bytes of the body already sent
+        self.carrier: Carrier | None = None
+        self.stream_id = 0
+        self.send_window = 0
+        self.unacknowledged = 0  # bytes received since the stream's window was last refilled
+        self.answered = False  # the server's headers have come
+        self.restarted = False  # a server that never looked at it sent it away once
+        self._partial: bytearray | None = None  # the beginning of a message
+        self._http_status = "200"
+        self._last_chunk_ns = 0
+
+    def on_data(self, payload: bytes, at_ns: int) -> None:
+        """The payload of a DATA frame that was read at `at_ns`."""
+        if self._partial is not None:
+            if self._needed == _NEVER:
+                return
+            self._partial += payload
+            if len(self._partial) < self._needed:
+                return
+            payload, self._partial = bytes(self._partial), None
+        position, size = 0, len(payload)
+        while size - position >= 5:
+            length = _UINT32.unpack_from(payload, position + 1)[0]
+            if payload[position] or length > LARGEST_MESSAGE:
+                return self._refuse(payload[position], length, at_ns)
+            end = position + 5 + length
+            if end > size:
+                break
+            self.on_message(payload[position + 5 : end], at_ns)
+            if self.status:
+                return
+            position = end
+        if position < size:
+            # Joined only once the message is whole: it may come in hundreds of frames.
+            self._partial = bytearray(payload[position:])
+            self._needed = 5 + _UINT32.unpack_from(payload, position + 1)[0] if size - position >= 5 else 5
+
+    def on_message(self, message: bytes, at_ns: int) -> None:
+        """A whole message came at `at_ns`."""
+        try:
+            chunk = GenerateChunk.FromString(message)
+        except DecodeError as problem:
+            return self.fail(f"a message is not a GenerateChunk: {problem}", at_ns)
+        count = len(chunk.token_ids)
+        if not count:
+            return None
+        if count == 1:
+            if self.first_token_ns is None:
+                self.first_token_ns = at_ns
+            self.token_ns.append(at_ns)
+        elif self.first_token_ns is None or len(chunk.emit_ns) != count:
+            self.tokens_came(count, at_ns)
+        else:
+            last, earliest = chunk.emit_ns[-1], self._last_chunk_ns
+            for emit in chunk.emit_ns:
+                earliest = min(at_ns, max(earliest, at_ns - (last - emit)))
+                self.token_ns.append(earliest)
+        self._last_chunk_ns = at_ns
+        return None
+
+    def on_headers(self, fields: dict[str, str], ended: bool, at_ns: int) -> None:
+        """A whole header block came at `at_ns`; `ended` says that nothing follows it."""
+        http_status = fields.pop(":status", "")
+        if not self.answered:
+            if http_status.startswith("1"):
+                return  # an informational response; the real one follows
+            self.answered = True
+            if self.position == len(self.body):
+                self.body, self.position = b"", 0  # kept until here for a server that goes away unread
+            self._http_status = http_status
+            self.initial_metadata = fields
+        elif not ended:
+            return self.fail("a second header block came before the end of the stream", at_ns)
+        if ended:
+            self.trailing_metadata = fields
+            self.on_end(at_ns)
+        return None
+
+    def on_end(self, at_ns: int) -> None:
+        """The server closed the stream: the status is in the trailers, or must be guessed from HTTP."""
+        code = self.trailing_metadata.get("grpc-status")
+        if code is not None:
+            status = _STATUS.get(code, "UNKNOWN")
+            error = self.trailing_metadata.get("grpc-message", "")
+            if error:
+                # Percent-encoded ASCII by the protocol; servers that send UTF-8 as it is are understood too.
+                error = unquote(error.encode("latin-1").decode("utf-8", "replace"), errors="replace")
+            if status == "OK" and self._partial:
+                status, error = "INTERNAL", f"the stream ended inside a message ({len(self._partial)} bytes left over)"
+            self.finish(status, error, at_ns)
+        elif self._http_status != "200":
+            self.finish(_HTTP_STATUS.get(self._http_status, "UNKNOWN"), f"HTTP status {self._http_status}", at_ns)
+        else:
+            self.finish("UNKNOWN", "the stream ended without grpc-status", at_ns)
+
+    def fail(self, error: str, at_ns: int) -> None:
+        """The answer cannot be understood: the call has ended with INTERNAL and the server knows."""
+        self.finish("INTERNAL", error, at_ns)
+        self._withdraw()
+
+    def _refuse(self, flag: int, length: int, at_ns: int) -> None:
+        """The bytes cannot be a message of this call: a proxy's page, a compressed message or one that is too large."""
+        if self._http_status != "200":
+            self._needed = _NEVER  # the body of an error page says nothing: the status decides at the end
+            self._partial = bytearray(1)
+            return
+        kind = self.initial_metadata.get("content-type", "application/grpc")
+        if not kind.startswith("application/grpc"):
+            self.fail(f'the answer is "{kind}" and not gRPC: is the target a gRPC server?', at_ns)
+        elif flag:
+            self.fail("a message is compressed although no compression was offered", at_ns)
+        else:
+            self.fail(f"a message has {length} bytes; the limit is {LARGEST_MESSAGE}", at_ns)
+
+    def _withdraw(self) -> None:
+        if self.carrier is not None:
+            self.carrier.abandon(self.stream_id, frames.CANCEL)
+
+    def _release(self) -> None:
+        self.body = self.headers = b""
+        self._partial = None

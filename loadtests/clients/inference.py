@@ -1,0 +1,211 @@
+"""A streaming gRPC client for gevent whose token times are those at which bytes came, for many calls at once.
+
+Nothing here raises for a failed request: a refused connection, a reset stream or a passed deadline ends the call with
+a gRPC status name.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import gevent
+import gevent.socket
+from gevent import get_hub
+
+from loadtests.clients.connection import CLOSED, LOST, Connection
+from loadtests.clients.grpc_call import GrpcCall
+from loadtests.clients.metadata import request_prefix
+from loadtests.clients.tls import TlsError, secure
+from loadtests.external.addresses import parse_target
+from loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context, server_name
+from servers.clock import now_ns
+from servers.metadata import INFERENCE_SERVICE
+
+GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
+
+
+class InferenceClient:
+    """Calls to one target over few HTTP/2 connections. Not thread-safe: use it from one gevent hub.
+
+    A connection is opened when a call needs one. When the peer's MAX_CONCURRENT_STREAMS is reached, another opens, up
+    to `max_connections`; then calls wait in order (their clock runs). After a failed connect, calls fail at once with
+    UNAVAILABLE until `retry_s` has passed, so that a dead server costs no storm of connects.
+
+    A target with https:// or grpcs:// is reached by TLS as `security` says, and HTTP/2 must be agreed on by ALPN. Its
+    token goes with every call, whatever the scheme.
+
+    `keepalive_s` above 0: a connection with open calls from which nothing came for so long is asked with a PING, and
+    dead when nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping
+    within five minutes in which it sent nothing (a long compile) for abuse and closes the connection. When one says
+    so, the interval doubles.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        path: str = GENERATE_PATH,
+        max_connections: int = 8,
+        connect_timeout_s: float = 10.0,
+        retry_s: float = 0.1,
+        stream_window: int = 16 * 1024 * 1024,
+        connection_window: int = 1024 * 1024 * 1024,
+        security: SecurityConfig = OPEN,
+        keepalive_s: float = 0.0,
+        keepalive_timeout_s: float = 20.0,
+        call: Callable[..., GrpcCall] = GrpcCall,  # for a protocol whose messages are others
+    ) -> None:
+        self.address = parse_target(target)
+        self.target = self.address.target
+        self._call = call
+        self._tls_context = client_context(security) if self.address.tls else None
+        self._tls_name = server_name(security, self.address.host)
+        self.keepalive_s = keepalive_s
+        self.keepalive_timeout_s = keepalive_timeout_s
+        self.stream_window = stream_window
+        self.connection_window = connection_window
+        self.header_prefix = request_prefix(path, self.target, tls=self.address.tls, token=bearer_token(security))
+        self.loop = get_hub().loop
+        self._max_connections = max_connections
+        self._connect_timeout_s = connect_timeout_s
+        self._retry_ns = int(retry_s * 1e9)
+        self.connections: list[Connection] = []
+        self._waiting: deque[GrpcCall] = deque()
+        self._connecting: gevent.Greenlet[[], None] | None = None
+        self._refused_until_ns = 0
+        self._refusal = ""
+        self._closed = False
+
+    def start(
+        self,
+        body: bytes,
+        *,
+        headers: bytes = b"",
+        timeout_s: float | None = None,
+        on_done: Callable[[Any], None] | None = None,
+        tag: Any = None,
+    ) -> GrpcCall:
+        """A started call. `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`."""
+        call = self._call(headers=headers, body=body, timeout_s=timeout_s, on_done=on_done, tag=tag)
+        self._assign(call)
+        return call
+
+    def connect(self, timeout_s: float | None = None) -> str:
+        """A connection is ready (returns ""), or the reason why there is none."""
+        if self._closed:
+            return "the client is closed"
+        if not any(connection.usable for connection in self.connections):
+            if self._connecting is None:
+                self._connecting = gevent.spawn(self._connect)
+            self._connecting.join(timeout_s)
+        return "" if any(connection.usable for connection in self.connections) else self._refusal or "still connecting"
+
+    def close(self) -> None:
+        """Every call has ended (CANCELLED if it was running) and every socket is closed."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.kill()
+        while self._waiting:
+            self._waiting.popleft().cancel(error="the client was closed")
+        for connection in list(self.connections):
+            connection.close("CANCELLED", "the client was closed")
+
+    def _assign(self, call: GrpcCall) -> None:
+        if self._closed:
+            call.finish("UNAVAILABLE", "the client is closed", now_ns())
+            return
+        best: Connection | None = None
+        for connection in self.connections:
+            if connection.usable and (best is None or connection.streams < best.streams):
+                best = connection
+        if best is not None:
+            best.open(call)
+            return
+        self._waiting.append(call)
+        self._seek_room()
+
+    def _seek_room(self) -> None:
+        """One more connection is being opened, if one may be; else calls wait, or fail while connects are refused."""
+        alive = sum(not connection.draining for connection in self.connections)
+        if self._connecting is None and alive < self._max_connections:
+            if now_ns() >= self._refused_until_ns:
+                self._connecting = gevent.spawn(self._connect)
+            elif not alive:
+                self._fail_waiting(self._refusal)
+
+    def restart(self, call: GrpcCall, reason: str) -> None:
+        """A call that its server never looked at is on its way again, once; the second time it has failed."""
+        if call.status:
+            return
+        if call.restarted or call.answered:
+            call.finish("UNAVAILABLE", reason, now_ns())
+            return
+        call.restarted, call.carrier, call.position = True, None, 0
+        self._assign(call)
+
+    def _connect(self) -> None:
+        refusal = ""
+        sock: gevent.socket.socket | None = None
+        connection: Connection | None = None
+        try:
+            sock = gevent.socket.create_connection(
+                (self.address.host, self.address.port), timeout=self._connect_timeout_s
+            )
+            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            tls = None
+            if self._tls_context is not None:
+                too_late = TlsError(f"no TLS handshake in {self._connect_timeout_s} s")
+                with gevent.Timeout(self._connect_timeout_s, too_late):
+                    tls = secure(sock, self._tls_context, self._tls_name, http2=True)
+            sock.setblocking(False)
+            connection = Connection(self, sock, tls)
+            if not connection.settings_received.wait(self._connect_timeout_s):
+                connection.close("UNAVAILABLE", f"no HTTP/2 settings in {self._connect_timeout_s} s")
+            if connection.closed:
+                refusal = f"cannot connect to {self.target}: {connection.reason}"
+                if tls is None and not connection.greeted and connection.reason.startswith((LOST, CLOSED)):
+                    refusal += " before it said anything: if its port speaks TLS: use https://"
+            else:
+                self.connections.append(connection)
+        except OSError as problem:
+            refusal = f"cannot connect to {self.target}: {problem}"
+        finally:
+            self._connecting = None
+            if sock is not None and connection is None:
+                sock.close()
+        if refusal:
+            self._refusal, self._refused_until_ns = refusal, now_ns() + self._retry_ns
+            if not any(not connection.draining for connection in self.connections):
+                self._fail_waiting(refusal)
+        else:
+            self._refusal = ""
+            self.stream_ended()
+
+    def slow_keepalive(self) -> None:
+        """Pings come half as often: a server called them too many."""
+        self.keepalive_s *= 2
+
+    def stream_ended(self) -> None:
+        """Waiting calls start as far as there is room for them."""
+        while self._waiting:
+            if self._waiting[0].status:
+                self._waiting.popleft()
+                continue
+            if not any(connection.usable for connection in self.connections):
+                return self._seek_room()
+            self._assign(self._waiting.popleft())
+
+    def _fail_waiting(self, reason: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        at_ns = now_ns()
+        for call in waiting:
+            call.finish("UNAVAILABLE", reason, at_ns)
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The connection is not used any more; what waited for room may open another."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+        if not self._closed:
+            self.stream_ended()

@@ -1,0 +1,180 @@
+"""One request to an OpenAI-compatible server, and what the bytes of its answer mean.
+
+HTTP/1.1 itself is parsed by geventhttpclient (llhttp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import gevent
+from geventhttpclient.response import HTTPParseError, HTTPResponse
+
+from loadtests.clients.call import Call
+from loadtests.external.openai_wire import DONE, LARGEST_ERROR, EventStream, error_of_body, read_event, shortened
+from servers.metadata import trailing_key
+
+_LARGEST_HEADERS: Final = 256 * 1024
+
+
+class OpenAiCall(Call):
+    """One request. Its connection is closed when it is cancelled.
+
+    `token_ns` has one time for each event that carried text, so for each chunk and not for each token, unless the
+    server tells how many tokens a chunk brought (usage in every event): then a chunk's tokens all have its time.
+    `output_tokens` is the server's count where it gave one.
+    """
+
+    __slots__ = ("_calls", "chunks", "counted_tokens", "greenlet", "request")
+
+    def __init__(
+        self,
+        *,
+        request: bytes,
+        timeout_s: float | None,
+        on_done: Callable[[Any], None] | None,
+        tag: Any,
+        calls: set[OpenAiCall],
+    ) -> None:
+        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
+        self.chunks = 0
+        self.counted_tokens: int | None = None  # by the server
+        self.request = request
+        self.greenlet: gevent.Greenlet[..., None] | None = None
+        self._calls = calls  # of the client, while they run
+        calls.add(self)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer by the server's count, else the chunks that carried text."""
+        return len(self.token_ns) if self.counted_tokens is None else self.counted_tokens
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether the call ended within `timeout_s`, its connection ready for the next one."""
+        if self.greenlet is not None:
+            self.greenlet.join(timeout_s)
+        return self.done
+
+    def _withdraw(self) -> None:
+        """Its connection is closed."""
+        if self.greenlet is not None and self.greenlet is not gevent.getcurrent():
+            self.greenlet.kill(block=False)
+
+    def _release(self) -> None:
+        self.request = b""
+        self._calls.discard(self)
+
+
+class _Response(HTTPResponse):
+    """llhttp's view of one answer; what its body brought since the last look is in `pieces`."""
+
+    def __init__(self) -> None:
+        super().__init__("POST")
+        self.pieces: list[bytes] = []
+
+    def _on_body(self, buf: bytearray) -> None:
+        self.pieces.append(bytes(buf))
+
+    def header(self, name: str) -> str:
+        value = self.get(name)
+        return value if isinstance(value, str) else ",".join(value) if value else ""
+
+
+class Answer:
+    """What the bytes of one answer mean for its call. Every method may end the call."""
+
+    __slots__ = ("body", "call", "counts", "ended", "events", "head", "hide", "is_stream", "response")
+
+    def __init__(self, call: OpenAiCall, hide: Callable[[str], str]) -> None:
+        self.call = call
+        self.hide = hide
+        self.response = _Response()
+        self.events = EventStream()
+        self.is_stream: bool | None = None  # None: headers have not come
+        self.ended = False  # a finish_reason came
+        self.counts = True  # every event with text so far had a count of tokens
+        self.body = b""
+        self.head = 0  # bytes before the end of the headers
+
+    def feed(self, data: bytes, at_ns: int) -> None:
+        """`data` was read at `at_ns`; empty means that the server closed its side."""
+        call, response = self.call, self.response
+        try:
+            response.feed(data)
+        except HTTPParseError as problem:
+            where = "inside its answer" if response.message_begun else "instead of an answer"
+            what = "closed the connection" if not data else f"does not speak HTTP/1.1 ({shortened(str(problem))})"
+            self.end("UNAVAILABLE", f"the server {what} {where}", at_ns)
+            return
+        if not response.headers_complete or response.get_code() < 200:
+            self.head += len(data)
+            if not data or self.head > _LARGEST_HEADERS:
+                self.end("UNAVAILABLE", "the server closed the connection without an answer", at_ns)
+            return
+        if self.is_stream is None:
+            self.is_stream = response.get_code() == 200 and "text/event-stream" in response.header("content-type")
+        if self.is_stream:
+            pieces, response.pieces = response.pieces, []
+            for piece in pieces:
+                try:
+                    events = self.events.feed(piece)
+                except ValueError as problem:
+                    self.end("INTERNAL", str(problem), at_ns)
+                    break
+                for event in events:
+                    self.event(event, at_ns)
+        elif len(self.body) < LARGEST_ERROR:
+            pieces, response.pieces = response.pieces, []
+            self.body += b"".join(pieces)
+        if response.message_complete:
+            self.complete(at_ns)
+        elif not data:
+            self.end("UNAVAILABLE", "the server closed the connection inside its answer", at_ns)
+        elif not self.is_stream and len(self.body) >= LARGEST_ERROR:
+            self.complete(at_ns)
+        if call.status:
+            response.pieces = []
+
+    def event(self, data: bytes, at_ns: int) -> None:
+        call = self.call
+        if call.status:
+            return
+        if data == DONE or data.strip() == DONE:
+            self.end("OK", "", at_ns)
+            return
+        try:
+            chunk = read_event(data)
+        except (ValueError, AttributeError, LookupError, TypeError) as problem:
+            what = shortened(data[:200].decode("utf-8", "replace"))
+            self.end("INTERNAL", f"an event has an unknown form ({type(problem).__name__}): {what}", at_ns)
+            return
+        if chunk.failed is not None:
+            self.end(*chunk.failed, at_ns)
+            return
+        self.ended = self.ended or chunk.ended
+        total = chunk.completion_tokens
+        if chunk.text:
+            call.chunks += 1
+            # A count in each event says how many tokens this chunk brought; one at the end alone does not.
+            self.counts = self.counts and total is not None and (call.chunks > 1 or not chunk.ended)
+            call.tokens_came(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
+        if total is not None:
+            call.counted_tokens = total
+        if chunk.prompt_tokens is not None:
+            call.trailing_metadata[trailing_key("prompt_tokens")] = str(chunk.prompt_tokens)
+
+    def complete(self, at_ns: int) -> None:
+        """The whole answer is here."""
+        if self.call.status:
+            return
+        code = self.response.get_code()
+        if not self.is_stream:
+            self.end(*error_of_body(code, self.body, self.response.header("location")), at_ns)
+        elif self.ended or self.events.close() == DONE:
+            self.end("OK", "", at_ns)
+        else:
+            self.end("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
+
+    def end(self, status: str, error: str, at_ns: int) -> None:
+        self.call.finish(status, self.hide(error), at_ns)

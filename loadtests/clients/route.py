@@ -1,0 +1,74 @@
+"""The way to an arm: how a planned request is written for it, and which of its replicas gets it.
+
+A client is whatever starts a request without waiting and hands back a call with the times of its tokens. All calls end
+with a gRPC status name, so that whoever records them need not know which kind of client it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from loadtests.clients.call import Call
+from loadtests.traffic.schedule import PlannedRequest
+from servers.clock import now_ns
+
+_SHUNNED_NS = 1_000_000_000
+
+
+class Client(Protocol):
+    """Starts requests to one address. `on_done` runs once, in the reader: it must neither block nor raise."""
+
+    def start(
+        self,
+        body: bytes,
+        *,
+        headers: bytes = ...,
+        timeout_s: float | None = ...,
+        on_done: Callable[[Any], None] | None = ...,
+        tag: Any = ...,
+    ) -> Call: ...
+    def connect(self, timeout_s: float | None = ...) -> str: ...
+    def close(self) -> None: ...
+
+
+class Lane:
+    """One replica of an arm, or the splitter before all of them. `replica` is empty where the answer tells its name."""
+
+    __slots__ = ("client", "refused_ns", "replica", "running")
+
+    def __init__(self, client: Client, replica: str = "") -> None:
+        self.client = client
+        self.replica = replica
+        self.running = 0
+        self.refused_ns = 0  # when it was UNAVAILABLE last
+
+
+# (plan, request id, arm that it is pinned to or None) -> (body, header bytes)
+Encode = Callable[[PlannedRequest, str, "str | None"], tuple[bytes, bytes]]
+
+
+class Route:
+    """How requests for one arm are written, and where they go."""
+
+    __slots__ = ("_turn", "encode", "lanes")
+
+    def __init__(self, encode: Encode, lanes: Sequence[Lane]) -> None:
+        self.encode = encode
+        self.lanes = tuple(lanes)
+        self._turn = 0
+
+    def lane(self) -> Lane:
+        """The replica with the fewest requests on their way; in turn where several have as few.
+
+        One that was unavailable within the last second comes after all others: who fails at once has nothing under
+        way, and would draw the whole load.
+        """
+        lanes = self.lanes
+        if len(lanes) == 1:
+            return lanes[0]
+        self._turn = (self._turn + 1) % len(lanes)
+        since_ns = now_ns() - _SHUNNED_NS
+        return min(
+            lanes[self._turn :] + lanes[: self._turn], key=lambda lane: (lane.refused_ns > since_ns, lane.running)
+        )

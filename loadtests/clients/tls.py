@@ -1,0 +1,127 @@
+"""TLS apart from any socket: bytes in, bytes out, never waiting, and its handshake over a socket.
+
+A client's reader so keeps its one read a wake-up and its one time stamp.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from typing import Any, Final
+
+from loadtests.external.client_security import ENDED_HANDSHAKE, explain, no_http2
+
+_READ_BYTES: Final = 65_536
+
+
+class TlsError(OSError):
+    """No secure connection came about, or it broke. One line with the remedy."""
+
+
+class TlsStream:
+    """One connection's TLS, client side. With `http2` the server must agree on HTTP/2 by ALPN."""
+
+    __slots__ = ("_http2", "_incoming", "_name", "_outgoing", "_tls", "ended", "ready")
+
+    def __init__(self, context: ssl.SSLContext, name: str, *, http2: bool) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._name = name
+        self._http2 = http2
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self.ready = False
+        self.ended = False  # the peer said that nothing more will come
+
+    @property
+    def has_to_say(self) -> bool:
+        """Whether `sealed` would return something even for no bytes: an answer to a change of keys, an alert."""
+        return bool(self._outgoing.pending)
+
+    def handshake(self, received: bytes) -> bytes:
+        """Bytes to send next, after `received`; `ready` says when it is done. b"" received at first, or at the end.
+
+        Raises TlsError when the server cannot be trusted, refuses this client, or does not speak HTTP/2.
+        """
+        if received:
+            self._incoming.write(received)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return self._outgoing.read()
+        except ssl.SSLError as problem:
+            raise TlsError(explain(problem, self._name)) from None
+        agreed = self._tls.selected_alpn_protocol()
+        if self._http2 and agreed != "h2":
+            self._outgoing.read()  # the server must not take the handshake for done
+            raise TlsError(no_http2(agreed))
+        self.ready = True
+        return self._outgoing.read()
+
+    def opened(self, received: bytes) -> bytes:
+        """All plain bytes that are there after `received`; none is left waiting for more to come."""
+        if received:
+            self._incoming.write(received)
+        read, pieces = self._tls.read, []
+        try:
+            while piece := read(_READ_BYTES):
+                pieces.append(piece)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        except ssl.SSLError as problem:
+            raise TlsError(explain(problem, self._name)) from None
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def sealed(self, plain: bytes) -> bytes:
+        """What to put on the wire for `plain`, and whatever TLS itself has to say."""
+        if plain:
+            self._tls.write(plain)
+        return self._outgoing.read()
+
+
+def secure(sock: Any, context: ssl.SSLContext, name: str, *, http2: bool) -> TlsStream:
+    """The TLS of `sock`, whose handshake is over. Raises TlsError with the remedy, or another OSError."""
+    tls = TlsStream(context, name, http2=http2)
+    received = b""
+    while True:
+        try:
+            out = tls.handshake(received)
+        except TlsError:
+            with suppress(OSError):
+                sock.sendall(tls.sealed(b""))  # the alert that tells the server why
+            raise
+        sock.sendall(out)
+        if tls.ready:
+            return tls
+        received = sock.recv(_READ_BYTES)
+        if not received:
+            raise TlsError(ENDED_HANDSHAKE)
+
+
+class TlsSocket:
+    """As much of a socket as a client over HTTP/1.1 needs, with TLS over it. The socket says how long it waits."""
+
+    __slots__ = ("_sock", "_tls", "close", "setblocking", "settimeout")
+
+    def __init__(self, sock: Any, tls: TlsStream) -> None:
+        self._sock = sock
+        self._tls = tls
+        self.setblocking, self.settimeout, self.close = sock.setblocking, sock.settimeout, sock.close
+
+    def sendall(self, data: bytes) -> None:
+        """All of `data` is with the kernel."""
+        self._sock.sendall(self._tls.sealed(data))
+
+    def recv(self, size: int) -> bytes:
+        """Plain bytes, all that one read brought, whatever the `size`; b"" at the end."""
+        del size
+        plain = self._tls.opened(b"")
+        while not plain and not self._tls.ended:
+            received = self._sock.recv(_READ_BYTES)
+            if not received:
+                break
+            plain = self._tls.opened(received)
+            if self._tls.has_to_say:
+                self._sock.sendall(self._tls.sealed(b""))
+        return plain

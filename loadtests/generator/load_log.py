@@ -1,0 +1,187 @@
+"""A load process's account of itself: what it did, how late it was, what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gevent.event import AsyncResult
+from gevent.threadpool import ThreadPool
+
+from analysis.records.documents import write_document
+from loadtests.generator.arm_tally import ArmTally
+from loadtests.generator.lag_histogram import LagHistogram
+from loadtests.generator.own_cost import CpuShare, GarbageWindow
+from loadtests.generator.record import RequestRecord
+from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.spool import CLOSE_WITHIN_S
+from servers.clock import now_ns
+
+
+class LoadLog:
+    """What one load process did and how late it was itself, as two small JSON files rewritten each second.
+
+    generator-<worker>.json holds the counts, the schedule lag (actual minus scheduled start; starts held back by a
+    concurrency cap do not count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU
+    (of the whole process, and second by second of the thread that keeps the schedule), time spent collecting garbage,
+    and how many records are in the file or were dropped. progress-<worker>.json holds live quantiles: "arms" over the
+    last 10 s, "overall" over the newest answers, both with counts since the start. Counts are of requests as sent: a
+    mirrored request is one for each arm.
+
+    `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's.
+    """
+
+    RECENT_NS = 10_000_000_000
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        worker: int,
+        planned: int | None,
+        arms: Iterable[str] = (),
+        recorder: RequestRecorder | None = None,
+    ) -> None:
+        self._directory = directory
+        self._recorder = recorder
+        self.worker = worker
+        self.planned = planned
+        self.started = 0
+        self.finished = 0
+        self.failed = 0
+        self.unrecorded = 0
+        self.start_ns: int | None = None  # null in the files until the start is agreed on
+        self.lag = LagHistogram()
+        self.loop_lag = LagHistogram()
+        self.cpu = CpuShare()
+        self.garbage = GarbageWindow()
+        self.error: str | None = None
+        self.complete = False
+        self.clock: Mapping[str, Any] | None = None
+        self.on_write: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
+        self._arms = {arm: ArmTally() for arm in arms}
+        self._cpu_s = time.process_time()
+        self._wall_ns = now_ns()
+        self._thread = ThreadPool(1)
+        self._writing: AsyncResult | None = None
+
+    def begun(self, arm: str | None) -> None:
+        """One more request is on its way to `arm` (None: not known yet)."""
+        self.started += 1
+        if arm is not None:
+            self._tally(arm).inflight += 1
+
+    def ended(self, record: RequestRecord, pinned: str | None) -> None:
+        """One request has ended; `pinned` is the arm that `begun` was given."""
+        self.finished += 1
+        answered = record.arm or "*"
+        tally = self._arms.get(answered) or self._tally(answered)
+        tally.add(record)
+        if record.status != "OK":
+            self.failed += 1
+        if pinned == answered:
+            tally.inflight -= 1
+        elif pinned is not None:
+            self._tally(pinned).inflight -= 1
+
+    def ended_unrecorded(self, pinned: str | None) -> None:
+        """One request has ended of which nothing else is kept; `pinned` is the arm that `begun` was given."""
+        self.finished += 1
+        self.unrecorded += 1
+        if pinned is not None:
+            self._tally(pinned).inflight -= 1
+
+    def account(self) -> dict[str, Any]:
+        """What generator-<worker>.json says now."""
+        recorder = self._recorder
+        return {
+            "worker": self.worker,
+            "planned": self.started if self.planned is None else self.planned,
+            "started": self.started,
+            "finished": self.finished,
+            "failed": self.failed,
+            "records": {
+                "written": recorder.written if recorder else 0,
+                "dropped": (recorder.dropped if recorder else 0) + self.unrecorded,
+                "waiting_bytes": recorder.waiting if recorder else 0,
+            },
+            "lag_ms": self.lag.summary(),
+            "loop_lag_ms": self.loop_lag.summary(),
+            "gc_ms": self.garbage.spent_ms,
+            "cpu_s": round(time.process_time() - self._cpu_s, 3),
+            "cpu": self.cpu.summary(),
+            "wall_s": round((now_ns() - self._wall_ns) / 1e9, 3),
+            "start_ns": self.start_ns,
+            "clock": self.clock,
+            "error": self.error,
+            "complete": self.complete,
+        }
+
+    def progress(self) -> dict[str, Any]:
+        """What progress-<worker>.json says now."""
+        at_ns = now_ns()
+        return {
+            "worker": self.worker,
+            "planned": self.planned,
+            "started": self.started,
+            "finished": self.finished,
+            "failed": self.failed,
+            "t_s": 0.0 if self.start_ns is None else round(max(0, at_ns - self.start_ns) / 1e9, 3),
+            "arms": {arm: tally.summary(at_ns - self.RECENT_NS) for arm, tally in self._arms.items()},
+            "overall": {arm: tally.summary(0) for arm, tally in self._arms.items()},
+        }
+
+    def tell(self) -> None:
+        """Both files will soon say how things stand now; they stay older while the disk is slow. Never waits.
+
+        Raises the OSError with which the disk failed before.
+        """
+        if self.start_ns is None or now_ns() < self.start_ns:
+            self.cpu.restart()
+        else:
+            self.cpu.take()
+        if self._directory is None and self.on_write is None:
+            return
+        account, progress = self.account(), self.progress()
+        if self.on_write is not None:
+            self.on_write(account, progress)
+        if self._directory is None or (self._writing is not None and not self._writing.ready()):
+            return
+        self._raise_failure()
+        files = {f"generator-{self.worker}.json": account, f"progress-{self.worker}.json": progress}
+        self._writing = self._thread.spawn(_write_files, self._directory, files)
+
+    def write(self) -> None:
+        """Both files say how things stand now. Waits for a slow disk, but not for ever.
+
+        Raises the OSError with which the disk failed.
+        """
+        for attempt in range(2):
+            if self._writing is not None:
+                self._writing.wait(CLOSE_WITHIN_S)
+            if attempt == 0:
+                self.tell()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        error = self._writing.value if self._writing is not None and self._writing.ready() else None
+        if error is not None:
+            self._writing = None
+            raise error
+
+    def _tally(self, arm: str) -> ArmTally:
+        if arm not in self._arms:
+            self._arms[arm] = ArmTally()
+        return self._arms[arm]
+
+
+def _write_files(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> OSError | None:
+    """Why they could not be written. Returned, because gevent prints what its threads raise."""
+    try:
+        for name, content in files.items():
+            write_document(directory / name, content)
+    except OSError as error:
+        return error
+    return None

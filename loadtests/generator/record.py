@@ -1,0 +1,131 @@
+"""The record of one request: what this process measured of it, and what the server said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.records.requests import REQUESTS
+from loadtests.clients.call import Call
+from loadtests.generator.request_copy import RequestCopy
+from servers.metadata import ARM_HEADER, trailing_key
+
+
+class RequestRecord(NamedTuple):
+    """One row of `REQUESTS`: what the load process measured, and `served`. A plain tuple: made inside the window."""
+
+    request_id: str
+    session_id: str
+    turn: int
+    trial: int
+    arm: str | None
+    replica: str | None
+    pair_id: str
+    scheduled_ns: int
+    sent_ns: int
+    first_token_ns: int | None
+    end_ns: int
+    status: str
+    error: str | None
+    prompt_tokens: int
+    max_tokens: int
+    output_tokens: int
+    token_ns: npt.NDArray[np.int64]  # offsets from sent_ns, shape (output_tokens,)
+    phase: str
+    served: Sequence[int | None]  # what the server said of it, shape (len(SERVED_COLUMNS),); None where it said nothing
+
+    @property
+    def ok(self) -> bool:
+        """Whether the server answered in full."""
+        return self.status == "OK"
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Scheduled time to first token, in ms; None when no token came."""
+        return None if self.first_token_ns is None else (self.first_token_ns - self.scheduled_ns) / 1e6
+
+    @property
+    def e2e_ms(self) -> float:
+        """Scheduled time to the end, in ms."""
+        return (self.end_ns - self.scheduled_ns) / 1e6
+
+
+# A column of the schema that is no field of a record is a whole number that the server measures: it comes as trailing
+# metadata under the column's own name.
+SERVED_COLUMNS = tuple(name for name in REQUESTS.names if name not in RequestRecord._fields)
+_TRAILERS = tuple(
+    trailing_key(column.removeprefix("server_")) for column in (*SERVED_COLUMNS, "prompt_tokens", "output_tokens")
+)
+_ARM, _REPLICA = trailing_key("arm"), trailing_key("replica")
+_NO_FIGURES: list[int | None] = [None] * len(_TRAILERS)
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
+
+
+def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int) -> RequestRecord:
+    """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
+    plan = copy.plan
+    trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
+    initial: Mapping[str, str] = {} if call is None else call.initial_metadata
+    status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
+    sent_ns, first_ns, tokens, output_tokens = at_ns, None, _NO_TOKENS, 0
+    if call is not None:
+        status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
+        output_tokens = call.output_tokens
+        if call.token_ns:
+            tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
+    answered = trailing.get(_ARM) or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
+    if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
+        # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
+        status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
+    *served, prompt_tokens, counted = _figures(trailing)
+    if status == "OK" and (fault := _fault(error, output_tokens, counted)):
+        status, error = "INTERNAL", fault
+    return RequestRecord(
+        request_id=copy.request_id,
+        session_id=plan.session_id,
+        turn=plan.turn,
+        trial=trial,
+        arm=copy.arm or answered,
+        replica=trailing.get(_REPLICA) or (copy.lane.replica if copy.lane is not None else "") or None,
+        pair_id=copy.pair_id,
+        scheduled_ns=copy.scheduled_ns,
+        sent_ns=sent_ns,
+        first_token_ns=first_ns,
+        end_ns=at_ns,
+        status=status,
+        error=error or None,
+        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
+        max_tokens=plan.max_tokens,
+        output_tokens=output_tokens,
+        token_ns=tokens,
+        phase=plan.phase,
+        served=served,
+    )
+
+
+def _figures(metadata: Mapping[str, str]) -> list[int | None]:
+    """The numbers of `_TRAILERS`, None for one that is missing or no number."""
+    if not metadata:
+        return _NO_FIGURES
+    try:
+        return [int(metadata[key]) for key in _TRAILERS]
+    except (KeyError, ValueError):
+        return [_whole(metadata.get(key)) for key in _TRAILERS]
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.removeprefix("-").isdigit() else None
+
+
+def _fault(error: str, output_tokens: int, counted: int | None) -> str:
+    """Why an answer that ended with OK has failed all the same, "" where it has not. `counted` is by the server."""
+    if error:
+        return f"the answer ended with OK and an error: {error}"
+    if not output_tokens:
+        return "the answer ended with OK and holds no token"
+    if counted is not None and counted != output_tokens:
+        return f"the server counts {counted} tokens in its answer, and {output_tokens} came"
+    return ""

@@ -1,0 +1,266 @@
+"""The whole traffic of one trial, drawn: starts → sessions → prompts → limits → order → columns.
+
+Pure but for reading a trace: one seed and the trial number give the same schedule everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loadtests.traffic import arrivals
+from loadtests.traffic.lengths import IntArray, Lengths
+from loadtests.traffic.limits import within_limits
+from loadtests.traffic.prompt_forms import prompt_form, template_facts
+from loadtests.traffic.rate_steps import staircase
+from loadtests.traffic.schedule import EVERY_ARM, PROMPTS, SCHEDULE, Schedule
+from loadtests.traffic.sessions import draw_sessions
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.shared_blocks import block_columns, shared_facts
+from loadtests.traffic.source import Source, read_source
+from servers.config import ConfigError
+
+# Requests of a closed loop without num_prompts, which are sent again and again.
+_CLOSED_ROWS = 1024
+_CLOSED_ROUNDS = 16
+
+# The streams of randomness, each with a fixed number: drawing more from one never shifts another.
+_STREAMS = {
+    "arrivals": 0,
+    "lengths": 1,
+    "prompts": 2,
+    "assignment": 3,
+    "turns": 4,
+    "think": 5,
+    "rampup": 6,
+    "samples": 7,
+    "blocks": 8,
+}
+
+
+def build_schedule(
+    config: TrafficConfig,
+    *,
+    arms: Sequence[str],
+    seed: int,
+    trial: int,
+    max_prompt_tokens: int,
+    max_new_tokens: int,
+    source: Source | None = None,
+    model: str = "",
+    levels: Sequence[float] = (),
+    edges: Mapping[str, Sequence[int]] | None = None,
+) -> Schedule:
+    """The traffic of trial number `trial`: the same for equal arguments, independent between trials.
+
+    Arrivals, lengths, prompts, assignment, turns, think times, ramp-up and shared blocks draw from streams of their
+    own, so that changing the settings of one leaves the others as they are. `source` comes from `read_source`; it
+    is read, with the tokenizer of `model`, when not given. `levels` are the rates of a saturation search after its
+    first trial. `edges` are the prompt lengths at which each arm's padded size changes.
+
+    `dropped` holds the over-limit policy and counts ("policy", "input_over", "output_over", "requests_dropped") and
+    "turns_after_end": turns that would start after the trial and are not sent. A schedule without any request is a
+    ConfigError.
+    """
+    _check_arms(config, arms)
+    for key, value in (("seed", seed), ("trial", trial)):
+        if value < 0:
+            raise ConfigError(f"{key} is {value}: give 0 or more")
+    source = source or read_source(config, seed=seed, model=model)
+    rng = {
+        stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
+        for stream, number in _STREAMS.items()
+    }
+    duration_ns = round(config.duration_s * 1e9)
+    rates = tuple(levels)
+    if config.arrivals == "saturation" and not rates:
+        low, high = config.step_rates
+        rates = staircase(low, high, config.saturation_steps)
+
+    starts_ns, window = _starts(config, source, rates, rng["arrivals"])
+    sessions = draw_sessions(config, source, starts_ns, window, max_new_tokens=max_new_tokens, rng=rng)
+    form = prompt_form(config.prompts, sessions, source.text, max_new_tokens=max_new_tokens)
+    turns = sessions.turns
+    prefix_seeds = _seeds(len(starts_ns), rng["prompts"])[turns.session]
+    prompt_seeds = _seeds(len(turns.session), rng["samples"])
+
+    # All is drawn; from here on rows only go. What is never sent is not counted as over a limit. Within a session time
+    # rises, so what the end cuts is always the session's tail.
+    started = arrivals.rampup_kept(starts_ns, config.rampup_s, rng=rng["rampup"])[turns.session]
+    if config.arrivals == "closed":
+        started[:] = True
+    in_time = turns.offset_ns < duration_ns
+    planned = rows = np.flatnonzero(started & in_time)
+    lengths, within, over = within_limits(
+        Lengths(input_tokens=form.tokens[rows], output_tokens=sessions.own.output_tokens[rows]),
+        turns.rows(rows),
+        policy=config.over_limit,
+        max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+    )
+    rows = rows[within]
+    # A chat that its template alone fills cannot be cut to fit.
+    roomy = lengths.input_tokens >= form.smallest(rows)
+    rows, lengths = rows[roomy], lengths.rows(roomy)
+    dropped = {**asdict(over), "requests_dropped": over.requests_dropped + int((~roomy).sum())}
+    if not len(rows):
+        raise ConfigError(
+            f"trial {trial} would send no request in {config.duration_s} s "
+            f"({dropped['requests_dropped']} dropped as too long): raise the rate, duration_s or the model's limits"
+        )
+    order = np.argsort(turns.offset_ns[rows], kind="stable")
+    if config.num_prompts:
+        if len(order) < config.num_prompts:
+            raise ConfigError(
+                f"traffic.num_prompts is {config.num_prompts} but trial {trial} holds {len(order)} requests in "
+                f"{config.duration_s:g} s: raise duration_s or the rate"
+            )
+        order = order[: config.num_prompts]
+    rows, lengths = rows[order], lengths.rows(order)
+    kept = turns.rows(rows)
+    offsets = kept.offset_ns
+    columns = {
+        "index": pa.array(np.arange(len(offsets))),
+        "offset_ns": pa.array(offsets),
+        "session_id": pc.binary_join_element_wise(str(trial), pc.cast(pa.array(kept.session), pa.string()), "-"),
+        "turn": pa.array(kept.turn.astype(np.int32)),
+        "prompt_tokens": pa.array(lengths.input_tokens.astype(np.int32)),
+        "max_tokens": pa.array(lengths.output_tokens.astype(np.int32)),
+        "prompt_seed": pa.array(prompt_seeds[rows]),
+        "arm": _arm_column(config, arms, offsets, duration_ns, rng["assignment"]),
+        "phase": _named(["rampup", "measure"], (offsets >= round(config.rampup_s * 1e9)).astype(np.int64)),
+        "prefix_seed": pa.array(prefix_seeds[rows]),
+    }
+    extra = {
+        **block_columns(config, source.trace, sessions.trace_row, rows, rng["blocks"]),
+        **form.columns(rows, lengths.input_tokens),
+    }
+    facts = _source_facts(source)
+    if shared := shared_facts(extra, lengths.input_tokens):
+        facts["shared"] = shared
+    if config.prompts == "chat":
+        facts["template"] = template_facts(form, rows, planned, limit=max_prompt_tokens, edges=edges or {})
+    schema = pa.schema([*SCHEDULE, *(PROMPTS.field(name) for name in extra)])
+    return Schedule(
+        table=pa.table({**columns, **extra}, schema=schema),
+        design=config.design,
+        arms=tuple(arms),
+        trial=trial,
+        seed=seed,
+        duration_s=config.duration_s,
+        block_s=config.block_s,
+        dropped={**dropped, "turns_after_end": int((started & ~in_time).sum())},
+        loop="closed" if config.arrivals == "closed" else "open",
+        steps=tuple(
+            {
+                "start_s": config.rampup_s + index * config.step_s,
+                "end_s": config.rampup_s + (index + 1) * config.step_s,
+                "rate": rate,
+            }
+            for index, rate in enumerate(rates)
+        ),
+        prompts=facts,
+    )
+
+
+def switchback_order(blocks: int, arms: int, *, rng: np.random.Generator) -> IntArray:
+    """The arm (0 to arms - 1) of each block, shape (blocks,): every arm once in each group of `arms` blocks.
+
+    The order within a group is random; the last group may be cut short. More blocks leave the earlier ones as they
+    are.
+    """
+    groups = -(-blocks // arms)
+    ordered = np.tile(np.arange(arms), (groups, 1))
+    return rng.permuted(ordered, axis=1).reshape(-1)[:blocks]
+
+
+def _starts(
+    config: TrafficConfig, source: Source, levels: Sequence[float], rng: np.random.Generator
+) -> tuple[IntArray, slice]:
+    """Sorted starts (ns) of sessions, and the trace rows that they are when a trace is replayed."""
+    everything = slice(None)
+    trace = source.trace
+    if config.arrivals == "closed":
+        count = config.num_prompts or max(_CLOSED_ROWS, _CLOSED_ROUNDS * config.concurrency)
+        spare = count + 64 if config.over_limit == "drop" else 0  # for those that are too long
+        return np.zeros(count + spare, dtype=np.int64), everything
+    if config.arrivals == "trace" and trace is not None:
+        rows = arrivals.replay_window(
+            trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
+        )
+        starts = arrivals.replay(
+            trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
+        )
+        return starts, rows
+    # Rates are of requests, and a session brings several of them.
+    per_session = 1 / config.turns_mean
+    if source.conversations is not None:
+        kept = source.conversations.kept
+        per_session = len(kept) / sum(len(conversation.exchanges) for conversation in kept)
+    duration_s, burstiness = config.duration_s, config.burstiness
+    if config.arrivals == "piecewise":
+        segments = [(start, rate * per_session) for start, rate in config.piecewise_rates]
+        return arrivals.piecewise(segments, duration_s, burstiness=burstiness, rng=rng), everything
+    if config.arrivals == "saturation":
+        later = [config.rampup_s + index * config.step_s for index in range(1, len(levels))]
+        segments = [(start, rate * per_session) for start, rate in zip([0.0, *later], levels, strict=True)]
+        return arrivals.piecewise(segments, duration_s, burstiness=burstiness, rng=rng), everything
+    if config.arrivals == "ramp":
+        first, last = config.step_rates
+        return (
+            arrivals.ramp(first * per_session, last * per_session, duration_s, burstiness=burstiness, rng=rng),
+            everything,
+        )
+    if config.arrivals == "steps":
+        rates = [rate * per_session for rate in config.step_rates]
+        return arrivals.steps(rates, duration_s / len(rates), burstiness=burstiness, rng=rng), everything
+    return arrivals.gamma(config.rate * per_session, burstiness, duration_s, rng=rng), everything
+
+
+def _seeds(count: int, rng: np.random.Generator) -> IntArray:
+    return rng.integers(0, 2**63 - 1, size=count, dtype=np.int64)
+
+
+def _arm_column(
+    config: TrafficConfig, arms: Sequence[str], offsets: IntArray, duration_ns: int, rng: np.random.Generator
+) -> Any:
+    if config.design == "mirrored":
+        return _named([EVERY_ARM], np.zeros(len(offsets), dtype=np.int64))
+    if config.design == "split":
+        return pa.nulls(len(offsets), pa.string())
+    block_ns = round(config.block_s * 1e9)
+    order = switchback_order(-(-duration_ns // block_ns), len(arms), rng=rng)
+    return _named(arms, order[offsets // block_ns])
+
+
+def _named(names: Sequence[str], which: IntArray) -> Any:
+    """A string column with names[which[i]] in row i."""
+    return pa.array(list(names), pa.string()).take(pa.array(which))
+
+
+def _check_arms(config: TrafficConfig, arms: Sequence[str]) -> None:
+    if not arms or len(set(arms)) != len(arms) or EVERY_ARM in arms:
+        raise ConfigError(f'arms are {list(arms)}: give one or more different names, none of them "{EVERY_ARM}"')
+    needed_s = len(arms) * config.block_s
+    if config.design == "switchback" and config.duration_s < needed_s:
+        raise ConfigError(
+            f"traffic.duration_s is {config.duration_s} but {len(arms)} arms of block_s = {config.block_s} take "
+            f"{needed_s} s for one turn each: raise duration_s or lower block_s"
+        )
+
+
+def _source_facts(source: Source) -> dict[str, Any]:
+    """What was read of the files behind the traffic."""
+    facts: dict[str, Any] = {}
+    if source.trace is not None:
+        trace = source.trace
+        facts["trace"] = {"format": trace.format, "rows_read": trace.rows_read, "rows_kept": len(trace)}
+    if source.conversations is not None:
+        talks = source.conversations
+        facts["conversations"] = {"read": talks.read, "unusable": talks.unusable, "kept": len(talks.kept)}
+    return facts

@@ -1,0 +1,97 @@
+"""Sessions as they are drawn for a trial: whose turn, how long, from which row of a trace or which conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtests.traffic.conversations import Conversation
+from loadtests.traffic.lengths import FITS, FitName, IntArray, Lengths, fitted_lengths
+from loadtests.traffic.prompts import PromptText
+from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source
+from loadtests.traffic.traces import Trace
+from loadtests.traffic.turns import Turns, growing_context, session_turns, turns_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sessions:
+    """Every turn drawn, session by session and turn by turn; arrays have shape (n,).
+
+    `own` are a turn's input and answer; `context` are the tokens of the whole context up to it, its input included.
+    """
+
+    turns: Turns
+    own: Lengths
+    context: IntArray
+    trace_row: IntArray | None  # the row of the trace that each turn is
+    conversations: Sequence[Conversation] | None  # the one that each session follows
+
+
+def draw_sessions(
+    config: TrafficConfig,
+    source: Source,
+    starts_ns: IntArray,
+    window: slice,
+    *,
+    max_new_tokens: int,
+    rng: Mapping[str, np.random.Generator],
+) -> Sessions:
+    """The sessions that start at `starts_ns`; `window` are the trace's rows when it is replayed."""
+    trace_row: IntArray | None = None
+    chosen: list[Conversation] | None = None
+    if source.conversations is not None and source.text is not None:
+        kept = source.conversations.kept
+        chosen = [kept[index] for index in rng["lengths"].integers(0, len(kept), size=len(starts_ns)).tolist()]
+        counts = [1 if config.arrivals == "closed" else len(conversation.exchanges) for conversation in chosen]
+        turns = turns_of(
+            starts_ns, np.array(counts, dtype=np.int64), think_time_s=config.think_time_s, think_rng=rng["think"]
+        )
+        own = _conversation_lengths(chosen, counts, source.text)
+    else:
+        turns = session_turns(
+            starts_ns,
+            turns_mean=config.turns_mean,
+            think_time_s=config.think_time_s,
+            turns_rng=rng["turns"],
+            think_rng=rng["think"],
+        )
+        own, trace_row = _lengths(config, source.trace, window, len(turns.session), rng["lengths"])
+    own = own.scaled(config.length_scale)
+    context = growing_context(own, turns, max_new_tokens=max_new_tokens).input_tokens
+    return Sessions(turns=turns, own=own, context=context, trace_row=trace_row, conversations=chosen)
+
+
+def _lengths(
+    config: TrafficConfig, trace: Trace | None, window: slice, count: int, rng: np.random.Generator
+) -> tuple[Lengths, IntArray | None]:
+    """`count` rows of input and output lengths, and which rows of the trace they are if they are any."""
+    if config.workload == "trace" and trace is not None:
+        if config.arrivals == "trace":
+            rows = np.arange(len(trace), dtype=np.int64)[window]
+        else:
+            rows = rng.integers(0, len(trace), size=count)
+        lengths = Lengths(
+            input_tokens=trace.input_tokens[rows].astype(np.int64),
+            output_tokens=trace.output_tokens[rows].astype(np.int64),
+        )
+        return lengths, rows
+    fit: FitName = next((name for name in FITS if name == config.workload), "conversation")
+    return fitted_lengths(fit, count, rng=rng), None
+
+
+def _conversation_lengths(chosen: Sequence[Conversation], counts: Sequence[int], text: PromptText) -> Lengths:
+    known: dict[int, list[tuple[int, int]]] = {}
+    inputs: list[int] = []
+    outputs: list[int] = []
+    for conversation, count in zip(chosen, counts, strict=True):
+        sizes = known.setdefault(id(conversation), [])
+        for exchange in conversation.exchanges[len(sizes) : count]:
+            system = conversation.system if not sizes else ""
+            question = len(text.encode_bare(system + exchange.question))
+            sizes.append((max(1, question), max(1, len(text.encode_bare(exchange.answer)))))
+        inputs += [size[0] for size in sizes[:count]]
+        outputs += [size[1] for size in sizes[:count]]
+    return Lengths(input_tokens=np.array(inputs, dtype=np.int64), output_tokens=np.array(outputs, dtype=np.int64))

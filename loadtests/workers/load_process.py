@@ -1,0 +1,153 @@
+"""This process's part in the load: its generator, its recorder, and the way to Locust's statistics."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import gevent
+from locust.env import Environment
+from locust.runners import LocalRunner
+
+from loadtests.experiments.field_names import parse_goodput_flag
+from loadtests.generator.generator import Generator
+from loadtests.generator.goodput import Goodput
+from loadtests.generator.load_log import LoadLog
+from loadtests.generator.locust_counts import LocustCounts
+from loadtests.generator.record import RequestRecord
+from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.spool import OnWritten
+from loadtests.generator.trial_config import TrialConfig
+
+logger = logging.getLogger("tailgate")
+
+
+class RequestError(Exception):
+    """What Locust shows for a request that did not end with OK: the gRPC status and the message."""
+
+
+class LoadProcess:
+    """One test after another: `begin` makes what drives and records it, `end` and `close` finish it."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.generator: Generator | None = None
+        self.log: LoadLog | None = None
+        self.recorder: RequestRecorder | None = None
+        self.tests = 0
+        self.stopping = False
+        self.over_http: set[str] = set()  # arms
+        self.goodput: Goodput | None = None
+        self.launched = self.booked = 0
+        self.users = itertools.count()
+        self.requests = itertools.count()
+        self.counts = LocustCounts(environment)
+        gevent.spawn(self._show_counts)
+
+    def _show_counts(self) -> None:
+        while True:
+            gevent.sleep(1.0)
+            self.counts.flush()
+
+    @property
+    def options(self) -> Any:
+        return self.environment.parsed_options
+
+    @property
+    def worker(self) -> int:
+        return max(0, getattr(self.environment.runner, "worker_index", 0))
+
+    def begin(
+        self,
+        config: TrialConfig,
+        *,
+        worker: int,
+        workers: int,
+        planned: int | None,
+        records: str,
+        on_written: OnWritten | None = None,
+    ) -> Generator:
+        """A fresh generator for one test, recording into `records` unless that is empty."""
+        self.end()
+        self.stopping = False
+        self.launched = self.booked = 0
+        self.goodput = Goodput(parse_goodput_flag(self.options.goodput)) if self.options.goodput else None
+        directory = Path(records) if records else None
+        if directory is not None and self.recorder is None:
+            self.recorder = RequestRecorder(directory / f"requests-{worker}.arrow", on_written=on_written)
+        self.over_http = {arm for arm, external in config.external.items() if external.kind == "openai"}
+        self.log = LoadLog(directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder)
+        self.generator = Generator(config, log=self.log, recorder=self.recorder, on_record=self.take, workers=workers)
+        return self.generator
+
+    def end(self) -> None:
+        """Nothing is in flight and everything is recorded; the recorder stays open for a next test."""
+        generator, self.generator = self.generator, None
+        if generator is not None:
+            generator.stop()
+            self.counts.flush()
+
+    def close(self) -> None:
+        """As `end`, and the record file has its end mark."""
+        self.end()
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            try:
+                recorder.close()
+                if self.log is not None:
+                    self.log.write()  # with what the disk took at last
+            except OSError as error:
+                logger.error("records cannot be written (%s): free the disk and run again", error)
+
+    def take(self, record: RequestRecord) -> None:
+        """Locust and the goodput have this request; after the last of --num-prompts the test ends."""
+        self.tell_locust(record)
+        if self.goodput is not None and record.status != "CANCELLED":
+            self.goodput.add(record)
+        self.booked += 1
+        planned = 0 if self.options.schedule else self.options.num_prompts
+        runner = self.environment.runner
+        if planned and self.booked == planned and isinstance(runner, LocalRunner):
+            gevent.spawn(runner.quit if self.options.headless else runner.stop)
+
+    def sent_all(self) -> bool:
+        """Whether --num-prompts allows no more."""
+        return bool(0 < self.options.num_prompts <= self.launched)
+
+    def tell_locust(self, record: RequestRecord) -> None:
+        """Locust's statistics have this request, unless the end of the test cut it off."""
+        if record.status == "CANCELLED":
+            return
+        fire: Any = self.environment.events.request.fire
+        suffix = f" [{record.arm}]" if record.arm else ""
+        protocol = "HTTP" if (record.arm or "*") in self.over_http else "gRPC"
+        context = {"arm": record.arm, "replica": record.replica, "request_id": record.request_id, "phase": record.phase}
+        if record.ok and self.counts.alone:
+            self.counts.add(protocol, f"Generate e2e{suffix}", record.e2e_ms, record.output_tokens)
+            if (first_ms := record.ttft_ms) is not None:
+                self.counts.add(protocol, f"Generate ttft{suffix}", first_ms, 0)
+            return
+        start_time = record.scheduled_ns / 1e9
+        failure = None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}")
+        fire(
+            request_type=protocol,
+            name=f"Generate e2e{suffix}",
+            response_time=record.e2e_ms,
+            response_length=record.output_tokens,
+            exception=failure,
+            context=context,
+            start_time=start_time,
+        )
+        ttft_ms = record.ttft_ms
+        if failure is None and ttft_ms is not None:
+            fire(
+                request_type=protocol,
+                name=f"Generate ttft{suffix}",
+                response_time=ttft_ms,
+                response_length=0,
+                exception=None,
+                context=context,
+                start_time=start_time,
+            )

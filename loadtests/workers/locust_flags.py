@@ -1,0 +1,145 @@
+"""tailgate's settings on Locust's command line and web page, and the trial that they describe."""
+
+from __future__ import annotations
+
+import argparse
+from math import isinf
+from typing import Any
+
+from locust.env import Environment
+
+from loadtests.experiments.field_names import parse_goodput_flag
+from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags, parse_target
+from loadtests.external.client_security import SecurityConfig
+from loadtests.generator.trial_config import TrialConfig
+from loadtests.traffic.lengths import FITS
+from servers.config import ConfigError
+
+_SECURITY_FLAGS = (
+    ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),
+    ("--tls-server-name", "tls_server_name", "Name that the host's certificate carries (default: the host)"),
+    ("--client-certificate", "client_certificate", "Certificate (PEM) for servers that ask who the client is"),
+    ("--client-key", "client_key", "Key of --client-certificate (PEM)"),
+    ("--token-env", "token_env", "Environment variable that holds the bearer token; never the token itself"),
+    ("--token-file", "token_file", "File that holds the bearer token"),
+)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def add_arguments(parser: Any) -> None:
+    """Locust's command line and web page know tailgate's settings."""
+    add = parser.add_argument
+    add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
+    add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")
+    add("--num-prompts", type=int, default=0, help="Each load process ends after so many (default 0: no limit)")
+    # A list, which the web page would hand back as one text.
+    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help="Good is within these: ttft:200 tpot:50")
+    add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
+    add("--workload", choices=sorted(FITS), default="conversation", help="Which lengths (default conversation)")
+    add("--length-scale", type=_positive, default=0.1, help="Factor on all lengths (default 0.1: fits small models)")
+    add("--max-prompt-tokens", type=_count, default=128, help="Longer prompts are cut (default 128)")
+    add("--max-new-tokens", type=_count, default=32, help="Longer answers are cut (default 32)")
+    add("--vocab-size", type=int, default=256, help="Prompts are token ids below this (default 256)")
+    add("--arm", default="", help="Send every request to this arm (default: the splitter chooses)")
+    add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
+    add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
+    add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
+    add("--client", choices=("frames", "grpcio"), default="frames", help="grpcio: a check, up to 100 calls at once")
+    add("--keepalive", type=float, default=0.0, help="Ping a silent server after so many seconds (default 0: never)")
+    add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
+    add("--model-name", default="", help="The model's name at a host of another kind")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        include_in_web_ui=False,
+        help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
+    )
+    # Not in the web page: whoever reaches it must not choose files of this machine. Locust's own page has --tls-key.
+    for flag, dest, text in _SECURITY_FLAGS:
+        add(flag, dest=dest, default="", include_in_web_ui=False, help=text)
+    add("--schedule", default="", include_in_web_ui=False, help="schedule.arrow to replay; needs --trial-config")
+    add("--trial-config", default="", include_in_web_ui=False, help="generator.json of the trial to replay")
+    add("--keep", default="", include_in_web_ui=False, help="On a worker that shares no disk: where its records stay")
+    add(
+        "--remote-workers", type=int, default=0, include_in_web_ui=False, help="Workers to wait for besides --processes"
+    )
+
+
+def hand_config(environment: Environment, test: int) -> TrialConfig:
+    """The trial that the command line describes, for test number `test`. ConfigError for what cannot work."""
+    options = environment.parsed_options
+    assert options is not None
+    if not environment.host:
+        raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
+    external = _external(options, environment.host)
+    parse_goodput_flag(options.goodput)
+    if isinf(options.request_rate) and not (options.max_concurrency or options.num_prompts):
+        raise ConfigError(
+            "--request-rate inf sends everything at once: say how much with --num-prompts, or how much may be under "
+            "way with --max-concurrency"
+        )
+    return TrialConfig(
+        trial=test,
+        arms=(options.arm,) if options.arm else (),
+        targets={} if external else {"*": environment.host},
+        external=external,
+        timeout_s=options.request_timeout,
+        vocab_size=options.vocab_size,
+        max_concurrency=options.max_concurrency,
+        client=options.client,
+        keepalive_s=options.keepalive,
+        security=_security(options),
+    )
+
+
+def _external(options: Any, host: str) -> dict[str, ExternalConfig]:
+    """The host as an arm of another kind; empty when it is one of tailgate's own."""
+    if options.kind != "tailgate":
+        external = external_from_flags(
+            options.kind,
+            host,
+            model_name=options.model_name,
+            settings=options.option,
+            security=_security(options),
+            vocab_size=options.vocab_size,
+        )
+        return {options.arm or "*": external}
+    if options.model_name or options.option:
+        raise ConfigError("--model-name and --option are for hosts of another kind: add --kind openai or oip")
+    parse_target(host)
+    return {}
+
+
+def _security(options: Any) -> SecurityConfig:
+    security = SecurityConfig(
+        tls_ca=options.tls_ca,
+        tls_server_name=options.tls_server_name,
+        tls_certificate=options.client_certificate,
+        tls_key=options.client_key,
+        token_env=options.token_env,
+        token_file=options.token_file,
+    )
+    security.check()
+    return security

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from analysis.records.requests import REQUESTS
+from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
+
+
+def test_every_column_of_the_schema_is_measured_here_or_by_the_server() -> None:
+    assert sorted([*RequestRecord._fields, *SERVED_COLUMNS]) == sorted([*REQUESTS.names, "served"])
+
+
+def test_what_the_server_measures_is_a_whole_number() -> None:
+    assert {str(REQUESTS.field(name).type) for name in SERVED_COLUMNS} <= {"int32", "int64"}
