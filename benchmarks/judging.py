@@ -3,8 +3,8 @@
     python benchmarks/judging.py [comparisons] [promises] [detection] [closed] [--seeds 400] [--processes 2]
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
-Exit code 1 when a line misses its goal. The simulator is in tests/simulation. 400 seeds take some ten minutes on two
-processors.
+Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
+two processors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.simulation.calibration import calibration_table
-from tests.simulation.closed import closed_loop_table
-from tests.simulation.detection import detection_table
-from tests.simulation.promises import promises_table
-from tests.simulation.table import Row
+from benchmarks.simulation.calibration import calibration_table
+from benchmarks.simulation.closed import closed_loop_table
+from benchmarks.simulation.detection import detection_table
+from benchmarks.simulation.promises import promises_table
+from benchmarks.simulation.table import Row
 
 SECTIONS = ("comparisons", "promises", "detection", "closed")
 

@@ -24,7 +24,7 @@ from analysis.statistics.resampling import groups_of
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # nobody waits longer for one verdict
 # A few slow stretches make a tail's spread, so it is known less well than as many normal differences would tell it. In
-# simulation (`python -m tests.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
+# simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
 
@@ -256,7 +256,7 @@ MODEL_RATE: Final = 4.0  # requests/s to each arm
 MODEL_S: Final = 1200.0
 MODEL_QUANTILE: Final = 0.99
 # The spread of the log p99 ratio at MODEL_RATE over MODEL_S on made-up servers at 40 % load, between that of E2E and
-# that of TTFT (`python -m tests.simulation.spreads` measures them). Real ones may have half as much or twice.
+# that of TTFT (`python -m benchmarks.simulation.spreads` measures them). Real ones may have half as much or twice.
 MODEL_SPREADS: Final[Mapping[str, float]] = {
     "mirrored, steady": 0.032,  # Poisson arrivals with one rate
     "mirrored": 0.051,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.simulation.server import Bools
-from tests.simulation.steps import Machine, Stepped, serve_steps
+from benchmarks.simulation.server import Bools
+from benchmarks.simulation.steps import Machine, Stepped, serve_steps
 
 
 def served(

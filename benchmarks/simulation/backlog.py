@@ -1,7 +1,7 @@
 """What compiles truly did to requests: the same traffic on the same made-up server, with its compiles and without.
 
 The difference of the two is the truth that `analysis.run.spikes` and `analysis.run.counterfactual` are held to: which
-requests a compile delayed, by how much, and what p99 would have been. `python -m tests.simulation.backlog [SEEDS]`
+requests a compile delayed, by how much, and what p99 would have been. `python -m benchmarks.simulation.backlog [SEEDS]`
 prints it.
 """
 
@@ -20,10 +20,10 @@ from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RunRecords
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.spikes import excursions, find_spikes
-from tests.simulation.scenario import Scenario, arrivals, lasting_noise
-from tests.simulation.server import Bools, Floats, Ints, serve
-from tests.simulation.steps import Machine, Stepped, Stop, serve_steps
-from tests.simulation.table import over_seeds
+from benchmarks.simulation.scenario import Scenario, arrivals, lasting_noise
+from benchmarks.simulation.server import Bools, Floats, Ints, serve
+from benchmarks.simulation.steps import Machine, Stepped, Stop, serve_steps
+from benchmarks.simulation.table import over_seeds
 
 S = 1_000_000_000
 EPOCH_NS = 1_700_000_000 * S
@@ -40,7 +40,7 @@ class Case:
 
     `close` puts the compiles within ten seconds. `columns`: all that our servers report, the same without the time
     that compiles held requests up, or client times alone. Without a `machine`, requests take their slot for as long as
-    their work says (`tests.simulation.server`).
+    their work says (`benchmarks.simulation.server`).
     """
 
     load: float = 0.6
@@ -320,11 +320,11 @@ def find(case: Case, seed: int) -> Found:
         own = (start >= spike.start_ns) & (start <= spike.end_ns)
         excess, delay = beyond.excess_ms[own], lived.e2e_delay_ms[beyond.rows[own]]
         true = float(np.minimum(np.maximum(delay, 0.0), excess).sum()) >= 0.5 * float(excess.sum())
-        told = spike.cause != "other"
-        caused, called, right = caused + true, called + told, right + (true and told)
+        blamed = spike.cause != "other"
+        caused, called, right = caused + true, called + blamed, right + (true and blamed)
     delayed = lived.e2e_delay_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
-    told_ms = attribution.stall_ms + attribution.backlog_ms
-    told = told_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
+    judged_ms = attribution.stall_ms + attribution.backlog_ms
+    judged = judged_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
     ratios, held, widths, raised = [], [], [], []
     for metric, truth in (("ttft", lived.ttft_ms), ("e2e", lived.e2e_ms)):
         true_ms = float(np.quantile(truth, 0.99))
@@ -340,12 +340,12 @@ def find(case: Case, seed: int) -> Found:
         called=called,
         right=right,
         delayed=int(delayed.sum()),
-        delayed_called=int((delayed & told).sum()),
-        called_requests=int(told.sum()),
-        called_right=int((told & (lived.e2e_delay_ms > 0.5 * told_ms)).sum()),
+        delayed_called=int((delayed & judged).sum()),
+        called_requests=int(judged.sum()),
+        called_right=int((judged & (lived.e2e_delay_ms > 0.5 * judged_ms)).sum()),
         direct_s=float(lived.direct_ms.sum()) / 1e3,
         delay_s=float(lived.e2e_delay_ms.sum()) / 1e3,
-        told_s=float(told_ms.sum()) / 1e3,
+        told_s=float(judged_ms.sum()) / 1e3,
         ratios=(ratios[0], ratios[1]),
         held=(held[0], held[1]),
         widths=(widths[0], widths[1]),

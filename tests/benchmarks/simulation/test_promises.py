@@ -1,14 +1,14 @@
-"""The quick part of `python -m tests.simulation.promises`: few runs, so goals have room for chance (one in 1,000)."""
+"""The quick part of `python -m benchmarks.simulation.promises`: few runs, goals with room for chance (one in 1,000)."""
 
 from __future__ import annotations
 
 import pytest
 from scipy import stats
 
-from tests.simulation.calibration import means
-from tests.simulation.kinds import KINDS
-from tests.simulation.planning import Replanned
-from tests.simulation.promises import AT_MARGIN, MARGIN, METRICS, POWER, Coverage, Outcome
+from benchmarks.simulation.calibration import means
+from benchmarks.simulation.kinds import KINDS
+from benchmarks.simulation.planning import Replanned
+from benchmarks.simulation.promises import AT_MARGIN, MARGIN, METRICS, POWER, Coverage, Outcome
 
 RUNS = 20
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.simulation.server import Bools, Floats, Ints
+from benchmarks.simulation.server import Bools, Floats, Ints
 
 Policy = Literal["continuous", "static"]
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.simulation.server import Bools, Floats, Ints, Pause
+from benchmarks.simulation.server import Bools, Floats, Ints, Pause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

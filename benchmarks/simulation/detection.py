@@ -20,11 +20,11 @@ from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.gates import PASS
 from analysis.records.requests import REQUESTS, Requests, requests_of
 from analysis.settings.gate_limits import CompileBudget
-from tests.simulation.engine import Engine
-from tests.simulation.fleet import Fleet, fleet, replica_table
-from tests.simulation.scenario import Run, Scenario, run
-from tests.simulation.server import Floats, Pause, Served
-from tests.simulation.table import Row, Tell, over_seeds, told
+from benchmarks.simulation.engine import Engine
+from benchmarks.simulation.fleet import Fleet, fleet, replica_table
+from benchmarks.simulation.scenario import Run, Scenario, run
+from benchmarks.simulation.server import Floats, Pause, Served
+from benchmarks.simulation.table import Row, Tell, over_seeds, told
 
 S = 1_000_000_000
 EPOCH_NS = 1_700_000_000 * S

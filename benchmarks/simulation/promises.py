@@ -1,7 +1,7 @@
 """What the default gates promise on each kind of servers: coverage, false verdicts at the margin, and power.
 
-`python -m tests.simulation.promises [SEEDS] [PROCESSES]` prints the table; `slowdown` finds how much slower steps put
-the tail of a typical block at the margin.
+`python -m benchmarks.simulation.promises [SEEDS] [PROCESSES]` prints the table; `slowdown` finds how much slower steps
+put the tail of a typical block at the margin.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.statistics.compare import Comparison, compare_quantiles, compare_typical, decide
-from tests.simulation.calibration import believed, covers
-from tests.simulation.kinds import KINDS, Kind, pair, samples
-from tests.simulation.server import Floats
-from tests.simulation.table import Row, Tell, over_seeds, told
+from benchmarks.simulation.calibration import believed, covers
+from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
+from benchmarks.simulation.server import Floats
+from benchmarks.simulation.table import Row, Tell, over_seeds, told
 
 MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
 METRICS = ("ttft", "e2e")

@@ -1,11 +1,11 @@
-"""The quick part of `python -m tests.simulation.backlog`: a run or two of each kind of server, with fixed seeds."""
+"""The quick part of `python -m benchmarks.simulation.backlog`: a run or two of each kind of server, fixed seeds."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.simulation.backlog import CASES, Found, find, live, share
+from benchmarks.simulation.backlog import CASES, Found, find, live, share
 
 QUICK = {
     "load 80 %": 2,

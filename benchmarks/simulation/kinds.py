@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.statistics.compare import Sample
-from tests.simulation.calibration import joined
-from tests.simulation.scenario import BLOCK_S, Scenario, arrivals, lasting_noise
-from tests.simulation.server import Floats, serve
+from benchmarks.simulation.calibration import joined
+from benchmarks.simulation.scenario import BLOCK_S, Scenario, arrivals, lasting_noise
+from benchmarks.simulation.server import Floats, serve
 
 PREFILL_SHARE = 0.1
 

@@ -16,8 +16,8 @@ import pyarrow.ipc
 
 from analysis.records.requests import REQUESTS
 from analysis.summary.summary import analyze
-from tests.simulation.loops import loop_table
-from tests.simulation.table import Row, Tell, told
+from benchmarks.simulation.loops import loop_table
+from benchmarks.simulation.table import Row, Tell, told
 
 EPOCH_NS = 1_700_000_000_000_000_000
 DURATION_S = 660.0

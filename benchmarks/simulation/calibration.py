@@ -15,9 +15,9 @@ from scipy import stats
 from analysis.judging.checks.statistics import check_autocorrelation, check_cross
 from analysis.settings.gate_limits import Method
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, decide
-from tests.simulation.scenario import Scenario, run, sample
-from tests.simulation.server import Floats
-from tests.simulation.table import Row, Tell, over_seeds, told
+from benchmarks.simulation.scenario import Scenario, run, sample
+from benchmarks.simulation.server import Floats
+from benchmarks.simulation.table import Row, Tell, over_seeds, told
 
 QUANTILES = (0.5, 0.95, 0.99)
 MARGIN = 0.10

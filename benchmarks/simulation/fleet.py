@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.records.requests import REQUESTS
-from tests.simulation.engine import Engine, Stepped, serve_in_steps
-from tests.simulation.scenario import Scenario, arrivals, lasting_noise
-from tests.simulation.server import Bools, Floats, Ints, Pause
+from benchmarks.simulation.engine import Engine, Stepped, serve_in_steps
+from benchmarks.simulation.scenario import Scenario, arrivals, lasting_noise
+from benchmarks.simulation.server import Bools, Floats, Ints, Pause
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NETWORK_S = 0.002

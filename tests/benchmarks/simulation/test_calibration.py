@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from tests.simulation.calibration import (
+from benchmarks.simulation.calibration import (
     HEAVY,
     LONG_S,
     MARGIN,
@@ -23,9 +23,9 @@ from tests.simulation.calibration import (
     Verdicts,
     means,
 )
-from tests.simulation.closed import WAYS, tail_passes, write_closed
-from tests.simulation.scenario import Scenario
-from tests.simulation.table import Row, line
+from benchmarks.simulation.closed import WAYS, tail_passes, write_closed
+from benchmarks.simulation.scenario import Scenario
+from benchmarks.simulation.table import Row, line
 
 RUNS = 30
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from analysis.statistics.compare import Sample
-from tests.simulation.server import Bools, Floats, Served, serve
+from benchmarks.simulation.server import Bools, Floats, Served, serve
 
 BLOCK_S = 30.0
 

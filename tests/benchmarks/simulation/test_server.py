@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.scenario import Scenario, arrivals, run
-from tests.simulation.server import serve
+from benchmarks.simulation.scenario import Scenario, arrivals, run
+from benchmarks.simulation.server import serve
 
 
 def ones(*values: float) -> np.ndarray:

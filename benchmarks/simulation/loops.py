@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from analysis.judging.checks.loop import Loop, loop_of
-from tests.simulation.scenario import Scenario, arrivals
-from tests.simulation.server import Floats, Ints
-from tests.simulation.table import Row, Tell, told
+from benchmarks.simulation.scenario import Scenario, arrivals
+from benchmarks.simulation.server import Floats, Ints
+from benchmarks.simulation.table import Row, Tell, told
 
 DURATION_S = 600.0
 WORK_S = 0.8

@@ -1,8 +1,8 @@
 """Whether a run of the planned length decides as often as the plan promised.
 
-`python -m tests.simulation.planning [SEEDS] [PROCESSES]` prints one line for each kind of servers, and one JSON line
-last: single comparisons at a planned ratio, then the default gates of runs that left something open, as the headline of
-such a run plans them.
+`python -m benchmarks.simulation.planning [SEEDS] [PROCESSES]` prints one line for each kind of servers, and one JSON
+line last: single comparisons at a planned ratio, then the default gates of runs that left something open, as the
+headline of such a run plans them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from analysis.judging.planner import comparison_needed_s, power_of_each, starts_needed
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison, compare
-from tests.simulation.kinds import KINDS, Kind
-from tests.simulation.promises import gated
-from tests.simulation.scenario import BLOCK_S, Scenario, run, sample
-from tests.simulation.table import over_seeds
+from benchmarks.simulation.kinds import KINDS, Kind
+from benchmarks.simulation.promises import gated
+from benchmarks.simulation.scenario import BLOCK_S, Scenario, run, sample
+from benchmarks.simulation.table import over_seeds
 
 PILOT_S = 600.0
 MIN_BLOCKS = 20
