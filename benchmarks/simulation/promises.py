@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from analysis.statistics.compare import Comparison, compare_quantiles, compare_typical, decide
-from benchmarks.simulation.calibration import believed, covers
+from benchmarks.simulation.calibration import believed, covers, means
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
 from benchmarks.simulation.server import Floats
-from benchmarks.simulation.table import Row, Tell, over_seeds, told
+from benchmarks.simulation.table import Table
 
 MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
 METRICS = ("ttft", "e2e")
@@ -45,37 +46,24 @@ def gated(
         whole = compare_quantiles(
             *both, qs=(0.99,), margin=MARGIN, alpha=alpha, draws=DRAWS, rng=rng, paired=kind.design != "split"
         )
-        found = compare_typical(*both, whole=whole) if question == "block" else whole
-        items += [replace(item, metric=metric) for item in found]
+        answers = compare_typical(*both, whole=whole) if question == "block" else whole
+        items += [replace(item, metric=metric) for item in answers]
     return decide(items)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
+def coverage(kind: Kind, seed: int, *, question: str = "block") -> Floats:
     """Whether the 95 % intervals hold the true ratio, for each metric."""
-
-    kind: Kind
-    question: str = "block"
-
-    def __call__(self, seed: int) -> Floats:
-        items = gated(self.kind, seed, alpha=ALPHA / 2, question=self.question)
-        return np.array([covers(item, 1.0) for item in items], dtype=np.float64)
+    items = gated(kind, seed, alpha=ALPHA / 2, question=question)
+    return np.array([covers(item, 1.0) for item in items], dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -> Floats:
     """(PASS, FAIL) of each metric, then PASS of both and FAIL of any, after the checks of the statistics."""
-
-    kind: Kind
-    ratio: float = 1.0
-    slower: float = 1.0
-
-    def __call__(self, seed: int) -> Floats:
-        items = gated(self.kind, seed, slower=self.slower, ratio=self.ratio)
-        stands = believed(items)
-        passed = [stands and item.verdict == "PASS" for item in items]
-        failed = [stands and item.verdict == "FAIL" for item in items]
-        return np.array([*passed, *failed, all(passed), any(failed)], dtype=np.float64)
+    items = gated(kind, seed, slower=slower, ratio=ratio)
+    stands = believed(items)
+    passed = [stands and item.verdict == "PASS" for item in items]
+    failed = [stands and item.verdict == "FAIL" for item in items]
+    return np.array([*passed, *failed, all(passed), any(failed)], dtype=np.float64)
 
 
 def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
@@ -102,69 +90,34 @@ def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
 POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
 
 
-def promises_table(
-    seeds: int, *, kinds: Sequence[str] = tuple(KINDS), processes: int = 1, tell: Tell = print
-) -> list[Row]:
-    """All rows, each over `seeds` runs."""
-    rows: list[Row] = []
+def promises_table(table: Table, *, kinds: Sequence[str] = tuple(KINDS)) -> None:
+    """All rows of these kinds."""
 
-    def mean(measure: Coverage | Outcome) -> Floats:
-        return np.asarray(np.mean(over_seeds(measure, range(seeds), processes=processes), axis=0))
+    def mean(measure: Callable[[int], Floats]) -> Floats:
+        return means(measure, table.seeds, processes=table.processes)
 
     for name in kinds:
         kind = KINDS[name]
         for question, words in (("block", "of a typical block"), ("run", "of the whole run")):
-            for metric, share in zip(METRICS, mean(Coverage(kind=kind, question=question)), strict=True):
-                check = f"{name}: 95 % interval of p99 {metric} {words} holds the truth"
-                rows += told([Row(check=check, measured=share, runs=seeds, least=0.92)], tell)
-        at_margin = mean(Outcome(kind=kind, ratio=1.0 + MARGIN))
+            for metric, share in zip(METRICS, mean(partial(coverage, kind, question=question)), strict=True):
+                table.add(f"{name}: 95 % interval of p99 {metric} {words} holds the truth", share, least=0.92)
+        at_margin = mean(partial(outcome, kind, ratio=1.0 + MARGIN))
         for metric, passed, failed in zip(METRICS, at_margin[:2], at_margin[2:4], strict=True):
-            rows += told(
-                [
-                    Row(
-                        check=f"{name}: false PASS of p99 {metric} at the margin",
-                        measured=passed,
-                        runs=seeds,
-                        most=0.08,
-                    ),
-                    Row(
-                        check=f"{name}: false FAIL of p99 {metric} at the margin",
-                        measured=failed,
-                        runs=seeds,
-                        most=0.08,
-                    ),
-                ],
-                tell,
-            )
-        for metric in METRICS:
+            table.add(f"{name}: false PASS of p99 {metric} at the margin", passed, most=0.08)
+            table.add(f"{name}: false FAIL of p99 {metric} at the margin", failed, most=0.08)
+        for place, metric in enumerate(METRICS):
             if (name, metric) in AT_MARGIN:
-                shares = mean(Outcome(kind=kind, slower=AT_MARGIN[name, metric]))
+                shares = mean(partial(outcome, kind, slower=AT_MARGIN[name, metric]))
                 check = f"{name}: false PASS of p99 {metric} where slower steps put it at the margin"
-                rows += told([Row(check=check, measured=shares[METRICS.index(metric)], runs=seeds, most=0.08)], tell)
+                table.add(check, shares[place], most=0.08)
         for ratio in (0.8, 1.0, 1.2, 1.5):
-            shares = mean(Outcome(kind=kind, ratio=ratio))
+            shares = mean(partial(outcome, kind, ratio=ratio))
             least = POWER.get(name) if ratio == 1.0 else None
-            rows += told(
-                [
-                    Row(
-                        check=f"{name}: PASS of both gates at a ratio of {ratio:g}",
-                        measured=shares[4],
-                        runs=seeds,
-                        least=least,
-                    ),
-                    Row(
-                        check=f"{name}: FAIL of any gate at a ratio of {ratio:g}",
-                        measured=shares[5],
-                        runs=seeds,
-                        most=0.08 if ratio <= 1.0 else None,
-                    ),
-                ],
-                tell,
-            )
-    return rows
+            most = 0.08 if ratio <= 1.0 else None
+            table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
+            table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
 
 
 if __name__ == "__main__":
-    promises_table(
-        int(sys.argv[1]) if len(sys.argv) > 1 else 100, processes=int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    )
+    seeds, processes = ([int(argument) for argument in sys.argv[1:3]] + [100, 2][len(sys.argv) - 1 :])[:2]
+    promises_table(Table(seeds, processes=processes))
