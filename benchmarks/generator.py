@@ -38,7 +38,7 @@ from benchmarks.contest import CONTESTANTS, ContestError, Cores, NullProcess, Ou
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.lag import completions_per_s, own_error, stalled_latencies, stream_figures
 from benchmarks.ledger import Ledger, end_in_order
-from benchmarks.measure import Spread
+from benchmarks.measure import spread
 from benchmarks.observed import Plan
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -191,7 +191,7 @@ class Bench:
                     report = server.ask(f"report {folder / 'server.npz'}")
                 rates.append(rate)
                 costs.append(report["cpu_s"] / report["answered"] * 1e6)
-            self.ledger.add("server", what=style, answers_s=_spread(rates), cpu_us=_spread(costs))
+            self.ledger.add("server", what=style, answers_s=spread(rates), cpu_us=spread(costs))
 
     def streams(self) -> None:
         """1,000 paced streams: what share of the tokens each client sees, and how late."""
@@ -260,7 +260,7 @@ class Bench:
                         continue
                 break
             kept.append(best)
-        self.ledger.add("short", what="open loop sustained", contestant="tailgate", requests_s=_spread(kept))
+        self.ledger.add("short", what="open loop sustained", contestant="tailgate", requests_s=spread(kept))
         return float(np.median(kept))
 
     def open(self) -> None:
@@ -339,17 +339,17 @@ class Bench:
     def _row(
         self, section: str, what: str, name: str, rows: Sequence[dict[str, Any]], outcomes: Sequence[Outcome]
     ) -> None:
-        columns = {key: _spread([row[key] for row in rows]) for key in rows[0] if rows[0][key] is not None}
+        columns = {key: spread([row[key] for row in rows]) for key in rows[0] if rows[0][key] is not None}
         lags = [o.server["tick_lag_ms"]["p99"] for o in outcomes if o.server["tick_lag_ms"]]
         if lags:
-            columns["server_p99_late_ms"] = _spread(lags)
+            columns["server_p99_late_ms"] = spread(lags)
         self.ledger.add(
             section,
             what=what,
             contestant=name,
             **columns,
-            load_core=_spread([o.load_core for o in outcomes]),
-            server_core=_spread([o.server_core for o in outcomes]),
+            load_core=spread([o.load_core for o in outcomes]),
+            server_core=spread([o.server_core for o in outcomes]),
             servers=[o.server for o in outcomes],
             generators=[o.generator for o in outcomes],
             samples=list(rows),
@@ -359,10 +359,6 @@ class Bench:
 def _rotated(items: list[str], by: int) -> list[str]:
     turn = by % len(items) if items else 0
     return items[turn:] + items[:turn]
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return Spread.of(values).to_dict()
 
 
 def _median(rows: Sequence[dict[str, Any]], key: str) -> float | None:

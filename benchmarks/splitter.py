@@ -35,7 +35,7 @@ if not __package__:  # as a script: the repository is importable
 
 from benchmarks.contest import ContestError, Cores, NullProcess
 from benchmarks.ledger import Ledger, end_in_order
-from benchmarks.measure import PairedRatio, Spread
+from benchmarks.measure import PairedRatio, spread
 from benchmarks.observed import Emitted, Ints
 from benchmarks.proxies import PATHS, Way, envoy_version, opened
 from loadtests.clients.connection import Call, InferenceClient
@@ -238,9 +238,9 @@ class Bench:
 
             turns = self._in_turn(one)
         for name, mine in turns.items():
-            row = {"calls_s": _spread([turn.per_s for turn in mine])}
+            row = {"calls_s": spread([turn.per_s for turn in mine])}
             if name != "direct":
-                row["cpu_us_a_call"] = _spread([turn.cpu_us for turn in mine])
+                row["cpu_us_a_call"] = spread([turn.cpu_us for turn in mine])
             self.ledger.add("busy", way=name, **row)
 
     def _in_turn(self, one: Callable[[str], Turn]) -> dict[str, list[Turn]]:
@@ -258,11 +258,11 @@ class Bench:
             name: [turn.p50_ms - base for turn, base in zip(mine, direct, strict=True)] for name, mine in turns.items()
         }
         for name, mine in turns.items():
-            row: dict[str, Any] = {"p50_ms": _spread([turn.p50_ms for turn in mine])}
+            row: dict[str, Any] = {"p50_ms": spread([turn.p50_ms for turn in mine])}
             if name != "direct":
-                row["added_ms"] = _spread(added[name])
+                row["added_ms"] = spread(added[name])
                 if any(turn.cpu_us for turn in mine):
-                    row["cpu_us_a_token"] = _spread([turn.cpu_us for turn in mine])
+                    row["cpu_us_a_token"] = spread([turn.cpu_us for turn in mine])
             if name not in ("direct", "envoy") and "envoy" in added:
                 # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
                 pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
@@ -280,10 +280,6 @@ def lags(calls: dict[str, Call], first: dict[str, int], sent: Emitted) -> Ints:
         ticks = first[name] + np.arange(len(call.token_ns)) * sent.phases
         out.append((np.array(call.token_ns, np.int64) - sent.at(ticks))[1:])
     return np.concatenate(out)
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return Spread.of(values).to_dict()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
