@@ -3,14 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-gpu bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
 	@$(BIN)/tailgate run demo || [ $$? -eq 99 ]
 
+# Two processes side by side, each of which computes with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What to run before every commit: under 8 minutes on two processors.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu and not slow" $(ARGS)
+
+# What takes longer: real compiles, calibrations of the statistics, whole runs of the real engine.
+test-slow: $(VENV)/installed-dev
+	$(PYTEST) -m "slow and not gpu" $(ARGS)
+
+test-all: test test-slow
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,26 +20,14 @@ from benchmarks.environment import ROOT, child_environment
 from benchmarks.observed import Emitted, Observed, Plan
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
+from loadtests.trials.processes import Child
 from servers.clock import ANCHOR_NS
 from servers.config import ConfigError
 
-CONTESTANTS: Final = ("stock", "asyncio", "bare", "tailgate")
+CONTESTANTS: Final = ("stock", "bare", "tailgate")
 _PEERS: Final = Path(__file__).resolve().parent / "peers"
 _PATIENCE_S: Final = 60.0
 AHEAD_S: Final = 6.0
-
-
-# Runs between this process and the child, which then ends with this process even if that is killed.
-_LAUNCHER: Final = """\
-import os, sys
-parent = int(sys.argv[1])
-if sys.platform == "linux":
-    import ctypes
-    ctypes.CDLL(None).prctl(1, 9)
-    if os.getppid() != parent:
-        sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
 
 
 class ContestError(RuntimeError):
@@ -79,8 +64,8 @@ class Cores:
             os.sched_setaffinity(pid, {core})
 
 
-class Process:
-    """A child on one core, its stderr (and stdout, unless it is read) in a log. It ends with its block."""
+class Process(Child):
+    """A child on one core, with what it says in a log. It ends with its block."""
 
     def __init__(
         self,
@@ -91,53 +76,33 @@ class Process:
         cores: Cores,
         core: int | None,
         variables: Mapping[str, str] | None = None,
+        commands: bool = False,
     ) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if name == "null-server" else log,
-                stderr=log,
-                env={**child_environment(), "PYTHONPATH": str(ROOT), **(variables or {})},
-                cwd=folder,
-                start_new_session=True,
-            )
-        cores.settle(self._process.pid, core)
+        environment = {**child_environment(), "PYTHONPATH": str(ROOT), **(variables or {})}
+        log = folder / f"{name}.log"
+        super().__init__(name, command, log_path=log, environment=environment, folder=folder, commands=commands)
+        cores.settle(self.pid, core)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self.kill()
 
     def cpu_s(self) -> float:
         """Processor seconds that it and its threads have used, or nan where the system does not say."""
-        return process_cpu_s(self._process.pid)
+        return process_cpu_s(self.pid)
 
     def check(self) -> None:
         """ContestError if it has ended."""
-        if self._process.poll() is not None:
-            raise ContestError(f"{self.name} ended with {self._process.returncode}: {self.tail()}")
+        code = self.poll()
+        if code is not None:
+            raise ContestError(f"{self.name} ended with {code}: {self.log_tail()}")
 
-    def wait(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float) -> None:
         """It has ended by itself, or by the signal that it was sent before."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise ContestError(f"{self.name} did not end within {timeout_s:g} s: {self.tail()}") from None
-
-    def terminate(self) -> None:
-        """It was sent SIGTERM."""
-        self._process.terminate()
-
-    def tail(self) -> str:
-        """The end of its log on one line."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return " | ".join(lines[-3:]) or "its log is empty"
+        if self.wait(timeout_s) is None:
+            raise ContestError(f"{self.name} did not end within {timeout_s:g} s: {self.log_tail()}")
 
 
 class NullProcess(Process):
@@ -145,22 +110,17 @@ class NullProcess(Process):
 
     def __init__(self, options: Sequence[str], *, folder: Path, cores: Cores) -> None:
         command = [sys.executable, "-m", "benchmarks.null_server", *options]
-        super().__init__("null-server", command, folder=folder, cores=cores, core=cores.server)
+        super().__init__("null-server", command, folder=folder, cores=cores, core=cores.server, commands=True)
         self.address = f"127.0.0.1:{self._answer()['port']}"
 
     def ask(self, command: str) -> dict[str, Any]:
         """The answer to one command."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(command.encode() + b"\n")
-        self._process.stdin.flush()
+        self.command(command)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            raise ContestError(f"the null server ended: {self.tail()}")
+        while (line := self.line(1.0)) is None:
+            self.check()
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -217,15 +177,15 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
             time.sleep(work.window_s)
             after = time.monotonic_ns(), load.cpu_s(), server.cpu_s()
             if contestant == "tailgate":  # its schedule has an end
-                load.wait(_PATIENCE_S)
+                load.finish(_PATIENCE_S)
             else:
                 load.check()
                 time.sleep(0.3)
-                load.terminate()
-                load.wait(_PATIENCE_S)
+                load.ask_to_stop()
+                load.finish(_PATIENCE_S)
         report = server.ask(f"report {folder / 'server.npz'}")
     if not out.exists():
-        raise ContestError(f"{contestant} left nothing: {load.tail()}")
+        raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
     account = folder / "generator-0.json"
     seconds = (after[0] - before[0]) / 1e9
     return Outcome(
@@ -254,7 +214,7 @@ def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
             return
         load.check()
         time.sleep(0.05)
-    raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.tail()}")
+    raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.log_tail()}")
 
 
 @contextmanager
@@ -271,8 +231,7 @@ def start(contestant: str, plan: Plan, work: Work, *, folder: Path, cores: Cores
         command = [sys.executable, "-P", "-m", "locust", "-f", str(_PEERS / "stock.py"), "--headless", "--only-summary"]
         command += ["-u", str(users), "-r", str(rate)]
     else:
-        module = {"asyncio": "asynchronous", "bare": "bare"}[contestant]
-        command = [sys.executable, "-m", f"benchmarks.peers.{module}", str(path)]
+        command = [sys.executable, "-m", "benchmarks.peers.bare", str(path)]
     with Process(contestant, command, folder=folder, cores=cores, core=cores.load, variables=variables) as process:
         yield process
 

@@ -16,12 +16,12 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.baselines import KINDS
-from benchmarks.ledger import Ledger, table
+from benchmarks.ledger import Ledger, end_in_order, table
 from benchmarks.sections import SECTIONS, THROUGH, Bench, Plan, check, parts_of
 from benchmarks.traffic import WORKLOADS
 from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
@@ -171,14 +171,8 @@ def measure(arm: ArmConfig, plan: Plan, ledger: Ledger, cache_dir: str) -> bool:
     """Run the plan's sections; whether all came to an end. A section that breaks does not take the next with it."""
     bench = Bench(arm, plan, ledger, cache_dir)
     try:
-        for part in parts_of(plan):
-            ledger.note(f"=== {part.section} {part.through}".rstrip())
-            with ledger.attempt(part.section, **({"through": part.through} if part.through else {})):
-                part.run(bench)
-        return True
-    except (KeyboardInterrupt, SystemExit):
-        ledger.note("interrupted: what was measured so far follows")
-        return False
+        parts = parts_of(plan)
+        return ledger.run((f"{part.section} {part.through}".rstrip(), partial(part.run, bench)) for part in parts)
     finally:
         bench.close()
 
@@ -199,20 +193,8 @@ def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) 
     finally:
         if not options.cache_dir:
             shutil.rmtree(cache_dir, ignore_errors=True)
-    print("\n" + table(ledger.rows) + "\n", file=sys.stderr)
-    for failure in ledger.failures:
-        print(f"NOT HELD  {failure}", file=sys.stderr)
-    return {
-        "benchmark": "engine",
-        "ok": complete and not ledger.failures,
-        "complete": complete,
-        "failures": ledger.failures,
-        "machine": where,
-        "arm": arm.to_dict(),
-        "plan": dataclasses.asdict(plan),
-        "seed": plan.seed,
-        "results": ledger.rows,
-    }
+    shown = {"arm": arm.to_dict(), "plan": dataclasses.asdict(plan)}
+    return ledger.result("engine", complete=complete, about={"machine": where, **shown, "seed": plan.seed})
 
 
 def machine(arm: ArmConfig) -> dict[str, Any]:
@@ -280,12 +262,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if outcome["ok"] else 1
 
 
-def _stop(*_: object) -> None:
-    """A time limit: leave what is running, so that `main` says what there is. Once is enough."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(143)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
+    end_in_order()
     sys.exit(main())

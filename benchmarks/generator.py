@@ -3,8 +3,8 @@
     python benchmarks/generator.py streams short open stall --repeats 3
 
 A null server sends what is measured, on one core; each load process has the other. Contestants take turns in every
-repeat: stock (Locust, synchronous grpcio, gevent), asyncio (grpc.aio), bare (tailgate's client alone) and tailgate (a
-Locust process with loadtests/chat.py that replays a schedule and records).
+repeat: stock (Locust, synchronous grpcio, gevent), bare (tailgate's client alone) and tailgate (a Locust process with
+loadtests/chat.py that replays a schedule and records).
 
 Sections: server (what the null server itself can do), streams (1,000 streams of 20 and 50 tokens/s), short (answers of
 one token, as many as go), open (open loop at 1,000, 3,000 and 10,000 requests/s), stall (the server is silent for 3 s
@@ -19,13 +19,12 @@ import argparse
 import dataclasses
 import json
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,8 +37,8 @@ from benchmarks import frames
 from benchmarks.contest import CONTESTANTS, ContestError, Cores, NullProcess, Outcome, Work, run
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.lag import completions_per_s, own_error, stalled_latencies, stream_figures
-from benchmarks.ledger import Ledger, table
-from benchmarks.measure import Spread
+from benchmarks.ledger import Ledger, end_in_order
+from benchmarks.measure import spread
 from benchmarks.observed import Plan
 from servers.address import host_port
 from servers.config import ConfigError
@@ -52,7 +51,7 @@ STALL_AFTER_S, STALL_S, STALL_RUN_S = 8.0, 3.0, 25.0
 STALL_RATE, STALL_SERVICE_S, STALL_CAP = 200.0, 0.05, 32
 USERS: Final = 64  # requests in flight in a closed loop
 # Beyond these a contestant only makes heat: it was seen to fall behind for good.
-MOST_RATE: Final = {"stock": 1000.0, "asyncio": 3000.0}
+MOST_RATE: Final = {"stock": 1000.0}
 # Sustained: this share of what was due was answered, and the generator's own error stayed below this at p99.
 SUSTAINED_SHARE, SUSTAINED_MS = 0.99, 50.0
 
@@ -193,11 +192,11 @@ class Bench:
                     report = server.ask(f"report {folder / 'server.npz'}")
                 rates.append(rate)
                 costs.append(report["cpu_s"] / report["answered"] * 1e6)
-            self.ledger.add("server", what=style, answers_s=_spread(rates), cpu_us=_spread(costs))
+            self.ledger.add("server", what=style, answers_s=spread(rates), cpu_us=spread(costs))
 
     def streams(self) -> None:
         """1,000 paced streams: what share of the tokens each client sees, and how late."""
-        for rate in self._token_rates():
+        for rate in TOKEN_RATES:
             what = f"{STREAMS:,} × {rate:g} tok/s"
             settle_s, ramp_s = 3.0, 2.0
             seconds = settle_s + ramp_s + self.settings.window_s + 3.0
@@ -223,9 +222,6 @@ class Bench:
                         self.reach(f"{what}: p99 lag, ms", _median(rows, "p99_lag_ms"), limit)
                         if few:
                             self.reach(f"{what}: p99 ITL error, ms", _median(rows, "p99_itl_error_ms"), 5.0)
-
-    def _token_rates(self) -> Iterator[float]:
-        yield from TOKEN_RATES
 
     def short(self) -> None:
         """Requests/s of answers of one token: a closed loop of 64, and what tailgate sustains open loop."""
@@ -265,7 +261,7 @@ class Bench:
                         continue
                 break
             kept.append(best)
-        self.ledger.add("short", what="open loop sustained", contestant="tailgate", requests_s=_spread(kept))
+        self.ledger.add("short", what="open loop sustained", contestant="tailgate", requests_s=spread(kept))
         return float(np.median(kept))
 
     def open(self) -> None:
@@ -325,14 +321,8 @@ class Bench:
     def recorder(self) -> None:
         """Records at 10,000 requests/s for a minute: all of them, in how much of a core, in how much memory."""
         seconds = self.settings.recorder_s
-        command = [
-            sys.executable,
-            str(ROOT / "benchmarks" / "recorder.py"),
-            "--rate",
-            "10000",
-            "--seconds",
-            f"{seconds:g}",
-        ]
+        command = [sys.executable, str(ROOT / "benchmarks" / "recorder.py"), "--rate", "10000"]
+        command += ["--seconds", f"{seconds:g}"]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=self.settings.folder, env=child_environment()
         )
@@ -350,17 +340,17 @@ class Bench:
     def _row(
         self, section: str, what: str, name: str, rows: Sequence[dict[str, Any]], outcomes: Sequence[Outcome]
     ) -> None:
-        columns = {key: _spread([row[key] for row in rows]) for key in rows[0] if rows[0][key] is not None}
+        columns = {key: spread([row[key] for row in rows]) for key in rows[0] if rows[0][key] is not None}
         lags = [o.server["tick_lag_ms"]["p99"] for o in outcomes if o.server["tick_lag_ms"]]
         if lags:
-            columns["server_p99_late_ms"] = _spread(lags)
+            columns["server_p99_late_ms"] = spread(lags)
         self.ledger.add(
             section,
             what=what,
             contestant=name,
             **columns,
-            load_core=_spread([o.load_core for o in outcomes]),
-            server_core=_spread([o.server_core for o in outcomes]),
+            load_core=spread([o.load_core for o in outcomes]),
+            server_core=spread([o.server_core for o in outcomes]),
             servers=[o.server for o in outcomes],
             generators=[o.generator for o in outcomes],
             samples=list(rows),
@@ -370,10 +360,6 @@ class Bench:
 def _rotated(items: list[str], by: int) -> list[str]:
     turn = by % len(items) if items else 0
     return items[turn:] + items[:turn]
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return Spread.of(values).to_dict()
 
 
 def _median(rows: Sequence[dict[str, Any]], key: str) -> float | None:
@@ -414,20 +400,6 @@ def blast(address: str, *, seconds: float) -> float:
         return count / (time.monotonic() - began)
 
 
-def measure(bench: Bench) -> bool:
-    """Run the sections; whether all came to an end."""
-    work: dict[str, Callable[[], None]] = {name: getattr(bench, name) for name in SECTIONS}
-    try:
-        for section in bench.settings.sections:
-            bench.ledger.note(f"=== {section}")
-            with bench.ledger.attempt(section):
-                work[section]()
-        return True
-    except (KeyboardInterrupt, SystemExit):
-        bench.ledger.note("interrupted: what was measured so far follows")
-        return False
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process's exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -454,32 +426,14 @@ def _main(settings: Settings, options: argparse.Namespace, given: Sequence[str])
     where = describe_environment()
     ledger.head(command=command, machine=where, settings=shown)
     bench = Bench(settings, ledger)
-    complete = measure(bench)
-    print("\n" + table(ledger.rows) + "\n", file=sys.stderr)
+    complete = ledger.run((section, getattr(bench, section)) for section in settings.sections)
     missed = [f"{goal.what} is {goal.value:.4g}" for goal in bench.goals if not goal.reached]
-    for line in (*ledger.failures, *missed):
-        print(f"NOT HELD  {line}", file=sys.stderr)
-    result = {
-        "benchmark": "generator",
-        "ok": complete and not ledger.failures and not missed,
-        "complete": complete,
-        "failures": ledger.failures,
-        "missed": missed,
-        "command": command,
-        "machine": where,
-        "settings": shown,
-        "results": ledger.rows,
-    }
+    about = {"command": command, "machine": where, "settings": shown}
+    result = ledger.result("generator", complete=complete, about=about, missed=missed)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 
 
-def _stop(*_: object) -> None:
-    """SIGTERM ends the run as Ctrl-C does: the processes are gone and what was measured is shown."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(143)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
+    end_in_order()
     sys.exit(main())

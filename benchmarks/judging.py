@@ -3,8 +3,8 @@
     python benchmarks/judging.py [comparisons] [promises] [detection] [closed] [--seeds 400] [--processes 2]
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
-Exit code 1 when a line misses its goal. The simulator is in tests/simulation. 400 seeds take some ten minutes on two
-processors.
+Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
+two processors.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.simulation.calibration import calibration_table
-from tests.simulation.closed import closed_loop_table
-from tests.simulation.detection import detection_table
-from tests.simulation.promises import promises_table
-from tests.simulation.table import Row
+from benchmarks.simulation.calibration import calibration_table
+from benchmarks.simulation.closed import closed_loop_table
+from benchmarks.simulation.detection import detection_table
+from benchmarks.simulation.promises import promises_table
+from benchmarks.simulation.table import Table
 
 SECTIONS = ("comparisons", "promises", "detection", "closed")
 
@@ -39,21 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seeds < 1 or options.processes < 1:
         parser.error(f"--seeds is {options.seeds} and --processes {options.processes}: give 1 or more of each")
     started = time.monotonic()
-    rows: list[Row] = []
-
-    def tell(text: str) -> None:
-        print(text, flush=True)
-
+    table = Table(options.seeds, processes=options.processes, show=partial(print, flush=True))
     for section in options.sections or SECTIONS:
         if section == "comparisons":
-            rows += calibration_table(options.seeds, processes=options.processes, tell=tell)
+            calibration_table(table)
         elif section == "promises":
-            rows += promises_table(options.seeds, processes=options.processes, tell=tell)
+            promises_table(table)
         elif section == "detection":
-            rows += detection_table(options.seeds, processes=options.processes, tell=tell)
+            detection_table(table)
         else:
             with tempfile.TemporaryDirectory() as place:
-                rows += closed_loop_table(options.seeds, folder=Path(place), tell=tell)
+                closed_loop_table(table, folder=Path(place))
+    rows = table.rows
     missed = [row.check.strip() for row in rows if row.ok is False]
     seconds = time.monotonic() - started
     print(f"{len(rows)} lines in {seconds:.0f} s; " + (f"missed: {'; '.join(missed)}" if missed else "none missed"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -58,10 +59,48 @@ class Ledger:
             first = str(error).splitlines()[0] if str(error) else "no detail"
             self.add(section, **identity, failed=f"{type(error).__name__}: {first}")
 
+    def run(self, sections: Iterable[tuple[str, Callable[[], None]]]) -> bool:
+        """Run the sections by name; whether all came to an end. One that breaks does not take the next with it."""
+        try:
+            for name, work in sections:
+                self.note(f"=== {name}")
+                section, _, through = name.partition(" ")
+                with self.attempt(section, **({"through": through} if through else {})):
+                    work()
+            return True
+        except (KeyboardInterrupt, SystemExit):
+            self.note("interrupted: what was measured so far follows")
+            return False
+
+    def result(self, benchmark: str, *, complete: bool, about: Row, missed: Sequence[str] = ()) -> Row:
+        """The JSON object that says everything; its table and what did not hold are on stderr."""
+        print("\n" + table(self.rows) + "\n", file=self._stream)
+        for line in (*self.failures, *missed):
+            print(f"NOT HELD  {line}", file=self._stream)
+        return {
+            "benchmark": benchmark,
+            "ok": complete and not self.failures and not missed,
+            "complete": complete,
+            "failures": self.failures,
+            "missed": list(missed),
+            **about,
+            "results": self.rows,
+        }
+
     @property
     def failures(self) -> list[str]:
         """What did not hold or could not run."""
         return [f"{row['section']}: {row['failed']}" for row in self.rows if row.get("failed")]
+
+
+def end_in_order() -> None:
+    """SIGTERM ends the run as Ctrl-C does, once: the processes are gone and what was measured is shown."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def rounded(value: Any) -> Any:

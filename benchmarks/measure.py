@@ -149,6 +149,11 @@ class Spread:
         return asdict(self)
 
 
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """The spread of `values` as a value of a row."""
+    return Spread.of(values).to_dict()
+
+
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
     """Two order statistics that hold the true median with at least `confidence`, whatever the law (the sign test's).
 
@@ -181,8 +186,8 @@ class PairedRatio:
         """The ratio of each pair, summed up."""
         ratios = [one / other for one, other in zip(a, b, strict=True)]
         interval = median_interval(ratios) or (None, None)
-        spread = Spread.of(ratios)
-        return cls(pairs=len(ratios), median=spread.median, low=interval[0], high=interval[1], spread=spread)
+        found = Spread.of(ratios)
+        return cls(pairs=len(ratios), median=found.median, low=interval[0], high=interval[1], spread=found)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

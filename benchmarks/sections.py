@@ -6,7 +6,7 @@ import contextlib
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks.measure import (
     PairedRatio,
     Session,
     Spread,
+    spread,
     steady_arrivals,
     steady_decode,
     throughput,
@@ -234,7 +235,7 @@ def _decode_engine(bench: Bench, batch: int) -> None:
         through="engine",
         batch=batch,
         tokens_s=rate.to_dict(),
-        step_ms=Spread.of(steps).to_dict(),
+        step_ms=spread(steps),
         floor_tokens_s=bound,
         share_of_floor=rate.median / bound,
         samples=rates,
@@ -258,7 +259,7 @@ def mixed_engine(bench: Bench) -> None:
             continue
         bench.ledger.note(f"mixed, engine, repeat {repeat}: {rate:,.1f} tok/s")
         rates.append(rate)
-    bench.ledger.add("mixed", through="engine", **_mixed_size(bench), tokens_s=_spread(rates), samples=rates)
+    bench.ledger.add("mixed", through="engine", **_mixed_size(bench), tokens_s=spread(rates), samples=rates)
 
 
 def mixed_wire(bench: Bench) -> None:
@@ -380,47 +381,60 @@ def _compare(
     measures = {through: other}
     if engine is not None:
         measures["engine"] = partial(_rate, engine, section)
-    theirs: list[float] = []
-    ours: list[float] = []
-    unmeasured = 0
-    for repeat in range(1 + bench.plan.repeats):
-        rng = bench.rng()
-        if section == "decode":
-            requests = decode_set(bench.plan.work, batch, vocab_size, rng)
-        else:
-            requests = mixed_set(bench.plan.work, vocab_size, rng)
-        pair: dict[str, float] = {}
-        try:
-            for name in rng.permutation(list(measures)):
-                pair[str(name)] = measures[str(name)](requests)
-        except NothingMeasuredError as nothing:
-            # a front that is starved of a processor delivers in bursts; the row says how often
-            unmeasured += repeat > 0
-            if unmeasured == bench.plan.repeats:
-                raise
-            bench.ledger.note(f"{section}, pair {repeat}: {nothing}")
-            continue
-        if repeat == 0:
-            continue  # warms caches and clocks
-        shown = ", ".join(f"{name} {rate:,.1f} tok/s" for name, rate in pair.items())
-        bench.ledger.note(f"{section}{f', batch {batch}' if batch else ''}, pair {repeat}: {shown}")
-        theirs.append(pair[through])
-        ours += [pair["engine"]] if engine is not None else []
+
+    def requests(rng: np.random.Generator) -> list[Request]:
+        work = bench.plan.work
+        return decode_set(work, batch, vocab_size, rng) if section == "decode" else mixed_set(work, vocab_size, rng)
+
+    label = f"{section}{f', batch {batch}' if batch else ''}"
+    rates, unmeasured = _side_by_side(bench, label, measures, requests, repeats=bench.plan.repeats)
     row: Row = {"through": through}
     row |= {"batch": batch} if section == "decode" else _mixed_size(bench)
     if through.startswith("transformers-"):
         kind = through.removeprefix("transformers-")
         row |= {"compiled": compiles(kind, bench.arm.model.device)}
-    row["tokens_s"] = _spread(theirs)
+    row["tokens_s"] = spread(rates[through])
     if unmeasured:
         row["unmeasured_pairs"] = unmeasured
-    if ours:
-        row |= {"engine_tokens_s": _spread(ours)}
+    if engine is not None:
+        row |= {"engine_tokens_s": spread(rates["engine"])}
         if through == "grpc":
-            row |= {"over_engine": PairedRatio.of(theirs, ours).to_dict()}
+            row |= {"over_engine": PairedRatio.of(rates[through], rates["engine"]).to_dict()}
         else:
-            row |= {"engine_over_it": PairedRatio.of(ours, theirs).to_dict()}
-    bench.ledger.add(section, **row, samples=theirs)
+            row |= {"engine_over_it": PairedRatio.of(rates["engine"], rates[through]).to_dict()}
+    bench.ledger.add(section, **row, samples=rates[through])
+
+
+def _side_by_side(
+    bench: Bench,
+    label: str,
+    measures: Mapping[str, Callable[[Sequence[Request]], float]],
+    requests: Callable[[np.random.Generator], list[Request]],
+    *,
+    repeats: int,
+) -> tuple[dict[str, list[float]], int]:
+    """The rates of each measure on the same requests, in random order; and in how many repeats nothing was measured."""
+    rates: dict[str, list[float]] = {name: [] for name in measures}
+    unmeasured = 0
+    for repeat in range(1 + repeats):
+        rng = bench.rng()
+        same = requests(rng)
+        try:
+            found = {str(name): measures[str(name)](same) for name in rng.permutation(list(measures))}
+        except NothingMeasuredError as nothing:
+            # a front that is starved of a processor delivers in bursts; the row says how often
+            unmeasured += repeat > 0
+            if unmeasured == repeats:
+                raise
+            bench.ledger.note(f"{label}, pair {repeat}: {nothing}")
+            continue
+        if repeat == 0:
+            continue  # warms caches and clocks
+        shown = ", ".join(f"{name} {rate:,.1f} tok/s" for name, rate in found.items())
+        bench.ledger.note(f"{label}, pair {repeat}: {shown}")
+        for name, rate in found.items():
+            rates[name].append(rate)
+    return rates, unmeasured
 
 
 def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float:
@@ -431,39 +445,22 @@ def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float
 def _on_off(
     bench: Bench, through: str, batch: int, vocab_size: int, measure: Callable[[bool, Sequence[Request]], float]
 ) -> None:
-    with_it, without = [], []
-    unmeasured = 0
-    for pair in range(1 + bench.plan.pairs):
-        rng = bench.rng()
-        requests = decode_set(bench.plan.work, batch, vocab_size, rng)
-        try:
-            rates = {bool(on): measure(bool(on), requests) for on in rng.permutation(2)}
-        except NothingMeasuredError as nothing:
-            unmeasured += pair > 0
-            if unmeasured == bench.plan.pairs:
-                raise
-            bench.ledger.note(f"recorder, {through}, pair {pair}: {nothing}")
-            continue
-        if pair == 0:
-            continue
-        bench.ledger.note(
-            f"recorder, {through}, pair {pair}: with {rates[True]:,.1f}, without {rates[False]:,.1f} tok/s"
-        )
-        with_it.append(rates[True])
-        without.append(rates[False])
+    rates, unmeasured = _side_by_side(
+        bench,
+        f"recorder, {through}",
+        {"without": partial(measure, False), "with": partial(measure, True)},
+        lambda rng: decode_set(bench.plan.work, batch, vocab_size, rng),
+        repeats=bench.plan.pairs,
+    )
     bench.ledger.add(
         "recorder",
         through=through,
         batch=batch,
-        with_tokens_s=_spread(with_it),
-        without_tokens_s=_spread(without),
-        with_over_without=PairedRatio.of(with_it, without).to_dict(),
+        with_tokens_s=spread(rates["with"]),
+        without_tokens_s=spread(rates["without"]),
+        with_over_without=PairedRatio.of(rates["with"], rates["without"]).to_dict(),
         **({"unmeasured_pairs": unmeasured} if unmeasured else {}),
     )
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return Spread.of(values).to_dict()
 
 
 def _mixed_size(bench: Bench) -> Row:

@@ -3,7 +3,7 @@
     python benchmarks/splitter.py --repeats 30
 
 Every repeat measures all ways in turn, in a new order: direct, envoy (the least of a configuration), tailgate (Envoy as
-servers/splitter/bootstrap.py configures it), asyncio (a proxy in Python), nginx and HAProxy where they are installed.
+servers/splitter/bootstrap.py configures it).
 unary: the p50 of calls one after the other. token: the p50 of how late tokens of paced streams are. busy: many calls at
 once, for the processor time of a call. What a way adds is its p50 less that of direct in the same repeat; ratios are
 medians over repeats. Progress and tables go to stderr, the last line on stdout is one JSON object. Exit code: 0 all
@@ -18,7 +18,6 @@ import dataclasses
 import gc
 import json
 import shlex
-import signal
 import sys
 import tempfile
 from array import array
@@ -35,10 +34,10 @@ if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.contest import ContestError, Cores, NullProcess
-from benchmarks.ledger import Ledger, table
-from benchmarks.measure import PairedRatio, Spread
+from benchmarks.ledger import Ledger, end_in_order
+from benchmarks.measure import PairedRatio, spread
 from benchmarks.observed import Emitted, Ints
-from benchmarks.proxies import PATHS, Way, missing, opened, version_of
+from benchmarks.proxies import PATHS, Way, envoy_version, opened
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
@@ -75,8 +74,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def ways_of(options: argparse.Namespace, note: Callable[[str], None]) -> tuple[str, ...]:
-    """The ways to measure: those asked for that are here, direct always among them."""
+def ways_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The ways to measure, direct always among them."""
     asked = [name.strip() for name in options.ways.split(",") if name.strip()]
     for name in asked:
         if name not in PATHS:
@@ -86,14 +85,7 @@ def ways_of(options: argparse.Namespace, note: Callable[[str], None]) -> tuple[s
             raise ConfigError(f'section "{section}" is unknown: use {", ".join(SECTIONS)}')
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}: give 1 or more")
-    found = ["direct"]
-    for name in asked:
-        reason = missing(name)
-        if reason:
-            note(f"left out: {reason}")
-        elif name not in found:
-            found.append(name)
-    return tuple(found)
+    return tuple(dict.fromkeys(["direct", *asked]))
 
 
 @contextmanager
@@ -247,9 +239,9 @@ class Bench:
 
             turns = self._in_turn(one)
         for name, mine in turns.items():
-            row = {"calls_s": _spread([turn.per_s for turn in mine])}
+            row = {"calls_s": spread([turn.per_s for turn in mine])}
             if name != "direct":
-                row["cpu_us_a_call"] = _spread([turn.cpu_us for turn in mine])
+                row["cpu_us_a_call"] = spread([turn.cpu_us for turn in mine])
             self.ledger.add("busy", way=name, **row)
 
     def _in_turn(self, one: Callable[[str], Turn]) -> dict[str, list[Turn]]:
@@ -267,11 +259,11 @@ class Bench:
             name: [turn.p50_ms - base for turn, base in zip(mine, direct, strict=True)] for name, mine in turns.items()
         }
         for name, mine in turns.items():
-            row: dict[str, Any] = {"p50_ms": _spread([turn.p50_ms for turn in mine])}
+            row: dict[str, Any] = {"p50_ms": spread([turn.p50_ms for turn in mine])}
             if name != "direct":
-                row["added_ms"] = _spread(added[name])
+                row["added_ms"] = spread(added[name])
                 if any(turn.cpu_us for turn in mine):
-                    row["cpu_us_a_token"] = _spread([turn.cpu_us for turn in mine])
+                    row["cpu_us_a_token"] = spread([turn.cpu_us for turn in mine])
             if name not in ("direct", "envoy") and "envoy" in added:
                 # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
                 pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
@@ -291,26 +283,21 @@ def lags(calls: dict[str, Call], first: dict[str, int], sent: Emitted) -> Ints:
     return np.concatenate(out)
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return Spread.of(values).to_dict()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process's exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(given)
     ledger = Ledger("null", out=Path(options.out) if options.out else None)
     try:
-        ways = ways_of(options, ledger.note)
+        ways = ways_of(options)
     except ConfigError as error:
         print(f"benchmarks/splitter.py: {error}", file=sys.stderr)
         return 2
     from loadtests.trials.environment import describe_environment
 
     command = shlex.join(["python", "benchmarks/splitter.py", *given])
-    where = {**describe_environment(), "proxies": {name: version_of(name) for name in ways if version_of(name)}}
+    where = {**describe_environment(), "envoy": envoy_version()}
     ledger.head(command=command, machine=where, ways=ways)
-    complete = True
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-") as scratch:
@@ -322,41 +309,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cores=Cores.of_this_machine(nice=options.nice),
             ledger=ledger,
         )
-        work: dict[str, Callable[[], None]] = {name: getattr(bench, name) for name in SECTIONS}
-        try:
-            for section in SECTIONS:
-                if section in (options.sections or SECTIONS):
-                    ledger.note(f"=== {section}")
-                    with ledger.attempt(section):
-                        work[section]()
-        except (KeyboardInterrupt, SystemExit):
-            complete = False
-            ledger.note("interrupted: what was measured so far follows")
-    print("\n" + table(ledger.rows) + "\n", file=sys.stderr)
-    for line in (*ledger.failures, *bench.missed):
-        print(f"NOT HELD  {line}", file=sys.stderr)
-    result = {
-        "benchmark": "splitter",
-        "ok": complete and not ledger.failures and not bench.missed,
-        "complete": complete,
-        "failures": ledger.failures,
-        "missed": bench.missed,
-        "command": command,
-        "machine": where,
-        "seed": options.seed,
-        "repeats": options.repeats,
-        "results": ledger.rows,
-    }
+        asked = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
+        complete = ledger.run((section, getattr(bench, section)) for section in asked)
+    about = {"command": command, "machine": where, "seed": options.seed, "repeats": options.repeats}
+    result = ledger.result("splitter", complete=complete, about=about, missed=bench.missed)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 
 
-def _stop(*_: object) -> None:
-    """SIGTERM ends the run as Ctrl-C does: the processes are gone and what was measured is shown."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(143)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
+    end_in_order()
     sys.exit(main())

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.measure import Spread
+from loadtests.trials.processes import Child, describe_exit
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.engine.device import serve_engine
@@ -51,21 +52,24 @@ def start_once(arm: ArmConfig, cache_dir: str, note: Callable[[str], None]) -> S
         config.write_text(json.dumps(arm.to_dict()))
         command = [sys.executable, "-m", "benchmarks.startup", str(config), cache_dir]
         started_ns = now_ns()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment(), cwd=ROOT) as replica:
-            assert replica.stdout is not None
-            try:
-                for line in replica.stdout:
-                    at_ns = now_ns()
-                    message = json.loads(line)
-                    if "failed" in message:
-                        raise StartupError(message["failed"])
-                    if "progress" in message:
-                        note(message["progress"])
-                    if "items_s" in message:
-                        return Start(ready_s=(at_ns - started_ns) / 1e9, items_s=message["items_s"])
-            finally:
-                replica.terminate()
-        raise StartupError(f"the replica ended with exit code {replica.returncode} before it was ready")
+        log = Path(folder) / "replica.log"
+        replica = Child("replica", command, log_path=log, environment=child_environment(), folder=ROOT)
+        try:
+            while True:
+                code = replica.poll()
+                line = replica.line(1.0)
+                at_ns = now_ns()
+                if line is None and code is not None:
+                    raise StartupError(f"the replica ended with {describe_exit(code)}: {replica.log_tail()}")
+                message = json.loads(line or "{}")
+                if "failed" in message:
+                    raise StartupError(message["failed"])
+                if "progress" in message:
+                    note(message["progress"])
+                if "items_s" in message:
+                    return Start(ready_s=(at_ns - started_ns) / 1e9, items_s=message["items_s"])
+        finally:
+            replica.stop(5.0)
 
 
 def read_libraries() -> None:

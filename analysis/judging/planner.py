@@ -13,18 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
 from scipy import stats
 
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
-from analysis.statistics.resampling import groups_of
+from analysis.statistics.resampling import group_count
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # nobody waits longer for one verdict
 # A few slow stretches make a tail's spread, so it is known less well than as many normal differences would tell it. In
-# simulation (`python -m tests.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
+# simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
 
@@ -70,7 +69,7 @@ class Noise:
 
     def reach(self, units: int, *, alpha: float, power: float) -> float:
         """The distance from the margin, in log ratio, that so many units tell apart with this power."""
-        final = units if self.by_trial else _groups(units)
+        final = units if self.by_trial else group_count(units)
         degrees = max(1, final - 1 if self.degrees is None else min(final - 1, self.degrees))
         factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
         return factor * math.hypot(self.per_unit / math.sqrt(units), self.restart / math.sqrt(self.starts))
@@ -79,7 +78,7 @@ class Noise:
         """The fewest starts, from `starts` on, whose luck leaves half of the variance at `distance` to time."""
         if self.restart == 0.0 or distance == 0.0:
             return self.starts
-        degrees = _groups(10**6) - 1
+        degrees = group_count(10**6) - 1
         factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
         return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
 
@@ -97,11 +96,6 @@ class Noise:
             else:
                 short = middle
         return enough
-
-
-def _groups(blocks: int) -> int:
-    """Into how many groups the comparison puts so many blocks."""
-    return int(groups_of(np.zeros(blocks, dtype=np.int64))[-1]) + 1
 
 
 def comparison_needed_s(

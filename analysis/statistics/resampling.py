@@ -52,6 +52,11 @@ class Limits:
     spread: float
 
 
+def group_count(blocks: int) -> int:
+    """Into how many groups so many blocks of one trial are put; see `groups_of`."""
+    return min(blocks, max(FEWEST_GROUPS, min(MOST_GROUPS, blocks // _BLOCKS_PER_GROUP)))
+
+
 def groups_of(trials: Ints) -> Ints:
     """For each block, in order of time, the group it is resampled with: neighbours of one trial. Shape (blocks,).
 
@@ -61,12 +66,12 @@ def groups_of(trials: Ints) -> Ints:
     most ten, since more gain little and longer groups gain trust. Below eight blocks each is its own group.
     """
     blocks = len(trials)
-    wanted = min(blocks, max(FEWEST_GROUPS, min(MOST_GROUPS, blocks // _BLOCKS_PER_GROUP)))
+    groups = group_count(blocks)
     group = np.empty(blocks, dtype=np.int64)
     used = 0
     for trial in np.unique(trials):
         own = np.flatnonzero(trials == trial)
-        share = max(1, min(len(own), round(wanted * len(own) / blocks)))
+        share = max(1, min(len(own), round(groups * len(own) / blocks)))
         group[own] = used + np.arange(len(own)) * share // len(own)
         used += share
     return group

@@ -18,8 +18,8 @@ from servers.launcher import launched
 class Child:
     """One started process, the leader of its own process group, with its output in `log_path`.
 
-    `environment` is the whole environment, this process's by default. Start it from the main thread: the kernel ties
-    the death signal to the thread that forked.
+    `environment` is the whole environment, this process's by default. With `commands` it reads lines from its stdin.
+    Start it from the main thread: the kernel ties the death signal to the thread that forked.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         death_signal: signal.Signals = signal.SIGKILL,
+        commands: bool = False,
     ) -> None:
         self.name = name
         self.log_path = log_path
@@ -39,7 +40,7 @@ class Child:
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 launched(argv, death_signal=death_signal),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if commands else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=None if environment is None else dict(environment),
@@ -73,6 +74,13 @@ class Child:
             return self._lines.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def command(self, line: str) -> None:
+        """The process was sent the line on its stdin, if it still runs; it was started with `commands`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit code once the process ended, or None when it still runs after `timeout_s`."""

@@ -18,7 +18,7 @@ def plan(mode: str, **fields: object) -> Plan:
     return Plan(mode=mode, address="", out="", **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("contestant", ["stock", "asyncio", "bare", "tailgate"])
+@pytest.mark.parametrize("contestant", ["stock", "bare", "tailgate"])
 def test_a_contestant_sees_the_tokens_of_a_few_streams(contestant: str, tmp_path: Path) -> None:
     work = Work(
         plan=plan("streams", streams=5, ramp_s=0.2, tokens=40),
@@ -44,7 +44,7 @@ def test_a_contestant_keeps_an_easy_schedule(contestant: str, tmp_path: Path) ->
     assert outcome.generator.get("started", 0) == (len(outcome.seen.names) if contestant == "tailgate" else 0)
 
 
-@pytest.mark.parametrize("contestant", ["asyncio", "bare", "tailgate"])
+@pytest.mark.parametrize("contestant", ["bare", "tailgate"])
 def test_a_closed_loop_goes_on_until_it_is_stopped(contestant: str, tmp_path: Path) -> None:
     work = Work(plan=plan("closed", users=4), window_s=0.5, settle_s=0.2)
     outcome = run(contestant, work, folder=tmp_path / "run", cores=ANYWHERE)
@@ -54,7 +54,7 @@ def test_a_closed_loop_goes_on_until_it_is_stopped(contestant: str, tmp_path: Pa
 def test_a_process_that_ended_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such luck')"]
     with Process("peer", command, folder=tmp_path, cores=ANYWHERE, core=None) as process:
-        process.wait(20.0)
+        process.finish(20.0)
         with pytest.raises(ContestError, match=r"peer ended with 1: no such luck"):
             process.check()
 
@@ -63,7 +63,7 @@ def test_a_process_that_does_not_end_is_named_and_gone_with_its_block(tmp_path: 
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     never = pytest.raises(ContestError, match=r"peer did not end within 0\.1 s")
     with Process("peer", command, folder=tmp_path, cores=ANYWHERE, core=None) as process, never:
-        process.wait(0.1)
+        process.finish(0.1)
     with pytest.raises(ContestError, match="ended with -9"):
         process.check()
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from benchmarks.contest import Cores, NullProcess
-from benchmarks.proxies import PATHS, missing, opened
+from benchmarks.proxies import PATHS, opened
 from servers.rpc import inference_pb2_grpc
 from servers.rpc.inference_pb2 import GenerateRequest
 
@@ -15,8 +15,6 @@ ANYWHERE = Cores(server=None, load=None)
 
 @pytest.mark.parametrize("name", PATHS)
 def test_a_way_passes_answers_and_their_metadata_on(name: str, tmp_path: Path) -> None:
-    if missing(name):
-        pytest.skip(missing(name))
     with NullProcess((), folder=tmp_path, cores=ANYWHERE) as server:
         folder = tmp_path / "way"
         folder.mkdir()
@@ -27,9 +25,3 @@ def test_a_way_passes_answers_and_their_metadata_on(name: str, tmp_path: Path) -
                 assert sum(len(chunk.token_ids) for chunk in call) == 3
                 assert dict(call.trailing_metadata())["tailgate-output-tokens"] == "3"
             assert (way.cpu_s() > before) == (name != "direct")
-
-
-def test_what_is_not_installed_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert missing("nginx") == "nginx is not installed: apt-get install nginx"
-    assert missing("direct") == ""

@@ -29,12 +29,36 @@ class Compile:
     at_s: float
     seconds: float
     kind: str = "recompile"
+    shape: str = ""
+    reason: str = "tensor 'input_ids' size mismatch at index 1. expected 16, actual 17"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """What a start of an arm told of itself: the seconds of each shape that it warmed, and what was not compiled."""
+
+    warmed: Mapping[str, float]
+    graph_breaks: Mapping[str, int] = field(default_factory=dict)
+    cudagraph_skips: Mapping[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a trial's record holds it."""
+        seconds = {"process": 1.27, "import": 2.85, "load": 0.9, **self.warmed, "other": 0.04}
+        return {
+            "items_ns": {item: int(spent_s * SECOND) for item, spent_s in seconds.items()},
+            "memory_bytes": {"weights": 6_815_744, "kv_cache": 3_932_160, "process_peak": 604_110_848},
+        }
+
+    def compiler(self, arm: str) -> dict[str, Any]:
+        """As compiler.json holds it."""
+        counts = {"graph_breaks": dict(self.graph_breaks), "cudagraph_skips": dict(self.cudagraph_skips)}
+        return {"arm": arm, **counts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeArm:
     """How one arm behaves. `ratio` is its latency over the control's; `holds_rps` are the requests/s that it can begin,
-    others wait."""
+    others wait. `padding`: tokens of its steps, padded ones over real ones."""
 
     name: str
     ratio: float = 1.0
@@ -44,6 +68,8 @@ class FakeArm:
     config: Mapping[str, Any] = field(default_factory=dict)
     enabled: bool = True
     holds_rps: float = float("inf")
+    padding: float = 4 / 3
+    startup: Startup | None = None
 
 
 EAGER = FakeArm(name="eager", enabled=False)
@@ -53,7 +79,9 @@ EAGER = FakeArm(name="eager", enabled=False)
 class FakeRun:
     """What to write. `server_columns` False leaves out what only our own servers report."""
 
+    name: str = "fake"
     seed: int = 1
+    environment: Mapping[str, Any] = field(default_factory=lambda: {"python": "3.11", "device": "made up"})
     compare_models: bool = False
     arms: Sequence[FakeArm] = (EAGER, FakeArm(name="compiled"))
     design: str = "mirrored"
@@ -81,7 +109,7 @@ def write_run(directory: Path, run: FakeRun) -> Path:
     """`directory` holds the run; returned for chaining."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "experiment.toml").write_text(_experiment(run))
-    (directory / "environment.json").write_text(json.dumps({"python": "3.11", "device": "made up"}))
+    (directory / "environment.json").write_text(json.dumps(run.environment))
     for number in range(1, run.trials + 1):
         folder = directory / f"trial-{number:02}"
         folder.mkdir(exist_ok=True)
@@ -103,7 +131,7 @@ def _state(directory: Path) -> None:
 
 
 def _experiment(run: FakeRun) -> str:
-    lines = ['name = "fake"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
+    lines = [f'name = "{run.name}"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
     for position, arm in enumerate(run.arms):
         lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
     lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
@@ -188,10 +216,18 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         "complete": run.complete,
         "deaths": [],
         "weights": {arm.name: arm.weight for arm in run.arms},
-        "startup": {arm.name: {"items_ns": {"load": SECOND, "warmup 1x16": 2 * SECOND}} for arm in run.arms},
+        "startup": {
+            arm.name: arm.startup.to_dict()
+            if arm.startup
+            else {"items_ns": {"load": SECOND, "warmup 1x16": 2 * SECOND}}
+            for arm in run.arms
+        },
         "planned": planned,
     }
     (folder / "trial.json").write_text(json.dumps(trial))
+    compilers = {f"{arm.name}-0": arm.startup.compiler(arm.name) for arm in run.arms if arm.startup}
+    if compilers:
+        (folder / "compiler.json").write_text(json.dumps(compilers))
     generator = {"worker": 0, "planned": count, "lag_ms": {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}, "complete": True}
     (folder / "generator-0.json").write_text(json.dumps(generator))
 
@@ -261,9 +297,14 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
     ):
         for arm in run.arms:
             common = {"trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"}
-            if arm.enabled:
-                warm = {"event_id": f"{arm.name}-warm", "kind": "compile", "phase": "warmup", "shape": "1x16"}
-                events.append({**common, **warm, "start_ns": start - 9 * SECOND, "end_ns": start - 4 * SECOND})
+            at = start - 9 * SECOND
+            for place, (shape, seconds) in enumerate((arm.startup.warmed if arm.startup else {"1x16": 5.0}).items()):
+                if arm.enabled:
+                    name = f"{arm.name}-warm" + (f"-{place}" if place else "")
+                    warm = {"event_id": name, "kind": "compile", "phase": "warmup", "shape": shape}
+                    warm |= {"cache": "miss", "backend_ns": int(0.86 * seconds * SECOND)} if arm.startup else {}
+                    events.append({**common, **warm, "start_ns": at, "end_ns": at + int(seconds * SECOND)})
+                at -= int(seconds * SECOND)
             for number, compiling in enumerate(arm.compiles):
                 events.append(
                     {
@@ -273,14 +314,15 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
                         "phase": "serving",
                         "start_ns": start + int(compiling.at_s * SECOND),
                         "end_ns": start + int((compiling.at_s + compiling.seconds) * SECOND),
-                        "reason": "tensor 'input_ids' size mismatch at index 1. expected 16, actual 17",
-                        "shape": f"1x{17 + number}",
+                        "reason": compiling.reason,
+                        "shape": compiling.shape or f"1x{17 + number}",
                         "request_ids": _trigger(run, arm, trial, compiling, offsets),
                     }
                 )
             for number in range(20):
                 at = start + (number + 1) * SECOND
-                sizes = {"batch": 3, "padded_batch": 4, "tokens": 30, "padded_tokens": 40, "compiled": arm.enabled}
+                sizes = {"batch": 3, "padded_batch": 4, "tokens": 30, "compiled": arm.enabled}
+                sizes["padded_tokens"] = round(30 * arm.padding)
                 kind = "prefill" if number % 2 else "decode"
                 steps.append(
                     {**common, **sizes, "step_id": number, "kind": kind, "start_ns": at, "end_ns": at + 10_000_000}

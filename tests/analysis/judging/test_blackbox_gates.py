@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from analysis.summary.summary import analyze
-from tests.simulation.detection import NOISE, TREATMENT, write_external
-from tests.simulation.scenario import Scenario, run
+from benchmarks.simulation.detection import NOISE, TREATMENT, write_external
+from benchmarks.simulation.scenario import Scenario, run
 
 GATES = ("recompiles", "longest stall", "stall per minute", "requests hit")
 SHORT = {"draws": 99, "min_blocks": 2}

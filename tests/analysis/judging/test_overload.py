@@ -13,9 +13,9 @@ import pytest
 from analysis.judging.checks.overload import check_overload
 from analysis.judging.overload import Load, load_of
 from analysis.summary.summary import analyze
+from benchmarks.simulation.scenario import Scenario, run
+from benchmarks.simulation.server import Floats, Served
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.simulation.scenario import Scenario, run
-from tests.simulation.server import Floats, Served
 
 SEEDS = range(8)
 # A server of the simulation has 16 slots and takes 1.6 s a request: it serves 10 requests/s.

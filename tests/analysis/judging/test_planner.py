@@ -20,9 +20,9 @@ from analysis.judging.planner import (
 )
 from analysis.run.slo import ShareResult, judge_share
 from analysis.statistics.compare import Comparison
-from tests.simulation.planning import planned_power
-from tests.simulation.scenario import Scenario
-from tests.simulation.spreads import between, spreads
+from benchmarks.simulation.planning import planned_power
+from benchmarks.simulation.scenario import Scenario
+from benchmarks.simulation.spreads import between, spreads
 
 SEEN = Comparison(
     quantile=0.99,
@@ -111,7 +111,7 @@ def test_what_no_length_decides_has_none(change):
 
 
 def test_planned_runs_decide_about_as_often_as_was_asked():
-    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: tests.simulation.planning."""
+    """Pilots of 600 s, and fresh runs of the length that each asked for. More cases: benchmarks.simulation.planning."""
     found = planned_power(Scenario(cox=0.3, rate=2.0), q=0.95, ratio=1.0, margin=0.05, power=0.8, seeds=20, draws=199)
     assert found.planned == found.seeds
     assert found.median_s > 900, "the pilot alone decides nothing"
@@ -184,7 +184,7 @@ def test_lengths_read_in_the_unit_of_their_size(seconds, text):
 
 @pytest.mark.parametrize("design", MODEL_SPREADS)
 def test_the_model_of_a_run_without_a_pilot_is_near_made_up_servers(design):
-    """To a factor of two; `python -m tests.simulation.spreads 200` prints the same from more seeds."""
+    """To a factor of two; `python -m benchmarks.simulation.spreads 200` prints the same from more seeds."""
     seen = between(spreads(design, rate=MODEL_RATE, seeds=30))
     for q, spread in zip(MODEL_QUANTILES, seen, strict=True):
         model = model_noise(design, rate=MODEL_RATE, quantile=q, block_s=1200.0).per_unit

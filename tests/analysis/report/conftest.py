@@ -27,6 +27,15 @@ def rollout() -> dict[str, Any]:
     return json.loads((GOLDEN / "rollout" / "summary.json").read_text(encoding="utf-8"))
 
 
+@pytest.fixture
+def sharing(demo: dict[str, Any]) -> dict[str, Any]:
+    """The demo with one reason for several open gates of each arm."""
+    for gate in demo["gates"]:
+        if gate["kind"] == "noninferiority":
+            gate["reason"] = "So few blocks set no limits."
+    return demo
+
+
 def _renamed(value: Any) -> Any:
     """`value` with the failing arm's name replaced by markup, in keys and values."""
     if isinstance(value, dict):

@@ -28,7 +28,7 @@ def test_every_section_stands_in_the_page_and_in_its_contents(demo: Summary, rea
 def test_the_verdict_its_headline_and_the_facts_come_first(demo: Summary, read_page: Reader) -> None:
     text = read_page(html_report(demo)).text
     before_gates = text[: text.index("An arm passes when")]
-    for said in ("FAIL", demo["headline"], "mirrored", "90 s", "489", "AMD EPYC 7R13", demo["advice"]["text"]):
+    for said in ("FAIL", demo["headline"], "mirrored", "90 s", "540", "AMD EPYC 7R13", demo["advice"]["text"]):
         assert said in before_gates
 
 
@@ -36,13 +36,15 @@ def test_every_gate_shows_its_verdict_value_limit_and_reason(demo: Summary, read
     text = read_page(html_report(demo)).text
     for gate in demo["gates"]:
         assert gate["reason"] in text
-    assert "FAIL SLO p99 TTFT 8.21 s 2 s p99 8,205 ms is over 2,000 ms" in text
+    assert "FAIL longest stall 8.95 s 1 s Compiles held up one request for 8.9 s, limit 1 s." in text
     assert text.count("INCONCLUSIVE non-inferiority p99 TTFT ×") == 2
 
 
-def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo: Summary, read_page: Reader) -> None:
-    text = read_page(html_report(demo)).text
-    shared = "3 blocks; 20 are needed to judge p99"
+def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(
+    sharing: Summary, read_page: Reader
+) -> None:
+    text = read_page(html_report(sharing)).text
+    shared = sharing["gates"][0]["reason"]
     assert text.count(shared) == 2  # once an arm
     assert text.index("What limits this run") < text.index(shared) < text.index("Verdict Gate Value")
 
@@ -160,19 +162,25 @@ def test_every_script_is_in_the_package() -> None:
 
 def test_the_ratio_beside_an_overall_quantile_is_that_of_all_traffic(demo: Summary, read_page: Reader) -> None:
     steady, overall = (
-        next(row for row in demo["comparisons"] if row["arm"] == "compiled-naive" and row["phase"] == phase)
+        next(
+            row
+            for row in demo["comparisons"]
+            if (row["arm"], row["phase"], row["metric"], row["quantile"]) == ("compiled-naive", phase, "ttft", 0.99)
+        )
         for phase in ("steady", "all")
     )
     text = read_page(html_report(demo)).text
-    assert f"p99 TTFT 8.21 s ×{overall['ratio']:.1f}" in text
-    assert f"p99 TTFT 8.21 s ×{steady['ratio']:.2f}" not in text
+    assert f"p99 TTFT 8.03 s ×{overall['ratio']:.1f}" in text
+    assert f"p99 TTFT 8.03 s ×{steady['ratio']:.2f}" not in text
 
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
     text = read_page(html_report(demo)).text
-    assert "The run has 3 blocks of 30 s; 20 are needed. Leaves open: SLO." in text
+    assert "The run has 3 blocks of 30 s; 18 are needed. Leaves open: SLO." in text
     assert "blocks (compiled-naive)" in text
-    assert "4 of 7 checks passed" in text
+    passed = sum(row["ok"] for row in demo["validity"])
+    assert 0 < passed < len(demo["validity"])
+    assert f"{passed} of {len(demo['validity'])} checks passed" in text
 
 
 def test_a_spike_reads_from_its_trials_start_even_where_only_events_tell_it(demo: Summary, read_page: Reader) -> None:

@@ -60,7 +60,7 @@ def test_fail_is_a_failure_inconclusive_is_skipped_and_pass_is_neither(demo: Sum
     skipped = root.find(".//skipped")
     assert skipped is not None
     assert skipped.attrib["message"].startswith("INCONCLUSIVE: ")
-    assert root.attrib["failures"] == "6"
+    assert root.attrib["failures"] == "4"
 
 
 def test_totals_are_the_sums_of_the_suites(demo: Summary) -> None:

@@ -27,9 +27,9 @@ def test_verdict_gates_and_deciders_stand_before_the_numbers(demo: Summary) -> N
     assert demo["advice"]["text"] in report
 
 
-def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo: Summary) -> None:
-    report = markdown_report(demo)
-    shared = "3 blocks; 20 are needed to judge p99"
+def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(sharing: Summary) -> None:
+    report = markdown_report(sharing)
+    shared = sharing["gates"][0]["reason"]
     assert report.count(shared) == 2  # once an arm
     assert report.index("### What limits this run") < report.index(shared) < report.index("| Arm | Verdict | Gate |")
 

@@ -12,9 +12,9 @@ from analysis.report import outside
 from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.summary.summary import analyze
+from benchmarks.simulation.detection import write_external
+from benchmarks.simulation.scenario import Scenario, run
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
-from tests.simulation.detection import write_external
-from tests.simulation.scenario import Scenario, run
 
 
 @pytest.fixture(scope="module")

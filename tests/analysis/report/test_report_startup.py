@@ -19,7 +19,7 @@ def test_every_part_of_the_start_has_a_row(demo: dict[str, Any]) -> None:
     found = figures(demo)
     assert found["Time: to serving"] == ("5.23 s", "19.8 s", "16.5 s")
     assert found["Time: of which decode shapes"][1] == "6.11 s"
-    assert found["Compiling in the warm-up: compile time"][1:] == ("14.6 s", "11.3 s")
+    assert found["Compiling in the warm-up: compile time"][1:] == ("14.8 s", "11.4 s")
     assert found["Compiling in the warm-up: disk cache"] == ("–", "cold", "cold")
     assert found["Slowest shapes to warm: 1"][1] == "prefill 1x192: 8.64 s"
     assert found["Memory: host process, peak"][0] == "576 MiB"

@@ -23,15 +23,15 @@ def test_no_line_is_wider_than_asked(name: str, width: int, request: pytest.Fixt
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_no_figure_of_an_arm_is_cut(demo: Summary, width: int) -> None:
     arms = verdict_table(demo, width=width).split("limited by:")[0]
-    for said in ("compiled-padded", "compiled-naive", "longest", "8.21 s", "×45.8", "8.95 s", "63", "? INCONCLUSIVE"):
+    for said in ("compiled-padded", "compiled-naive", "longest", "8.03 s", "×68.5", "8.95 s", "69", "? INCONCLUSIVE"):
         assert said in " ".join(arms.split())
 
 
-def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(demo: Summary) -> None:
-    shown = " ".join(verdict_table(demo).split())
-    shared = "3 blocks; 20 are needed to judge p99"
+def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(sharing: Summary) -> None:
+    shown = " ".join(verdict_table(sharing).split())
+    shared = sharing["gates"][0]["reason"]
     assert shown.count(shared) == 2  # once an arm
-    assert shown.index("limited by: run length") < shown.index(shared) < shown.index("? INCONCLUSIVE non-inferiority")
+    assert shown.index("limited by: blocks") < shown.index(shared) < shown.index("? INCONCLUSIVE non-inferiority")
 
 
 def test_what_the_headline_says_is_not_said_again(demo: Summary) -> None:
@@ -47,7 +47,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_named(demo: Summary) -> N
         "eager",
         "compiled-padded",
         "compiled-naive",
-        "8.21 s",
+        "8.03 s",
         "20.8 s / 0.5 s",
         "limited by: blocks",
         "to decide: ",

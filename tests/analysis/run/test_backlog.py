@@ -19,7 +19,7 @@ from analysis.run.spikes import (
     find_spikes,
     without_stalls_ms,
 )
-from tests.simulation.server import Served, serve
+from benchmarks.simulation.server import Served, serve
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

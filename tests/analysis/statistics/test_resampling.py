@@ -14,6 +14,7 @@ from analysis.statistics.resampling import (
     ewc_p_values,
     first_autocorrelation,
     group_correlation,
+    group_count,
     grouped,
     groups_of,
     label_swaps,
@@ -186,3 +187,8 @@ def test_blocks_foretell_how_groups_correlate():
     independent = [group_correlation(np.random.default_rng(seed).standard_normal(40), group) for seed in range(300)]
     assert np.mean(independent) < 0.05
     assert group_correlation(np.zeros(40), group) is None
+
+
+def test_the_number_of_groups_is_known_without_grouping() -> None:
+    for blocks in (1, 7, 8, 31, 32, 40, 41, 5000):
+        assert group_count(blocks) == groups_of(np.ones(blocks, dtype=np.int64))[-1] + 1

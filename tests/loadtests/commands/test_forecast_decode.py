@@ -73,6 +73,7 @@ def test_the_default_recompiles_at_the_steps_that_are_foretold(trace: Trace) -> 
     assert len(foretold) == 2  # for positions, then for rows
 
 
+@pytest.mark.slow
 def test_static_shapes_recompile_until_the_limit_that_is_foretold(trace: Trace) -> None:
     shapes = new_shapes(trace)
     policy = CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal", recompile_limit=6)
@@ -85,6 +86,7 @@ def test_static_shapes_recompile_until_the_limit_that_is_foretold(trace: Trace) 
     assert case["distinct"] == len(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pad", "buckets"])
 def test_ladders_that_are_warmed_never_recompile_as_foretold(kind: Any, trace: Trace) -> None:
     policy = CompileConfig(enabled=True, backend="eager", dynamic=False)
@@ -97,6 +99,7 @@ def test_ladders_that_are_warmed_never_recompile_as_foretold(kind: Any, trace: T
     assert len(decoded) == foretold["graphs_before_serving"]
 
 
+@pytest.mark.slow
 def test_a_marked_dynamic_arm_never_recompiles_as_foretold(trace: Trace) -> None:
     preset = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
     found = inspected(replace(preset, compile=replace(preset.compile, backend="eager")), new_shapes(trace))

@@ -35,7 +35,7 @@ APART = {"run", "serve", "split", "parity", "worker"}
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("terminal")
-    write_run(folder / "run", FakeRun(duration_s=300, rate=4, slo={"p99_ttft_ms": 2000}))
+    write_run(folder / "run", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}))
     trace = folder / "trace.csv"
     rows = "".join(f"2023-11-16 18:15:{second:02}.0,{40 + 7 * second},20\n" for second in range(60))
     trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
@@ -63,7 +63,10 @@ def test_every_command_is_tried_at_a_terminal() -> None:
     assert without == {"worker"}
 
 
-@pytest.mark.parametrize("command", ENDING)
+# inspect starts the real model, twice.
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.slow if name == "inspect" else ()) for name in ENDING]
+)
 def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], tmp_path: Path) -> None:
     arguments = [given.get(argument, argument) for argument in ENDING[command]]
     code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS)

@@ -24,7 +24,8 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
-from servers.splitter.envoy import ArmTarget, Envoy, SplitterConfig
+from servers.splitter.envoy import Envoy
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes.inference import Behaviour, ServedFake, serve
 from tests.fakes.request_records import row_of
 

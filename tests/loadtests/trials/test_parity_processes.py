@@ -46,7 +46,10 @@ def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[s
     return ParityRun(what, folder=folder, shared_cache=folder / "cache", command=command, **more).run()
 
 
-def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(tmp_path: Path) -> None:
+def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     status = Status()
     outcome = measured(experiment(), tmp_path, status=status)
     assert read_document(tmp_path / "parity.json").content == outcome

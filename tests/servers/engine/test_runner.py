@@ -185,7 +185,9 @@ def test_a_backend_that_torch_does_not_know_is_refused(recorder: CompileRecorder
         runner.load()
 
 
-@pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+@pytest.mark.parametrize(
+    "preset", ["compiled-padded", "compiled-bucketed", pytest.param("compiled-dynamic", marks=pytest.mark.slow)]
+)
 def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     preset: str, recorder: CompileRecorder
 ) -> None:
@@ -204,6 +206,7 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     assert_greedy_like_generate(runner, jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, None])
 def test_exact_shapes_are_warm_for_what_a_replica_asks_itself(dynamic: bool | None, recorder: CompileRecorder) -> None:
     policy = CompileConfig(enabled=True, dynamic=dynamic, backend="eager")
@@ -314,6 +317,7 @@ def split_at_two(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1) if logits.shape[0] > 2 else logits.max(dim=-1).indices
 
 
+@pytest.mark.slow
 def test_bounds_that_cannot_be_promised_cost_graphs_before_serving_and_none_after(
     recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

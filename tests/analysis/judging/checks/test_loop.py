@@ -9,7 +9,7 @@ import pytest
 
 from analysis.judging.checks.loop import UNKNOWN, Loop, loop_of
 from analysis.judging.checks.traffic import check_open_loop, starts_after_ends
-from tests.simulation.loops import KINDS, SERVERS, closed_loop, open_loop, server_of, users
+from benchmarks.simulation.loops import KINDS, SERVERS, closed_loop, open_loop, server_of, users
 
 S = 1_000_000_000
 

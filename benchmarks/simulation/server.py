@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,25 +19,40 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """The server stood still from `start_s` for `seconds`. `request`: the one whose shape had to be compiled, or -1."""
+    """A replica stood still from `start_s` for `seconds`. `request`: the one whose shape had to be compiled, or -1."""
 
     start_s: float
     seconds: float
     request: int = -1
+    replica: int = 0
+
+
+def _none() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What became of n requests, in seconds from the start of the trial; all of shape (n,)."""
+    """What became of n requests, in seconds from the start of the trial; all of shape (n,).
+
+    `start_s`: when work on a request began. `shape`, `replica` and `batch` are empty where the server has none.
+    """
 
     arrival_s: Floats
     start_s: Floats
     first_token_s: Floats
     end_s: Floats
-    shape: Ints
-    pauses: tuple[Pause, ...]
+    pauses: tuple[Pause, ...] = ()
+    shape: Ints = field(default_factory=_none)
+    replica: Ints = field(default_factory=_none)
+    batch: Ints = field(default_factory=_none)
+
+    @property
+    def compiled(self) -> list[Pause]:
+        """The pauses in which a shape was compiled."""
+        return [pause for pause in self.pauses if pause.request >= 0]
 
     @property
     def e2e_ms(self) -> Floats:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.simulation.server import Bools, Floats, Ints, Pause
+from benchmarks.simulation.server import Bools, Floats, Ints, Pause, Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +47,12 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stepped:
-    """What became of n requests, in seconds. Request i got its first token at `first_s[i]`, and one more at each of
-    `decoded_s[begun[i]:ended[i]]`."""
+class Stepped(Served):
+    """What became of n requests: after its first token request i got one at each of `decoded_s[begun[i]:ended[i]]`."""
 
-    first_s: Floats
     decoded_s: Floats
     begun: Ints
     ended: Ints
-    pauses: tuple[Pause, ...]
-
-    @property
-    def end_s(self) -> Floats:
-        last = self.decoded_s[np.maximum(self.ended - 1, 0)] if self.decoded_s.size else self.first_s
-        return np.asarray(np.where(self.ended > self.begun, last, self.first_s))
 
 
 def serve_in_steps(
@@ -79,7 +71,8 @@ def serve_in_steps(
     `outside`: pauses (start, seconds) of the whole server. `compiles` marks requests whose prefill must be compiled.
     """
     count = len(arrival_s)
-    first, begun, ended = np.zeros(count), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    began, first = np.zeros((2, count))
+    begun, ended = np.zeros((2, count), dtype=np.int64)
     arrivals, tokens, lengths = arrival_s.tolist(), prompts.tolist(), answers.tolist()
     must = compiles.tolist() if compiles is not None else [False] * count
     factors = slower.tolist()
@@ -96,7 +89,9 @@ def serve_in_steps(
             heapq.heappush(running, (len(decoded) + lengths[index] - 1, index))
 
     def compiled(taken: Sequence[int]) -> float:
+        """Work on these begins; how long their compiles take."""
         wait = 0.0
+        began[list(taken)] = now
         for index in taken:
             if must[index]:
                 pauses.append(Pause(start_s=now + wait, seconds=compile_s, request=index))
@@ -147,4 +142,15 @@ def serve_in_steps(
             continue
         now += (engine.step_s + engine.row_s * len(running)) * factor
         decoded.append(now)
-    return Stepped(first_s=first, decoded_s=np.array(decoded), begun=begun, ended=ended, pauses=tuple(pauses))
+    steps = np.array(decoded)
+    last = steps[np.maximum(ended - 1, 0)] if decoded else first
+    return Stepped(
+        arrival_s=arrival_s,
+        start_s=began,
+        first_token_s=first,
+        end_s=np.where(ended > begun, last, first),
+        pauses=tuple(pauses),
+        decoded_s=steps,
+        begun=begun,
+        ended=ended,
+    )

@@ -1,7 +1,7 @@
 """What compiles truly did to requests: the same traffic on the same made-up server, with its compiles and without.
 
 The difference of the two is the truth that `analysis.run.spikes` and `analysis.run.counterfactual` are held to: which
-requests a compile delayed, by how much, and what p99 would have been. `python -m tests.simulation.backlog [SEEDS]`
+requests a compile delayed, by how much, and what p99 would have been. `python -m benchmarks.simulation.backlog [SEEDS]`
 prints it.
 """
 
@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RunRecords
+from analysis.records.requests import COMPILE_EVENTS, RunRecords
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.spikes import excursions, find_spikes
-from tests.simulation.scenario import Scenario, arrivals, lasting_noise
-from tests.simulation.server import Bools, Floats, Ints, serve
-from tests.simulation.steps import Machine, Stepped, Stop, serve_steps
-from tests.simulation.table import over_seeds
+from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
+from benchmarks.simulation.server import Bools, Floats, Ints, Served, serve
+from benchmarks.simulation.steps import Machine, serve_steps
+from benchmarks.simulation.table import over_seeds
+from benchmarks.simulation.weather import (
+    Weather,
+    arrivals,
+    host_stalls,
+    lasting_noise,
+    private_stalls,
+    stalls,
+)
 
-S = 1_000_000_000
-EPOCH_NS = 1_700_000_000 * S
 ARM, CONTROL = "compiled", "eager"
-NETWORK_S = 0.002
 TOKEN_S = 0.02
 MEAN_TOKENS = 80
 Columns = Literal["server", "no stalls", "client"]
@@ -40,7 +46,7 @@ class Case:
 
     `close` puts the compiles within ten seconds. `columns`: all that our servers report, the same without the time
     that compiles held requests up, or client times alone. Without a `machine`, requests take their slot for as long as
-    their work says (`tests.simulation.server`).
+    their work says (`benchmarks.simulation.server`).
     """
 
     load: float = 0.6
@@ -121,27 +127,22 @@ def live(case: Case, seed: int) -> Lived:
         rate = busy / (2.5 * MEAN_TOKENS * machine.token_s(slots) + machine.prompt_s)
     else:
         rate = busy / (MEAN_TOKENS * machine.token_s(int(busy)) + busy * machine.prompt_s)
-    scenario = Scenario(duration_s=case.duration_s, rate=rate * case.replicas, cox=case.cox)
-    times = arrivals(scenario, rng)
+    weather = Weather(duration_s=case.duration_s, rate=rate * case.replicas, cox=case.cox)
+    times = arrivals(weather, rng)
     count = len(times)
-    noise = lasting_noise(scenario, 0.1, rng)
+    noise = lasting_noise(weather, 0.1, rng)
     tokens = 1 + rng.poisson(MEAN_TOKENS * np.exp(0.6 * rng.standard_normal(count) - 0.18))
     jitter = np.exp(0.05 * rng.standard_normal(count))
     there, back = rng.exponential(NETWORK_S, (2, count))
-    host = _stalls(case, case.host_stalls, 0.5, 3.0, rng)
+    host = host_stalls(weather, case.host_stalls, rng)
     outside = []
     for _ in range(case.replicas):
-        collections = rng.poisson(case.duration_s / case.collections_s) if case.collections_s else 0
-        outside.append(
-            [
-                *host,
-                *_stalls(case, case.private_stalls, 0.5, 5.0, rng),
-                *_stalls(case, int(collections), 0.05, 0.2, rng),
-            ]
-        )
+        count_collections = rng.poisson(case.duration_s / case.collections_s) if case.collections_s else 0
+        own = private_stalls(weather, case.private_stalls, rng)
+        outside.append([*host, *own, *stalls(weather, count_collections, 0.05, 0.2, rng)])
     must = _first_of_new_shapes(case, times, rng)
 
-    def served(compiles: Bools | None) -> Stepped:
+    def served(compiles: Bools | None) -> Served:
         if machine is not None:
             return serve_steps(
                 times,
@@ -166,17 +167,11 @@ def live(case: Case, seed: int) -> Lived:
         held = made.start_s < times - 1e-6
         until = np.array([pause.start_s + pause.seconds for pause in made.pauses] or [0.0])
         begin = np.where(held, until[np.minimum(np.searchsorted(until, times), len(until) - 1)], made.start_s)
-        return Stepped(
-            arrival_s=times,
-            begin_s=np.maximum(begin, times),
-            first_token_s=made.first_token_s,
-            end_s=made.end_s,
+        return replace(
+            made,
+            start_s=np.maximum(begin, times),
             replica=np.zeros(count, dtype=np.int64),
             batch=np.arange(count),
-            stops=tuple(
-                Stop(replica=0, start_s=pause.start_s, seconds=pause.seconds, request=pause.request)
-                for pause in made.pauses
-            ),
         )
 
     seen, without = served(must), served(None)
@@ -207,11 +202,6 @@ def live(case: Case, seed: int) -> Lived:
     )
 
 
-def _stalls(case: Case, count: int, least: float, most: float, rng: np.random.Generator) -> list[tuple[float, float]]:
-    starts = np.sort(rng.uniform(10.0, case.duration_s - 10.0, count))
-    return [(float(at), float(rng.uniform(least, most))) for at in starts]
-
-
 def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) -> Bools:
     """Marks the requests that come first after as many moments as there are compiles."""
     moments = rng.uniform(40.0, case.duration_s - 60.0, case.compiles)
@@ -222,66 +212,53 @@ def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) ->
     return must
 
 
-def _overlap(served: Stepped, until: Floats) -> Floats:
+def _overlap(served: Served, until: Floats) -> Floats:
     """Seconds of each request's stay in which its replica compiled."""
     seconds = np.zeros(len(served.arrival_s))
-    for stop in served.stops:
-        if stop.request >= 0:
-            start = np.maximum(served.arrival_s, stop.start_s)
-            held = np.clip(np.minimum(until, stop.start_s + stop.seconds) - start, 0.0, None)
-            seconds += np.where(served.replica == stop.replica, held, 0.0)
+    for pause in served.compiled:
+        start = np.maximum(served.arrival_s, pause.start_s)
+        held = np.clip(np.minimum(until, pause.start_s + pause.seconds) - start, 0.0, None)
+        seconds += np.where(served.replica == pause.replica, held, 0.0)
     return seconds
 
 
-def _ns(seconds: Floats) -> Ints:
-    return EPOCH_NS + (np.asarray(seconds) * 1e9).astype(np.int64)
-
-
-def _requests(case: Case, served: Stepped, tokens: Ints, there: Floats, back: Floats, direct: Floats) -> pa.Table:
-    count = len(tokens)
-    sent = _ns(served.arrival_s - there)
-    columns: dict[str, object] = {
-        "request_id": [f"{index}" for index in range(count)],
-        "trial": np.ones(count, dtype=np.int32),
-        "arm": [ARM] * count,
-        "replica": [f"{ARM}-{number}" for number in served.replica],
-        "scheduled_ns": sent,
-        "sent_ns": sent,
-        "first_token_ns": _ns(served.first_token_s + back),
-        "end_ns": _ns(served.end_s + back),
-        "status": ["OK"] * count,
-        "output_tokens": tokens.astype(np.int32),
-    }
+def _requests(case: Case, served: Served, tokens: Ints, there: Floats, back: Floats, direct: Floats) -> pa.Table:
+    columns: dict[str, object] = {}
     if case.columns != "client":
-        columns |= {
-            "queue_ns": ((served.begin_s - served.arrival_s) * 1e9).astype(np.int64),
-            "server_recv_ns": _ns(served.arrival_s),
-            "server_end_ns": _ns(served.end_s),
+        columns = {
+            "queue_ns": ((served.start_s - served.arrival_s) * 1e9).astype(np.int64),
+            "server_recv_ns": to_ns(served.arrival_s),
+            "server_end_ns": to_ns(served.end_s),
             "batch_id": served.batch,
         }
     if case.columns == "server":
         columns["compile_stall_ns"] = (direct * 1e9).astype(np.int64)
-    made = [
-        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
-        for field in REQUESTS
-    ]
-    return pa.table(made, schema=REQUESTS)
+    return request_table(
+        to_ns(served.arrival_s - there),
+        request_id=[f"{index}" for index in range(len(tokens))],
+        arm=ARM,
+        replica=[f"{ARM}-{number}" for number in served.replica],
+        first_token_ns=to_ns(served.first_token_s + back),
+        end_ns=to_ns(served.end_s + back),
+        output_tokens=tokens,
+        **columns,
+    )
 
 
-def _events(served: Stepped) -> pa.Table:
+def _events(served: Served) -> pa.Table:
     rows = [
         {
             "event_id": f"e{number}",
             "trial": 1,
             "arm": ARM,
-            "replica": f"{ARM}-{stop.replica}",
+            "replica": f"{ARM}-{pause.replica}",
             "kind": "recompile",
-            "start_ns": EPOCH_NS + int(stop.start_s * 1e9),
-            "end_ns": EPOCH_NS + int((stop.start_s + stop.seconds) * 1e9),
-            "request_ids": [str(stop.request)],
+            "start_ns": int(to_ns(pause.start_s)),
+            "end_ns": int(to_ns(pause.start_s + pause.seconds)),
+            "request_ids": [str(pause.request)],
             "phase": "serving",
         }
-        for number, stop in enumerate(stop for stop in served.stops if stop.request >= 0)
+        for number, pause in enumerate(served.compiled)
     ]
     return pa.Table.from_pylist(rows, schema=COMPILE_EVENTS)
 
@@ -300,7 +277,7 @@ class Found:
     called_right: int
     direct_s: float
     delay_s: float
-    told_s: float  # the delay as the judge tells it
+    judged_s: float  # the delay as it is judged
     ratios: tuple[float, float]  # p99 without compiles over the truth, TTFT and E2E
     held: tuple[bool | None, bool | None]  # whether the limits hold it; None where there are none
     widths: tuple[float, float]  # upper limit over lower
@@ -320,11 +297,11 @@ def find(case: Case, seed: int) -> Found:
         own = (start >= spike.start_ns) & (start <= spike.end_ns)
         excess, delay = beyond.excess_ms[own], lived.e2e_delay_ms[beyond.rows[own]]
         true = float(np.minimum(np.maximum(delay, 0.0), excess).sum()) >= 0.5 * float(excess.sum())
-        told = spike.cause != "other"
-        caused, called, right = caused + true, called + told, right + (true and told)
+        blamed = spike.cause != "other"
+        caused, called, right = caused + true, called + blamed, right + (true and blamed)
     delayed = lived.e2e_delay_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
-    told_ms = attribution.stall_ms + attribution.backlog_ms
-    told = told_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
+    judged_ms = attribution.stall_ms + attribution.backlog_ms
+    judged = judged_ms > np.maximum(50.0, 0.1 * requests.e2e_ms)
     ratios, held, widths, raised = [], [], [], []
     for metric, truth in (("ttft", lived.ttft_ms), ("e2e", lived.e2e_ms)):
         true_ms = float(np.quantile(truth, 0.99))
@@ -340,25 +317,17 @@ def find(case: Case, seed: int) -> Found:
         called=called,
         right=right,
         delayed=int(delayed.sum()),
-        delayed_called=int((delayed & told).sum()),
-        called_requests=int(told.sum()),
-        called_right=int((told & (lived.e2e_delay_ms > 0.5 * told_ms)).sum()),
+        delayed_called=int((delayed & judged).sum()),
+        called_requests=int(judged.sum()),
+        called_right=int((judged & (lived.e2e_delay_ms > 0.5 * judged_ms)).sum()),
         direct_s=float(lived.direct_ms.sum()) / 1e3,
         delay_s=float(lived.e2e_delay_ms.sum()) / 1e3,
-        told_s=float(told_ms.sum()) / 1e3,
+        judged_s=float(judged_ms.sum()) / 1e3,
         ratios=(ratios[0], ratios[1]),
         held=(held[0], held[1]),
         widths=(widths[0], widths[1]),
         raised=(raised[0], raised[1]),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Find:
-    case: Case
-
-    def __call__(self, seed: int) -> Found:
-        return find(self.case, seed)
 
 
 def share(part: float, whole: float) -> float:
@@ -367,14 +336,14 @@ def share(part: float, whole: float) -> float:
 
 
 HEAD = (
-    *("spikes", "caused", "recall", "precise", "requests", "precise", "direct", "told"),
+    *("spikes", "caused", "recall", "precise", "requests", "precise", "direct", "judged"),
     *(f"{metric} {name}" for metric in ("ttft", "e2e") for name in ("seen", "found", "worst", "held", "width")),
 )
 
 
 def line(name: str, runs: Sequence[Found]) -> str:
     """What the runs of a case show, under HEAD: spikes, those that compiles caused, recall and precision; recall and
-    precision of delayed requests; direct and told seconds of the true delay. Then p99 seen, and as it is said to be
+    precision of delayed requests; direct and judged seconds of the true delay. Then p99 seen, and as it is said to be
     without compiles, over the truth: median, worst; how often the range holds the truth, and its upper over its lower
     end. An en dash where nothing is said."""
 
@@ -388,7 +357,7 @@ def line(name: str, runs: Sequence[Found]) -> str:
         ("delayed_called", "delayed"),
         ("called_right", "called_requests"),
         ("direct_s", "delay_s"),
-        ("told_s", "delay_s"),
+        ("judged_s", "delay_s"),
     ):
         cells.append(_percent(share(total(part), total(whole))))
     for place in (0, 1):
@@ -412,7 +381,7 @@ def _main(seeds: int, names: Sequence[str]) -> None:
     print(f"{f'{seeds} runs of each':<34}" + "".join(f"{name:>11}" for name in HEAD), flush=True)
     everything: list[Found] = []
     for name in names or CASES:
-        runs = over_seeds(_Find(case=CASES[name]), range(seeds))
+        runs = over_seeds(partial(find, CASES[name]), range(seeds))
         everything += runs
         print(line(name, runs), flush=True)
     print(line("all", everything))

@@ -1,8 +1,8 @@
 """Whether a run of the planned length decides as often as the plan promised.
 
-`python -m tests.simulation.planning [SEEDS] [PROCESSES]` prints one line for each kind of servers, and one JSON line
-last: single comparisons at a planned ratio, then the default gates of runs that left something open, as the headline of
-such a run plans them.
+`python -m benchmarks.simulation.planning [SEEDS] [PROCESSES]` prints one line for each kind of servers, and one JSON
+line last: single comparisons at a planned ratio, then the default gates of runs that left something open, as the
+headline of such a run plans them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ import numpy as np
 from analysis.judging.planner import comparison_needed_s, power_of_each, starts_needed
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import Comparison, compare
-from tests.simulation.kinds import KINDS, Kind
-from tests.simulation.promises import gated
-from tests.simulation.scenario import BLOCK_S, Scenario, run, sample
-from tests.simulation.table import over_seeds
+from benchmarks.simulation.kinds import KINDS, Kind
+from benchmarks.simulation.promises import gated
+from benchmarks.simulation.scenario import Scenario, run, sample
+from benchmarks.simulation.table import over_seeds
+from benchmarks.simulation.weather import BLOCK_S
 
 PILOT_S = 600.0
 MIN_BLOCKS = 20
@@ -79,30 +81,24 @@ def planned_power(
 LONGEST_SIMULATED_S = 4 * 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replanned:
+def replanned(kind: Kind, seed: int) -> tuple[bool, bool, bool, float]:
     """Of equal arms: a run that leaves a default gate open, and one as long and in as many starts as it asks for.
 
-    Called with a seed it gives (left open, planned, decided, planned seconds); a plan beyond four hours counts as none.
+    (left open, planned, decided, planned seconds); a plan beyond four hours counts as none.
     """
-
-    kind: Kind
-
-    def __call__(self, seed: int) -> tuple[bool, bool, bool, float]:
-        kind = self.kind
-        items = gated(kind, seed)
-        waiting = [item for item in items if item.verdict == "INCONCLUSIVE"]
-        if not waiting:
-            return False, False, False, 0.0
-        power = power_of_each(GateLimits())
-        lengths = [comparison_needed_s(item, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power) for item in waiting]
-        if any(length is None or length > LONGEST_SIMULATED_S for length in lengths):
-            return True, False, False, 0.0
-        seconds = max(length for length in lengths if length is not None)
-        starts = max(starts_needed(item, power=power) for item in waiting)
-        longer = replace(kind, trials=starts, duration_s=seconds / starts)
-        decided = all(item.verdict != "INCONCLUSIVE" for item in gated(longer, seed + 100_000))
-        return True, True, decided, seconds
+    items = gated(kind, seed)
+    waiting = [item for item in items if item.verdict == "INCONCLUSIVE"]
+    if not waiting:
+        return False, False, False, 0.0
+    power = power_of_each(GateLimits())
+    lengths = [comparison_needed_s(item, block_s=BLOCK_S, min_blocks=MIN_BLOCKS, power=power) for item in waiting]
+    if any(length is None or length > LONGEST_SIMULATED_S for length in lengths):
+        return True, False, False, 0.0
+    seconds = max(length for length in lengths if length is not None)
+    starts = max(starts_needed(item, power=power) for item in waiting)
+    longer = replace(kind, trials=starts, duration_s=seconds / starts)
+    decided = all(item.verdict != "INCONCLUSIVE" for item in gated(longer, seed + 100_000))
+    return True, True, decided, seconds
 
 
 def _compared(
@@ -124,7 +120,7 @@ def _compared(
 def _main(seeds: int, processes: int) -> None:
     rows = {}
     for name, kind in KINDS.items():
-        found = over_seeds(Replanned(kind=kind), range(seeds), processes=processes)
+        found = over_seeds(partial(replanned, kind), range(seeds), processes=processes)
         planned = [row for row in found if row[1]]
         decided = sum(row[2] for row in planned)
         rows[f"{name}, default gates"] = decided / max(1, len(planned))

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.statistics.compare import Sample
-from tests.simulation.calibration import joined
-from tests.simulation.scenario import BLOCK_S, Scenario, arrivals, lasting_noise
-from tests.simulation.server import Floats, serve
+from benchmarks.simulation.calibration import joined
+from benchmarks.simulation.server import Floats, Served, serve
+from benchmarks.simulation.weather import BLOCK_S, Weather, answers, arrivals, lasting_noise
 
 PREFILL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(Weather):
     """How both arms serve, in seconds of work and of wall time.
 
     `batching`: "slots" are freed one by one, "static" ones when the whole batch is done. `replicas` share the arm's
@@ -33,15 +33,10 @@ class Kind:
     name: str
     duration_s: float = 1200.0
     trials: int = 1
-    rate: float = 4.0
-    cox: float = 0.0
     slots: int = 16
     replicas: int = 1
     batching: str = "slots"
     work_s: float = 1.6
-    shared: float = 0.12
-    private: float = 0.03
-    lasting_s: float = 20.0
     jitter: float = 0.08
     wander: float = 0.0
     wander_s: float = 180.0
@@ -49,7 +44,6 @@ class Kind:
     bursts_s: float = 0.0
     burst_s: float = 30.0
     burst: float = 4.0
-    design: str = "mirrored"
 
 
 KINDS: Mapping[str, Kind] = {
@@ -67,21 +61,12 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """What one arm's clients saw in one trial, in ms; all of shape (n,)."""
-
-    arrival_s: Floats
-    ttft_ms: Floats
-    e2e_ms: Floats
-
-
-def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[tuple[Latencies, Latencies]]:
+def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[tuple[Served, Served]]:
     """(treatment, control) of each trial; the treatment's steps take `slower` times as long."""
     return [_trial(kind, rng, slower) for _ in range(kind.trials)]
 
 
-def samples(trials: list[tuple[Latencies, Latencies]], metric: str, *, ratio: float = 1.0) -> tuple[Sample, Sample]:
+def samples(trials: list[tuple[Served, Served]], metric: str, *, ratio: float = 1.0) -> tuple[Sample, Sample]:
     """The treatment's latencies times `ratio` and the control's, over all trials."""
     parts: list[list[Sample]] = [[], []]
     for number, arms in enumerate(trials):
@@ -92,20 +77,19 @@ def samples(trials: list[tuple[Latencies, Latencies]], metric: str, *, ratio: fl
     return joined(parts[0]), joined(parts[1])
 
 
-def _trial(kind: Kind, rng: np.random.Generator, slower: float) -> tuple[Latencies, Latencies]:
-    scenario = Scenario(duration_s=kind.duration_s, lasting_s=kind.lasting_s, rate=kind.rate, cox=kind.cox)
-    shared = lasting_noise(scenario, kind.shared, rng)
-    times, work = _traffic(kind, scenario, rng)
+def _trial(kind: Kind, rng: np.random.Generator, slower: float) -> tuple[Served, Served]:
+    shared = lasting_noise(kind, kind.shared, rng)
+    times, work = _traffic(kind, rng)
     arms = []
     for place, factor in enumerate((slower, 1.0)):
         if place and kind.design == "split":
-            times, work = _traffic(kind, scenario, rng)
-        arms.append(_arm(kind, scenario, times, work, shared, factor, rng))
+            times, work = _traffic(kind, rng)
+        arms.append(_arm(kind, times, work, shared, factor, rng))
     return arms[0], arms[1]
 
 
-def _traffic(kind: Kind, scenario: Scenario, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    times = arrivals(scenario, rng)
+def _traffic(kind: Kind, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    times = arrivals(kind, rng)
     if kind.bursts_s:
         starts = np.sort(rng.uniform(0, kind.duration_s, rng.poisson(kind.duration_s / kind.bursts_s)))
         more = [
@@ -114,41 +98,29 @@ def _traffic(kind: Kind, scenario: Scenario, rng: np.random.Generator) -> tuple[
         ]
         times = np.sort(np.concatenate([times, *more]))
         times = times[times < kind.duration_s]
-    sigma = 0.86
-    work = kind.work_s * np.exp(sigma * rng.standard_normal(len(times)) - sigma**2 / 2)
-    return times, work
+    return times, answers(kind.work_s, len(times), rng)
 
 
-def _arm(
-    kind: Kind,
-    scenario: Scenario,
-    times: Floats,
-    work: Floats,
-    shared: Floats,
-    factor: float,
-    rng: np.random.Generator,
-) -> Latencies:
+def _arm(kind: Kind, times: Floats, work: Floats, shared: Floats, factor: float, rng: np.random.Generator) -> Served:
     luck = math.log(factor) + kind.luck * rng.standard_normal()
-    wander = lasting_noise(replace(scenario, lasting_s=kind.wander_s), kind.wander, rng)
+    wander = lasting_noise(kind, kind.wander, rng, lasting_s=kind.wander_s)
     replica = np.arange(len(times)) % kind.replicas
-    ttft, e2e = np.empty(len(times)), np.empty(len(times))
+    start, first, end = np.empty((3, len(times)))
+    serving = _static if kind.batching == "static" else _slots
     for number in range(kind.replicas):
         own = replica == number
-        noise = (shared + wander + lasting_noise(scenario, kind.private, rng))[times[own].astype(int)]
+        noise = (shared + wander + lasting_noise(kind, kind.private, rng))[times[own].astype(int)]
         noise = noise + luck + rng.standard_normal(int(own.sum())) * kind.jitter
-        first, end = (_static if kind.batching == "static" else _slots)(
-            times[own], work[own] * np.exp(noise), kind.slots // kind.replicas
-        )
-        ttft[own], e2e[own] = (first - times[own]) * 1e3, (end - times[own]) * 1e3
-    return Latencies(arrival_s=times, ttft_ms=ttft, e2e_ms=e2e)
+        served = serving(times[own], work[own] * np.exp(noise), kind.slots // kind.replicas)
+        start[own], first[own], end[own] = served.start_s, served.first_token_s, served.end_s
+    return Served(arrival_s=times, start_s=start, first_token_s=first, end_s=end, replica=replica)
 
 
-def _slots(times: Floats, work: Floats, slots: int) -> tuple[Floats, Floats]:
-    served = serve(times, work, np.zeros(len(times), dtype=np.int64), slots=slots, prefill_share=PREFILL_SHARE)
-    return served.first_token_s, served.end_s
+def _slots(times: Floats, work: Floats, slots: int) -> Served:
+    return serve(times, work, np.zeros(len(times), dtype=np.int64), slots=slots, prefill_share=PREFILL_SHARE)
 
 
-def _static(times: Floats, work: Floats, slots: int) -> tuple[Floats, Floats]:
+def _static(times: Floats, work: Floats, slots: int) -> Served:
     """A batch takes all that wait, up to `slots`, and the next starts when its longest is done."""
     start = np.empty(len(times))
     free, index = 0.0, 0
@@ -158,4 +130,4 @@ def _static(times: Floats, work: Floats, slots: int) -> tuple[Floats, Floats]:
         start[index:last] = begin
         free = begin + float(work[index:last].max())
         index = last
-    return start + work * PREFILL_SHARE, start + work
+    return Served(arrival_s=times, start_s=start, first_token_s=start + work * PREFILL_SHARE, end_s=start + work)

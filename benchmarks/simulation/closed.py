@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 
-from analysis.records.requests import REQUESTS
 from analysis.summary.summary import analyze
-from tests.simulation.loops import loop_table
-from tests.simulation.table import Row, Tell, told
+from benchmarks.simulation.loops import loop_table
+from benchmarks.simulation.records import EPOCH_NS, request_table, to_ns, write_requests
+from benchmarks.simulation.table import Table
 
-EPOCH_NS = 1_700_000_000_000_000_000
 DURATION_S = 660.0
 USERS = 8
 WAYS = ("told", "no schedule", "schedule as sent", "schedule as sent, users who think 50 ms", "the same, 2 s")
@@ -68,30 +66,25 @@ def write_closed(directory: Path, seed: int, way: str) -> Path:
     trial = directory / "trial-01"
     trial.mkdir(parents=True)
     (directory / "experiment.toml").write_text(EXPERIMENT)
-    columns: dict[str, list[object]] = {name: [] for name in REQUESTS.names}
+    tables = []
     for arm, stalls in (
         ("eager", ()),
         ("compiled", tuple((float(at), 4.0) for at in np.sort(rng.uniform(40, 600, 5)))),
     ):
         starts, ends = closed_loop(rng, stalls=stalls, think_s=THINK_S.get(way, 0.0))
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            sent = EPOCH_NS + int(start * 1e9)
-            row: dict[str, object] = {
-                "request_id": f"{number}-{arm}",
-                "arm": arm,
-                "trial": 1,
-                "scheduled_ns": None if way == "no schedule" else sent,
-                "sent_ns": sent,
-                "first_token_ns": sent + int((end - start) * 2e8),
-                "end_ns": EPOCH_NS + int(end * 1e9),
-                "status": "OK",
-                "output_tokens": 20,
-            }
-            for name in REQUESTS.names:
-                columns[name].append(row.get(name))
-    table = pa.table({name: pa.array(values, REQUESTS.field(name).type) for name, values in columns.items()})
-    with pa.ipc.new_stream(trial / "requests-0.arrow", REQUESTS) as writer:
-        writer.write_table(table)
+        sent = to_ns(starts)
+        tables.append(
+            request_table(
+                sent,
+                request_id=[f"{number}-{arm}" for number in range(len(sent))],
+                arm=arm,
+                scheduled_ns=None if way == "no schedule" else sent,
+                first_token_ns=sent + ((ends - starts) * 2e8).astype(np.int64),
+                end_ns=to_ns(ends),
+                output_tokens=20,
+            )
+        )
+    write_requests(trial / "requests-0.arrow", pa.concat_tables(tables).combine_chunks())
     info: dict[str, object] = {"trial": 1, "complete": True, "start_ns": EPOCH_NS, "duration_s": DURATION_S}
     if way == "told":
         info |= {"open_loop": False, "loop": "closed", "concurrency": USERS}
@@ -105,14 +98,10 @@ def tail_passes(directory: Path) -> int:
     return sum(gate["kind"] in _TAIL_GATES and gate["verdict"] == "PASS" for gate in gates)
 
 
-def closed_loop_table(seeds: int, *, folder: Path, tell: Tell = print) -> list[Row]:
+def closed_loop_table(table: Table, *, folder: Path) -> None:
     """The share of closed-loop runs that PASS any gate on the tail, for each way of recording them."""
-    rows: list[Row] = []
-    runs = max(1, seeds // 8)  # each is a whole analysis
+    runs = max(1, table.seeds // 8)  # each is a whole analysis
     for way in WAYS:
-        passed = 0
-        for seed in range(runs):
-            passed += tail_passes(write_closed(folder / f"{way}-{seed}", seed, way)) > 0
-        row = Row(check=f"closed loop, {way}: PASS on a tail gate", measured=passed / runs, runs=runs, most=0.0)
-        rows += told([row], tell)
-    return rows + loop_table(seeds, tell=tell)
+        passed = sum(tail_passes(write_closed(folder / f"{way}-{seed}", seed, way)) > 0 for seed in range(runs))
+        table.add(f"closed loop, {way}: PASS on a tail gate", passed / runs, runs=runs, most=0.0)
+    loop_table(table)

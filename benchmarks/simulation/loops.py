@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from analysis.judging.checks.loop import Loop, loop_of
-from tests.simulation.scenario import Scenario, arrivals
-from tests.simulation.server import Floats, Ints
-from tests.simulation.table import Row, Tell, told
+from benchmarks.simulation.server import Floats, Ints
+from benchmarks.simulation.table import Table
+from benchmarks.simulation.weather import Weather, arrivals
 
 DURATION_S = 600.0
 WORK_S = 0.8
@@ -57,11 +57,11 @@ def schedule(starts_s: Floats, server: Slots) -> Times:
 
 
 def poisson(rng: np.random.Generator) -> Floats:
-    return arrivals(Scenario(duration_s=DURATION_S, rate=RATE), rng)
+    return arrivals(Weather(duration_s=DURATION_S, rate=RATE), rng)
 
 
 def wandering(rng: np.random.Generator) -> Floats:
-    return arrivals(Scenario(duration_s=DURATION_S, rate=RATE, cox=0.5), rng)
+    return arrivals(Weather(duration_s=DURATION_S, rate=RATE, cox=0.5), rng)
 
 
 def on_and_off(rng: np.random.Generator) -> Floats:
@@ -119,27 +119,24 @@ def open_loop(kind: str, server: str, seed: int) -> Loop:
     return loop_of(*schedule(KINDS[kind](rng), server_of(server, rng)))
 
 
-def loop_table(seeds: int, *, tell: Tell = print) -> list[Row]:
+def loop_table(table: Table) -> None:
     """The share of closed loops that are taken for open ones, and of schedules for closed ones."""
-    rows: list[Row] = []
-    runs = max(1, seeds // 20)
+    runs = max(1, table.seeds // 20)
     for server in SERVERS:
         for count in USERS:
             for think_s in THINK_S:
-                found = [closed_loop(count, think_s, server, seed) for seed in range(runs)]
-                missed = sum(loop.told and not loop.closed for loop in found) / runs
+                loops = [closed_loop(count, think_s, server, seed) for seed in range(runs)]
+                missed = sum(loop.told and not loop.closed for loop in loops) / runs
                 # Who thinks for 5 s keeps 82 % of the rate in a stall of 1 s: nearly a schedule.
                 most = 0.0 if think_s <= 2.0 else None
                 name = f"{count} users who think {think_s:g} s, server {server}: taken for a schedule"
-                rows += told([Row(check=name, measured=missed, runs=runs, most=most)], tell)
+                table.add(name, missed, runs=runs, most=most)
         for kind in KINDS:
             schedules = [open_loop(kind, server, seed) for seed in range(runs)]
             name = f"schedule, {kind}, server {server}"
             closed = sum(loop.closed for loop in schedules) / runs
-            rows += told([Row(check=f"{name}: taken for users", measured=closed, runs=runs, most=0.0)], tell)
-            untold = sum(not loop.told for loop in schedules) / runs
-            rows += told([Row(check=f"  {name}: cannot be told", measured=untold, runs=runs)], tell)
-    return rows
+            table.add(f"{name}: taken for users", closed, runs=runs, most=0.0)
+            table.add(f"  {name}: cannot be told", sum(not loop.told for loop in schedules) / runs, runs=runs)
 
 
 def _ns(seconds: Sequence[float] | Floats) -> Ints:

@@ -1,11 +1,11 @@
-"""The quick part of `python -m tests.simulation.backlog`: a run or two of each kind of server, with fixed seeds."""
+"""The quick part of `python -m benchmarks.simulation.backlog`: a run or two of each kind of server, fixed seeds."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.simulation.backlog import CASES, Found, find, live, share
+from benchmarks.simulation.backlog import CASES, Found, find, live, share
 
 QUICK = {
     "load 80 %": 2,
@@ -46,9 +46,9 @@ def test_spikes_of_other_causes_are_there_to_be_mistaken() -> None:
 def test_requests_in_a_backlog_are_known_and_their_seconds_add_up(runs: list[Found]) -> None:
     delayed, called = (sum(getattr(run, name) for run in runs) for name in ("delayed", "delayed_called"))
     assert share(called, delayed) >= 0.9
-    direct, whole, told = (sum(getattr(run, name) for run in runs) for name in ("direct_s", "delay_s", "told_s"))
+    direct, whole, judged = (sum(getattr(run, name) for run in runs) for name in ("direct_s", "delay_s", "judged_s"))
     assert direct < 0.5 * whole, "most of the delay is backlog"
-    assert 0.85 * whole <= told <= 1.1 * whole
+    assert 0.85 * whole <= judged <= 1.1 * whole
 
 
 def test_the_range_of_p99_without_compiles_holds_the_truth(runs: list[Found]) -> None:

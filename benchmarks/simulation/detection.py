@@ -6,8 +6,9 @@ onset and the share of runs with a false call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,17 @@ from analysis.blackbox.stalls import COMPILE, PART, UNKNOWN
 from analysis.blackbox.view import Outside, outside_of
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.gates import PASS
-from analysis.records.requests import REQUESTS, Requests, requests_of
+from analysis.records.requests import Requests, requests_of
 from analysis.settings.gate_limits import CompileBudget
-from tests.simulation.engine import Engine
-from tests.simulation.fleet import Fleet, fleet, replica_table
-from tests.simulation.scenario import Run, Scenario, run
-from tests.simulation.server import Floats, Pause, Served
-from tests.simulation.table import Row, Tell, over_seeds, told
+from benchmarks.simulation.engine import Engine
+from benchmarks.simulation.fleet import Fleet, fleet, replica_table
+from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists, write_requests
+from benchmarks.simulation.scenario import Run, Scenario, run
+from benchmarks.simulation.server import Floats, Pause, Served
+from benchmarks.simulation.table import Table
 
-S = 1_000_000_000
-EPOCH_NS = 1_700_000_000 * S
 TREATMENT, CONTROL = "compiled", "eager"
 TOKEN_S = 0.02  # the made-up server's time for a token
-NETWORK_S = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,82 +108,58 @@ FALSE_CALLS = {
 }
 
 
-def detection_table(
-    seeds: int, *, first_seed: int = 0, beside: bool = True, processes: int = 1, tell: Tell = print
-) -> list[Row]:
-    """What the black box finds in `seeds` runs of each case, against what it should.
+def detection_table(table: Table, *, first_seed: int = 0, beside: bool = True) -> None:
+    """What the black box finds in the runs of each case, against what it should.
 
     `beside` adds what has no target of its own: runs without token times, with exact shapes, split, under heavy load.
     """
-    rows: list[Row] = []
 
     def runs(name: str, *, tokens: bool = True) -> list[Found]:
         case = replace(CASES[name], tokens=tokens)
-        return over_seeds(_Find(case=case, first_seed=first_seed), range(seeds), processes=processes)
-
-    def add(check: str, measured: float, *, most: float | None = None, least: float | None = None) -> None:
-        rows.extend(told([Row(check=check, measured=measured, runs=seeds, most=most, least=least)], tell))
+        return table.over_seeds(partial(_seeded, partial(find, case), first_seed))
 
     def fleets(made: Fleet, *, compiles: int) -> list[Found]:
         some = replace(made, new_shapes=compiles, compile_s=3.0)
-        return over_seeds(_FindFleet(made=some, first_seed=first_seed), range(seeds), processes=processes)
+        return table.over_seeds(partial(_seeded, partial(find_fleet, some), first_seed))
 
     short, long, mixed = (runs(name) for name in ("compiles of 2 s", "compiles of 5 s", "mixed noise"))
     errors = [error for found in (*short, *long, *mixed) for error in found.errors_s]
-    add("recall of 2 s stalls", recall(short), least=0.90)
-    add("recall of 5 s stalls", recall(long), least=0.95)
-    add("recall of 2 s stalls in mixed noise", recall(mixed), least=0.80)
-    add("precision in mixed noise", precision(mixed), least=0.98)
-    add("onset error in s, median", float(np.median(errors)) if errors else 1e9, most=0.050)
+    table.add("recall of 2 s stalls", recall(short), least=0.90)
+    table.add("recall of 5 s stalls", recall(long), least=0.95)
+    table.add("recall of 2 s stalls in mixed noise", recall(mixed), least=0.80)
+    table.add("precision in mixed noise", precision(mixed), least=0.98)
+    table.add("onset error in s, median", float(np.median(errors)) if errors else 1e9, most=0.050)
     for name, limit in FALSE_CALLS.items():
-        add(f"runs with a false call: {name}", called(runs(name)), most=limit)
+        table.add(f"runs with a false call: {name}", called(runs(name)), most=limit)
     for name, made in FLEETS.items():
         limit = 0.05 if name in BEYOND_WORK else 0.01
-        add(f"runs with a false call: {name}", called(fleets(made, compiles=0)), most=limit)
+        table.add(f"runs with a false call: {name}", called(fleets(made, compiles=0)), most=limit)
     if not beside:
-        return rows
+        return
     for name in ("one compile of 2 s", "exact shapes, six of 2 s", "split, mixed noise", "heavy load, 2 s"):
         found = runs(name)
-        add(f"  recall: {name}", recall(found))
-        add(f"  precision: {name}", precision(found))
+        table.add(f"  recall: {name}", recall(found))
+        table.add(f"  precision: {name}", precision(found))
     for compiles in (3, 10):
         for name, made in FLEETS.items():
             found = fleets(made, compiles=compiles)
-            add(f"  recall of {compiles} compiles of 3 s: {name}", recall(found))
-            add(f"  precision with {compiles} compiles of 3 s: {name}", precision(found))
-            add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(found))
+            table.add(f"  recall of {compiles} compiles of 3 s: {name}", recall(found))
+            table.add(f"  precision with {compiles} compiles of 3 s: {name}", precision(found))
+            table.add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(found))
     for name, made in ONE_ADDRESS.items():
         for compiles in (0, 1, 3):
-            add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(fleets(made, compiles=compiles)))
+            found = fleets(made, compiles=compiles)
+            table.add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(found))
     for name in ("compiles of 2 s", "compiles of 5 s", "mixed noise"):
         found = runs(name, tokens=False)
-        add(f"  recall without token times: {name}", recall(found))
-        add(f"  precision without token times: {name}", precision(found))
+        table.add(f"  recall without token times: {name}", recall(found))
+        table.add(f"  precision without token times: {name}", precision(found))
     for name in FALSE_CALLS:
-        add(f"  runs with a false call, without token times: {name}", called(runs(name, tokens=False)))
-    return rows
+        table.add(f"  runs with a false call, without token times: {name}", called(runs(name, tokens=False)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Find:
-    """`find` for a seed, as a value that processes can be given."""
-
-    case: Case
-    first_seed: int
-
-    def __call__(self, seed: int) -> Found:
-        return find(self.case, np.random.default_rng([self.first_seed, seed]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FindFleet:
-    """`find_fleet` for a seed, as a value that processes can be given."""
-
-    made: Fleet
-    first_seed: int
-
-    def __call__(self, seed: int) -> Found:
-        return find_fleet(self.made, np.random.default_rng([self.first_seed, seed]))
+def _seeded(measure: Callable[[np.random.Generator], Found], first_seed: int, seed: int) -> Found:
+    return measure(np.random.default_rng([first_seed, seed]))
 
 
 def recall(runs: Sequence[Found]) -> float:
@@ -231,7 +206,7 @@ def find(case: Case, rng: np.random.Generator) -> Found:
     seen = outside_of(requests, {TREATMENT: shapes_of(requests, TREATMENT, ladder=ladder)}, control=CONTROL, rng=rng)[
         TREATMENT
     ]
-    pauses = [(f"{TREATMENT}-0", pause) for pause in made.treatment.pauses if pause.request >= 0]
+    pauses = [(f"{TREATMENT}-0", pause) for pause in made.treatment.compiled]
     return _held_against(pauses, seen, requests=len(requests), minutes=case.scenario.duration_s / 60.0)
 
 
@@ -249,7 +224,7 @@ def find_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) ->
     ladder = range(made.step, made.longest_tokens + made.step, made.step) if made.step > 1 else ()
     shapes = {TREATMENT: shapes_of(requests, TREATMENT, ladder=ladder)}
     seen = outside_of(requests, shapes, control=CONTROL, rng=rng)[TREATMENT]
-    pauses = [(replica.name, pause) for replica in treatment for pause in replica.compiled]
+    pauses = [(replica.name, pause) for replica in treatment for pause in replica.served.compiled]
     minutes = made.replicas * made.duration_s / 60.0
     return _held_against(pauses, seen, requests=sum(replica.pair.size for replica in treatment), minutes=minutes)
 
@@ -297,8 +272,8 @@ def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies:
     return requests_of(
         pa.concat_tables(
             [
-                table(made.treatment, TREATMENT, rng, tokens=tokens, copies=copies),
-                table(made.control, CONTROL, rng, tokens=tokens, copies=copies),
+                arm_table(made.treatment, TREATMENT, rng, tokens=tokens, copies=copies),
+                arm_table(made.control, CONTROL, rng, tokens=tokens, copies=copies),
             ]
         )
     )
@@ -313,54 +288,41 @@ def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: 
     (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join(pieces))
     both = pa.concat_tables(
         [
-            table(served, arm, rng, tokens=True, copies=True)
+            arm_table(served, arm, rng, tokens=True, copies=True)
             for served, arm in ((made.treatment, TREATMENT), (made.control, CONTROL))
         ]
     )
-    with pa.ipc.new_stream(folder / "requests.arrow", REQUESTS) as stream:
-        stream.write_table(both)
+    write_requests(folder / "requests.arrow", both)
     return folder
 
 
-def table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
+def arm_table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
     """The records of one arm. Each request has its own way through the network, some 2 ms to the server and back."""
     count = len(served.arrival_s)
     there, back = rng.exponential(NETWORK_S, count), rng.exponential(NETWORK_S, count)
-    sent = _ns(served.arrival_s - there)
+    sent = to_ns(served.arrival_s - there)
     own_first, own_end = own_time(served, served.first_token_s), own_time(served, served.end_s)
     # A token for each 20 ms of work, so that times between tokens are the server's steps.
     answers = np.maximum(1, np.rint((own_end - own_first) / TOKEN_S)).astype(np.int64) + 1
-    columns = {
-        "request_id": [f"{index}-{arm}" for index in range(count)],
-        "pair_id": [str(index) if copies else None for index in range(count)],
-        "trial": np.ones(count, dtype=np.int32),
-        "arm": [arm] * count,
-        "replica": [f"{arm}-0"] * count,
-        "scheduled_ns": sent,
-        "sent_ns": sent,
-        "first_token_ns": _ns(served.first_token_s + back),
-        "end_ns": _ns(served.end_s + back),
-        "status": ["OK"] * count,
-        "prompt_tokens": served.shape.astype(np.int32),
-        "output_tokens": answers.astype(np.int32),
-    }
+    lists = None
     if tokens:
         total = int(answers.sum())
-        before = np.cumsum(answers) - answers
-        place = np.arange(total) - np.repeat(before, answers)
+        place = np.arange(total) - np.repeat(np.cumsum(answers) - answers, answers)
         own = np.repeat(own_first, answers) + place * np.repeat((own_end - own_first) / (answers - 1), answers)
-        offsets = _ns(real_time(served, own) + np.repeat(back, answers)) - np.repeat(sent, answers)
-        edges = pa.array(np.append(before, total), pa.int32())
-        columns["token_ns"] = pa.ListArray.from_arrays(edges, pa.array(offsets, pa.int64()))
-    made = [
-        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
-        for field in REQUESTS
-    ]
-    return pa.table(made, schema=REQUESTS)
-
-
-def _ns(seconds: Floats) -> np.ndarray:
-    return EPOCH_NS + (np.asarray(seconds) * 1e9).astype(np.int64)
+        stamps = to_ns(real_time(served, own) + np.repeat(back, answers))
+        lists = token_lists(stamps - np.repeat(sent, answers), answers)
+    return request_table(
+        sent,
+        request_id=[f"{index}-{arm}" for index in range(count)],
+        pair_id=[str(index) for index in range(count)] if copies else None,
+        arm=arm,
+        replica=f"{arm}-0",
+        first_token_ns=to_ns(served.first_token_s + back),
+        end_ns=to_ns(served.end_s + back),
+        prompt_tokens=served.shape,
+        output_tokens=answers,
+        token_ns=lists,
+    )
 
 
 def own_time(served: Served, real: Floats) -> Floats:

@@ -1,6 +1,6 @@
 """How much log ratios of quantiles vary from run to run on made-up servers: what the planner knows without a pilot.
 
-`python -m tests.simulation.spreads [SEEDS]` prints the table behind the model in `analysis.judging.planner`.
+`python -m benchmarks.simulation.spreads [SEEDS]` prints the table behind the model in `analysis.judging.planner`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_S, MODEL_SPREADS, model_noise
-from tests.simulation.scenario import Scenario, run
-from tests.simulation.server import Floats
+from benchmarks.simulation.scenario import Scenario, run
+from benchmarks.simulation.server import Floats
 
 # Slots grow with the rate, so that every server has the same load.
 _SLOTS_PER_RATE = 4

@@ -13,32 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from tests.simulation.server import Bools, Floats, Ints
+from benchmarks.simulation.server import Bools, Floats, Ints, Pause, Served
 
 Policy = Literal["continuous", "static"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """A replica stood still from `start_s` for `seconds`; `request`: the one whose shape was compiled, or -1."""
-
-    replica: int
-    start_s: float
-    seconds: float
-    request: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stepped:
-    """What became of n requests, in seconds from the start of the trial; arrays of shape (n,)."""
-
-    arrival_s: Floats
-    begin_s: Floats  # when the step that took the request's prompt began
-    first_token_s: Floats
-    end_s: Floats
-    replica: Ints
-    batch: Ints
-    stops: tuple[Stop, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +47,10 @@ def serve_steps(
     outside: Sequence[Sequence[tuple[float, float]]] = ((),),
     compile_s: float = 0.0,
     compiles: Bools | None = None,
-) -> Stepped:
+) -> Served:
     """Serve requests that arrive in order; a step at t takes `speed(t)` times its cost.
 
-    `outside` holds for each replica the stops (start, seconds) that come whatever it does.
+    `outside` holds for each replica the pauses (start, seconds) that come whatever it does.
     """
     count = len(arrival_s)
     must = np.zeros(count, dtype=np.bool_) if compiles is None else compiles
@@ -83,11 +60,11 @@ def serve_steps(
             machine=machine,
             speed=speed,
             tokens=tokens.tolist(),
-            waiting_stops=deque(sorted(outside[number])),
+            coming=deque(sorted(outside[number])),
             compile_s=compile_s,
             compiles=must.tolist(),
             arrival_s=arrival_s.tolist(),
-            begin_s=[0.0] * count,
+            start_s=[0.0] * count,
             first_s=[0.0] * count,
             end_s=[0.0] * count,
             batch=[0] * count,
@@ -109,14 +86,14 @@ def serve_steps(
         columns = np.array([getattr(replica, name) for replica in served])
         return np.asarray(columns[where, np.arange(count)])
 
-    return Stepped(
+    return Served(
         arrival_s=arrival_s,
-        begin_s=own("begin_s"),
+        start_s=own("start_s"),
         first_token_s=own("first_s"),
         end_s=own("end_s"),
+        pauses=tuple(pause for replica in served for pause in replica.pauses),
         replica=where,
         batch=own("batch"),
-        stops=tuple(stop for replica in served for stop in replica.stops),
     )
 
 
@@ -126,11 +103,11 @@ class _Replica:
     machine: Machine
     speed: Callable[[float], float]
     tokens: list[int]
-    waiting_stops: deque[tuple[float, float]]
+    coming: deque[tuple[float, float]]
     compile_s: float
     compiles: list[bool]
     arrival_s: list[float]
-    begin_s: list[float]
+    start_s: list[float]
     first_s: list[float]
     end_s: list[float]
     batch: list[int]
@@ -140,7 +117,7 @@ class _Replica:
     clock: float = 0.0
     steps: int = 0
     prompt_was_last: bool = False
-    stops: list[Stop] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
 
     def in_flight(self, now: float) -> int:
         """Requests that have come and whose answer has not ended."""
@@ -161,16 +138,16 @@ class _Replica:
 
     def _run(self, seconds: float, compiling: int = -1) -> tuple[float, float]:
         """(begin, end) of a step of so many seconds, with what stops it."""
-        while self.waiting_stops and self.waiting_stops[0][0] <= self.clock:
-            start, length = self.waiting_stops.popleft()
+        while self.coming and self.coming[0][0] <= self.clock:
+            start, length = self.coming.popleft()
             self.clock = max(self.clock, start + length)
         begin = self.clock
         end = begin + seconds * self.speed(begin)
         if compiling >= 0:
-            self.stops.append(Stop(replica=self.number, start_s=begin, seconds=self.compile_s, request=compiling))
+            self.pauses.append(Pause(replica=self.number, start_s=begin, seconds=self.compile_s, request=compiling))
             end += self.compile_s
-        while self.waiting_stops and self.waiting_stops[0][0] < end:
-            end += self.waiting_stops.popleft()[1]
+        while self.coming and self.coming[0][0] < end:
+            end += self.coming.popleft()[1]
         self.clock = end
         self.steps += 1
         return begin, end
@@ -191,7 +168,7 @@ class _Replica:
         index = self._next()
         self.queue.remove(index)
         begin, end = self._run(self.machine.prompt_s, index if self.compiles[index] else -1)
-        self.begin_s[index], self.first_s[index], self.batch[index] = begin, end, self.steps
+        self.start_s[index], self.first_s[index], self.batch[index] = begin, end, self.steps
         self.prompt_was_last = True
         if self.tokens[index] > 1:
             self.rows.append([index, self.tokens[index] - 1])
@@ -218,7 +195,7 @@ class _Replica:
         left = sorted((self.tokens[index] - 1, index) for index in taken)
         passed = 0
         for wanted, index in left:
-            self.begin_s[index], self.first_s[index], self.batch[index] = begin, first, number
+            self.start_s[index], self.first_s[index], self.batch[index] = begin, first, number
             if wanted > passed:
                 self._run((wanted - passed) * self.machine.token_s(len(taken)))
                 passed = wanted

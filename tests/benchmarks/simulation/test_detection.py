@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.simulation.detection import (
+from benchmarks.simulation.detection import (
     BEYOND_WORK,
     CASES,
     FALSE_CALLS,
@@ -22,7 +22,7 @@ from tests.simulation.detection import (
     real_time,
     recall,
 )
-from tests.simulation.scenario import Scenario, run
+from benchmarks.simulation.scenario import Scenario, run
 
 SEEDS = 3
 

@@ -1,0 +1,160 @@
+"""Arms of several replicas that work in steps: each gets some of its arm's requests, and meets every shape anew."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.simulation.engine import Engine, Stepped, serve_in_steps
+from benchmarks.simulation.records import NETWORK_S, request_table, to_ns, token_lists
+from benchmarks.simulation.scenario import first_of_new_shapes
+from benchmarks.simulation.server import Floats, Ints
+from benchmarks.simulation.weather import (
+    ANSWERS_SIGMA,
+    Weather,
+    arrivals,
+    collections,
+    host_stalls,
+    lasting_noise,
+    private_stalls,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet(Weather):
+    """Two arms of `replicas` each.
+
+    `median_tokens`, `spread`: of prompts, lognormal. `weights`: of the replicas, equal by default. `cached`: share of
+    the requests whose prompt is found in a prefix cache but for a tenth, on each replica by its own luck. `warm`:
+    shapes up to this length are ready before traffic and never compile. `new_shapes` of an arm's first-seen shapes are
+    compiled for `compile_s` each, anywhere in the run past its first 30 s; `cliff_tokens`: prompts from there on stop
+    the treatment for `cliff_s` in one of three cases, as where memory must be made for them. `faster`: how many times
+    faster the control is. With `one_address` the replicas of an arm have one name, as behind a balancer that does not
+    tell who answered.
+    """
+
+    rate: float = 2.0
+    replicas: int = 1
+    weights: tuple[float, ...] = ()
+    engine: Engine = field(default_factory=Engine)
+    faster: float = 1.0
+    median_tokens: float = 760.0
+    spread: float = 0.985
+    longest_tokens: int = 32_000
+    answer_tokens: float = 60.0
+    cached: float = 0.0
+    step: int = 64
+    warm: int = 0
+    new_shapes: int = 0
+    compile_s: float = 0.0
+    private_stalls: int = 0
+    host_stalls: int = 0
+    collections_s: float = 0.0
+    cliff_tokens: int = 0
+    cliff_s: float = 1.0
+    one_address: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replica:
+    """What one replica was sent and what became of it; `pair` is the place of each request in its arm's schedule."""
+
+    name: str
+    pair: Ints
+    sent_s: Floats
+    prompts: Ints
+    answers: Ints
+    served: Stepped
+
+
+def fleet(made: Fleet, rng: np.random.Generator) -> tuple[list[Replica], list[Replica]]:
+    """The replicas of the treatment and of the control."""
+    shared = lasting_noise(made, made.shared, rng)
+    times, prompts, answers = _requests(made, rng)
+    host = host_stalls(made, made.host_stalls, rng)
+    arms = []
+    for arm in ("compiled", "eager"):
+        if made.design == "split" and arm == "eager":
+            times, prompts, answers = _requests(made, rng)
+        weights = np.array(made.weights or [1.0] * made.replicas)
+        place = rng.choice(made.replicas, size=len(times), p=weights / weights.sum())
+        # every replica meets every shape anew
+        shape = place * 1_000_000 + -(-prompts // made.step)
+        new_shapes = made.new_shapes if arm == "compiled" else 0
+        must = first_of_new_shapes(times, shape, new_shapes, rng, warm=prompts <= made.warm)
+        replicas = []
+        for number in range(made.replicas):
+            own = np.flatnonzero(place == number)
+            outside = [*host, *collections(made, made.collections_s, rng)]
+            cost = prompts[own].copy()
+            if made.cached:
+                cost = np.where(rng.uniform(size=own.size) < made.cached, -(-cost // 10), cost)
+            if arm == "compiled":
+                outside += private_stalls(made, made.private_stalls if number == 0 else 0, rng)
+                if made.cliff_tokens:
+                    over = own[(prompts[own] >= made.cliff_tokens) & (rng.uniform(size=own.size) < 1 / 3)]
+                    outside += [(float(at), made.cliff_s) for at in times[over]]
+            slower = np.exp(shared + lasting_noise(made, made.private, rng))
+            there = rng.exponential(NETWORK_S, own.size)
+            arrived = times[own] + there
+            order = np.argsort(arrived, kind="stable")
+            own = own[order]
+            served = serve_in_steps(
+                arrived[order],
+                cost[order],
+                answers[own],
+                engine=made.engine,
+                slower=slower / (made.faster if arm == "eager" else 1.0),
+                outside=outside,
+                compiles=must[own],
+                compile_s=made.compile_s,
+            )
+            replicas.append(
+                Replica(
+                    name=f"{arm}-{0 if made.one_address else number}",
+                    pair=own,
+                    sent_s=times[own],
+                    prompts=prompts[own],
+                    answers=answers[own],
+                    served=served,
+                )
+            )
+        arms.append(replicas)
+    return arms[0], arms[1]
+
+
+def replica_table(replica: Replica, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:
+    """The replica's requests as clients recorded them."""
+    count, served = replica.pair.size, replica.served
+    back = rng.exponential(NETWORK_S, count)
+    sent = to_ns(replica.sent_s)
+    lists = None
+    if tokens:
+        times = [
+            np.append(first, served.decoded_s[low:high]) + late
+            for first, low, high, late in zip(served.first_token_s, served.begun, served.ended, back, strict=True)
+        ]
+        counts = 1 + served.ended - served.begun
+        lists = token_lists(to_ns(np.concatenate([*times, []])) - np.repeat(sent, counts), counts)
+    return request_table(
+        sent,
+        request_id=[f"{pair}-{arm}" for pair in replica.pair.tolist()],
+        pair_id=[str(pair) for pair in replica.pair.tolist()] if copies else None,
+        arm=arm,
+        replica=replica.name,
+        first_token_ns=to_ns(served.first_token_s + back),
+        end_ns=to_ns(served.end_s + back),
+        prompt_tokens=replica.prompts,
+        output_tokens=replica.answers,
+        token_ns=lists,
+    )
+
+
+def _requests(made: Fleet, rng: np.random.Generator) -> tuple[Floats, Ints, Ints]:
+    times = arrivals(made, rng)
+    prompts = np.exp(math.log(made.median_tokens) + made.spread * rng.standard_normal(len(times)))
+    answers = made.answer_tokens * np.exp(ANSWERS_SIGMA * rng.standard_normal(len(times)))
+    return times, np.clip(np.rint(prompts), 1, made.longest_tokens).astype(int), np.rint(answers).astype(int) + 2

@@ -1,0 +1,123 @@
+"""What the default gates promise on each kind of servers: coverage, false verdicts at the margin, and power.
+
+`python -m benchmarks.simulation.promises [SEEDS] [PROCESSES]` prints the table; `slowdown` finds how much slower steps
+put the tail of a typical block at the margin.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from analysis.statistics.compare import Comparison, compare_quantiles, compare_typical, decide
+from benchmarks.simulation.calibration import believed, covers, means
+from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
+from benchmarks.simulation.server import Floats
+from benchmarks.simulation.table import Table
+
+MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
+METRICS = ("ttft", "e2e")
+
+# By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: `slowdown`.
+AT_MARGIN = {
+    ("jams", "ttft"): 1.039,
+    ("jams", "e2e"): 1.053,
+    ("static", "ttft"): 1.079,
+    ("static", "e2e"): 1.083,
+    ("heavy", "ttft"): 1.017,
+    ("heavy", "e2e"): 1.037,
+}
+
+
+def gated(
+    kind: Kind, seed: int, *, slower: float = 1.0, ratio: float = 1.0, alpha: float = ALPHA, question: str = "block"
+) -> list[Comparison]:
+    """The two default gates on a fresh run of the kind, decided: p99 of TTFT and of E2E."""
+    rng = np.random.default_rng([seed, 5])
+    trials = pair(kind, rng, slower=slower)
+    items = []
+    for metric in METRICS:
+        both = samples(trials, f"{metric}_ms", ratio=ratio)
+        whole = compare_quantiles(
+            *both, qs=(0.99,), margin=MARGIN, alpha=alpha, draws=DRAWS, rng=rng, paired=kind.design != "split"
+        )
+        answers = compare_typical(*both, whole=whole) if question == "block" else whole
+        items += [replace(item, metric=metric) for item in answers]
+    return decide(items)
+
+
+def coverage(kind: Kind, seed: int, *, question: str = "block") -> Floats:
+    """Whether the 95 % intervals hold the true ratio, for each metric."""
+    items = gated(kind, seed, alpha=ALPHA / 2, question=question)
+    return np.array([covers(item, 1.0) for item in items], dtype=np.float64)
+
+
+def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -> Floats:
+    """(PASS, FAIL) of each metric, then PASS of both and FAIL of any, after the checks of the statistics."""
+    items = gated(kind, seed, slower=slower, ratio=ratio)
+    stands = believed(items)
+    passed = [stands and item.verdict == "PASS" for item in items]
+    failed = [stands and item.verdict == "FAIL" for item in items]
+    return np.array([*passed, *failed, all(passed), any(failed)], dtype=np.float64)
+
+
+def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
+    """How much longer the treatment's steps take where the median typical ratio of many runs is 1 + margin."""
+    low, high = 1.0, 1.0 + MARGIN + 0.02
+    while high - low > 0.001:
+        middle = (low + high) / 2.0
+        ratios = []
+        for seed in range(seeds):
+            both = samples(pair(kind, np.random.default_rng([seed, 9]), slower=middle), f"{metric}_ms")
+            plain = Comparison(
+                quantile=0.99, margin=MARGIN, alpha=ALPHA, ratio=1.0, method="paired", blocks=2, trials=1, requests=1
+            )
+            (item,) = compare_typical(*both, whole=[plain])
+            ratios.append(math.log(item.ratio or math.nan))
+        if float(np.median(ratios)) > math.log1p(MARGIN):
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2.0
+
+
+# Equal arms that pass both default gates in 20 minutes at 4 requests/s.
+POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
+
+
+def promises_table(table: Table, *, kinds: Sequence[str] = tuple(KINDS)) -> None:
+    """All rows of these kinds."""
+
+    def mean(measure: Callable[[int], Floats]) -> Floats:
+        return means(measure, table.seeds, processes=table.processes)
+
+    for name in kinds:
+        kind = KINDS[name]
+        for question, words in (("block", "of a typical block"), ("run", "of the whole run")):
+            for metric, share in zip(METRICS, mean(partial(coverage, kind, question=question)), strict=True):
+                table.add(f"{name}: 95 % interval of p99 {metric} {words} holds the truth", share, least=0.92)
+        at_margin = mean(partial(outcome, kind, ratio=1.0 + MARGIN))
+        for metric, passed, failed in zip(METRICS, at_margin[:2], at_margin[2:4], strict=True):
+            table.add(f"{name}: false PASS of p99 {metric} at the margin", passed, most=0.08)
+            table.add(f"{name}: false FAIL of p99 {metric} at the margin", failed, most=0.08)
+        for place, metric in enumerate(METRICS):
+            if (name, metric) in AT_MARGIN:
+                shares = mean(partial(outcome, kind, slower=AT_MARGIN[name, metric]))
+                check = f"{name}: false PASS of p99 {metric} where slower steps put it at the margin"
+                table.add(check, shares[place], most=0.08)
+        for ratio in (0.8, 1.0, 1.2, 1.5):
+            shares = mean(partial(outcome, kind, ratio=ratio))
+            least = POWER.get(name) if ratio == 1.0 else None
+            most = 0.08 if ratio <= 1.0 else None
+            table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
+            table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
+
+
+if __name__ == "__main__":
+    seeds, processes = ([int(argument) for argument in sys.argv[1:3]] + [100, 2][len(sys.argv) - 1 :])[:2]
+    promises_table(Table(seeds, processes=processes))

@@ -1,0 +1,114 @@
+"""Traffic on servers of slots: what two arms of a run would show, with the truth beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.statistics.compare import Sample
+from benchmarks.simulation.server import Bools, Floats, Ints, Served, serve
+from benchmarks.simulation.weather import (
+    BLOCK_S,
+    Weather,
+    answers,
+    arrivals,
+    collections,
+    host_stalls,
+    lasting_noise,
+    private_stalls,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario(Weather):
+    """What both arms live through.
+
+    `jitter`: standard deviation of the noise in log work that each request brings by itself. Compiles take `compile_s`
+    for each shape that was not met in the warm-up; `collections_s` is the mean time between garbage collections on an
+    arm, `host_stalls` how many times the host stops both arms, `private_stalls` how many times the treatment stands
+    still for no reason of its requests. Prompts are padded to multiples of `step`.
+    """
+
+    slots: int = 16
+    work_s: float = 1.6
+    jitter: float = 0.08
+    compile_s: float = 0.0
+    new_shapes: int = 0
+    collections_s: float = 0.0
+    host_stalls: int = 0
+    private_stalls: int = 0
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """Two arms of one trial, and when the host stood still. `more` are arms like the control."""
+
+    treatment: Served
+    control: Served
+    host_stalls: tuple[tuple[float, float], ...]
+    more: tuple[Served, ...] = ()
+
+
+def run(scenario: Scenario, rng: np.random.Generator, *, arms: int = 2) -> Run:
+    """One trial. Under `mirrored` each request goes to all arms; else each arm has its own."""
+    shared = lasting_noise(scenario, scenario.shared, rng)
+    host = host_stalls(scenario, scenario.host_stalls, rng)
+    times = arrivals(scenario, rng)
+    work, shape = _requests(scenario, len(times), rng)
+    served = []
+    for arm in range(arms):
+        if arm and scenario.design == "separate":
+            shared = lasting_noise(scenario, scenario.shared, rng)
+        if arm and scenario.design != "mirrored":
+            times = arrivals(scenario, rng)
+            work, shape = _requests(scenario, len(times), rng)
+        own = lasting_noise(scenario, scenario.private, rng)
+        noise = (shared + own)[times.astype(int)] + rng.standard_normal(len(times)) * scenario.jitter
+        outside = [*host, *collections(scenario, scenario.collections_s, rng)]
+        compiles: Bools | None = None
+        if arm == 0:
+            outside += private_stalls(scenario, scenario.private_stalls, rng)
+            compiles = first_of_new_shapes(times, -(-shape // scenario.step), scenario.new_shapes, rng)
+        served.append(
+            serve(
+                times,
+                work * np.exp(noise),
+                shape,
+                slots=scenario.slots,
+                outside=outside,
+                compile_s=scenario.compile_s,
+                compiles=compiles,
+            )
+        )
+    return Run(treatment=served[0], control=served[1], host_stalls=tuple(host), more=tuple(served[2:]))
+
+
+def first_of_new_shapes(
+    times: Floats, shape: Ints, count: int, rng: np.random.Generator, *, warm: Bools | None = None
+) -> Bools:
+    """Which requests are the first of a shape that has to be compiled: `count` of them, past the first 30 s.
+
+    None of them is a `warm` one.
+    """
+    must = np.zeros(len(times), dtype=np.bool_)
+    if count:
+        _, first = np.unique(shape, return_index=True)
+        late = first[(times[first] > 30.0) & (True if warm is None else ~warm[first])]
+        must[rng.choice(late, size=min(count, late.size), replace=False)] = True
+    return must
+
+
+def sample(served: Served, *, ratio: float = 1.0, trial: int = 1, requests: Bools | None = None) -> Sample:
+    """The end-to-end latencies times `ratio`, by 30 s block of the arrival."""
+    chosen = slice(None) if requests is None else requests
+    block = (served.arrival_s[chosen] / BLOCK_S).astype(np.int64) + trial * 10_000
+    values = served.e2e_ms[chosen] * ratio
+    return Sample(values=values, block=block, trial=np.full(len(values), trial))
+
+
+def _requests(scenario: Scenario, count: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
+    """Work in seconds, and the shape (prompt length) of each request."""
+    work = answers(scenario.work_s, count, rng)
+    return work, np.rint(np.exp(6.633 + 0.985 * rng.standard_normal(count))).astype(np.int64)

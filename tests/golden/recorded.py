@@ -1,0 +1,184 @@
+"""Two recorded runs, judged as any run is: `demo` (90 s: FAIL and INCONCLUSIVE) and `rollout` (14 min: PASS).
+
+Run `python -m tests.golden.recorded` to write the golden files again after a wanted change.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from analysis.summary.summary import analyze
+from tests.fakes.runs import Compile, FakeArm, FakeRun, Startup, write_run
+
+GOLDEN = Path(__file__).parent
+ENVIRONMENT = {
+    "python": "3.11.11",
+    "platform": "Linux 6.1 x86_64",
+    "versions": {"tailgate": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "locust": "2.47.0"},
+    "git_commit": "4b1f0c6e2a7d5f8091b3c4d5e6f708192a3b4c5d",
+    "cpu": {"model": "AMD EPYC 7R13", "count": 2, "usable": 2},
+    "memory_bytes": 25_769_803_776,
+    "gpus": [],
+    "clock": {"source": "CLOCK_MONOTONIC + anchor"},
+}
+SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 6000}
+
+EAGER = FakeArm(
+    name="eager",
+    enabled=False,
+    startup=Startup(
+        warmed={
+            "prefill batch 1 × length 191, context 191": 0.09,
+            "prefill batch 1 × length 65, context 65": 0.05,
+            "decode batch 4 × length 1, context 239": 0.03,
+        }
+    ),
+)
+PADDED = FakeArm(
+    name="compiled-padded",
+    ratio=0.9,
+    padding=2.0,
+    startup=Startup(
+        warmed={
+            "prefill batch 1 × length 192, context 192": 8.64,
+            "decode batch 4 × length 1, context 240": 6.11,
+        },
+        cudagraph_skips={"no CUDA device": 2},
+    ),
+)
+NAIVE = FakeArm(
+    name="compiled-naive",
+    ratio=0.95,
+    startup=Startup(
+        warmed={"prefill batch 1 × length 5, context 5": 6.9, "decode batch 1 × length 1, context 6": 4.52},
+        graph_breaks={
+            "house/modeling_house.py:212 in forward: Failed to trace builtin operator (builtin print)": 9,
+            "house/modeling_house.py:87 in rotate: Unsupported Tensor.item() call": 2,
+        },
+    ),
+    compiles=(
+        Compile(
+            at_s=6.31,
+            seconds=8.95,
+            shape="prefill [1, 137]",
+            reason="0/0: tensor 'input_ids' size mismatch at index 1. expected 52, actual 137",
+        ),
+        Compile(
+            at_s=21.87,
+            seconds=3.25,
+            shape="prefill [1, 64] (mark_dynamic)",
+            reason="0/1: 16 <= L['input_ids'].size()[1]  # attn_mask = prepare_mask(input_ids, cache)\n"
+            "0/0: tensor 'input_ids' size mismatch at index 1. expected 52, actual 64",
+        ),
+        Compile(
+            at_s=33.4,
+            seconds=5.21,
+            shape="decode [3, 1]",
+            reason="1/0: tensor 'input_ids' size mismatch at index 0. expected 2, actual 3",
+        ),
+        Compile(
+            at_s=47.02,
+            seconds=4.17,
+            shape="decode [5, 1]",
+            reason="1/1: L['position_ids'].size()[0] <= 4  # rotary = self.rotary_emb(hidden, position_ids)",
+        ),
+        Compile(
+            at_s=61.55,
+            seconds=6.43,
+            shape="prefill [1, 192]",
+            reason="0/2: L['input_ids'].size()[1] <= 160  # self.cache.update(keys, values, rows)",
+        ),
+        Compile(
+            at_s=77.2,
+            seconds=3.13,
+            shape="decode [8, 1]",
+            reason="1/2: Eq(s0, 8): duck-shaped with the number of heads (8); guard added by "
+            "`assert hidden.shape[0] != self.num_heads` in attention forward",
+        ),
+    ),
+)
+_SHAPES = [("prefill", 1, size, size) for size in (192, 128, 64, 32)]
+_SHAPES += [("decode", batch, 1, size) for size in (240, 128) for batch in (4, 3, 2, 1)]
+BUCKETED = FakeArm(
+    name="compiled-bucketed",
+    ratio=0.8,
+    padding=1.2,
+    startup=Startup(
+        warmed={
+            f"{step} batch {batch} × length {length}, context {context}": round(9.2 - 0.53 * place, 2)
+            for place, (step, batch, length, context) in enumerate(_SHAPES)
+        }
+    ),
+)
+
+RUNS = {
+    "demo": FakeRun(
+        name="demo",
+        seed=20231116,
+        arms=(EAGER, PADDED, NAIVE),
+        duration_s=90.0,
+        rate=2.0,
+        slo=SLO,
+        environment=ENVIRONMENT,
+        lag_ms=2.4,
+    ),
+    "rollout": FakeRun(
+        name="rollout",
+        seed=7,
+        arms=(EAGER, BUCKETED),
+        duration_s=420.0,
+        trials=2,
+        rate=2.0,
+        slo=SLO,
+        environment=ENVIRONMENT,
+        lag_ms=2.1,
+    ),
+}
+
+
+def summary_of(name: str, folder: Path) -> dict[str, Any]:
+    """What `analyze` says of the run, which is recorded in `folder`; numbers to six digits, those of every machine."""
+    summary: dict[str, Any] = _rounded(analyze(write_run(folder / f"20251121-080000-{name}", RUNS[name])))
+    return summary
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def encoded(summary: dict[str, Any]) -> str:
+    """`summary` as the golden file holds it: indented, but with one line for each innermost list or record."""
+    lines = []
+    for key in sorted(summary):
+        value = summary[key]
+        if isinstance(value, list):
+            body = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in value)
+            lines.append(f'"{key}": [\n{body}\n]' if value else f'"{key}": []')
+        else:
+            lines.append(f'"{key}": {json.dumps(value, ensure_ascii=False)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main() -> None:
+    """All golden files are as today's code writes them."""
+    from analysis.report.junit import junit_xml
+    from analysis.report.markdown import markdown_report
+
+    for name in RUNS:
+        folder = GOLDEN / name
+        with tempfile.TemporaryDirectory() as place:
+            summary = summary_of(name, Path(place))
+        (folder / "summary.json").write_text(encoded(summary), encoding="utf-8", newline="\n")
+        (folder / "report.md").write_text(markdown_report(summary), encoding="utf-8", newline="\n")
+        (folder / "junit.xml").write_text(junit_xml(summary), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
