@@ -3,6 +3,9 @@
 gevent's own timers are as coarse as its poll, a millisecond. The kernel's timers wake it through a file descriptor when
 they expire (timerfd of Linux). Elsewhere, and where less than a fifth of a millisecond is left, it goes in naps of one
 turn of the loop, which keep a core busy.
+
+1,000 moments a second on two shared cores were missed by 60 us in the median, by 390 us with naps alone, by 650 us with
+gevent's timers alone. Python 3.13 has `os.timerfd_create`: with it as the oldest version ctypes can go.
 """
 
 from __future__ import annotations
