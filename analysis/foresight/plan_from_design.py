@@ -15,6 +15,7 @@ from analysis.judging.planner import (
     Noise,
     clean_requests,
     model_noise,
+    power_of_each,
     requests_for_share,
 )
 from analysis.records.requests import RecordError
@@ -53,7 +54,14 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
         design = "mirrored, steady"
     rows = []
     for q in MODEL_QUANTILES:
-        noise = model_noise(design, rate=traffic.rate, quantile=q, block_s=block_s)
+        noise = model_noise(
+            design,
+            rate=traffic.rate,
+            quantile=q,
+            block_s=block_s,
+            restart_spread=limits.restart_spread,
+            trials=traffic.trials,
+        )
         if traffic.trials >= TRIALS_FOR_T_TEST:
             noise = replace(noise, degrees=traffic.trials - 1)
         rows.append(_of_noise(noise, q, traffic, goal, limits, block_s, overhead_s))
@@ -69,12 +77,11 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
     assumed = [
         f"No pilot: spreads are those of made-up servers at 40 % load whose rate {pace}, "
         f"known to a factor of {_MODEL_ERROR:g}, so lengths to a factor of {_MODEL_ERROR**2:g}.",
-        f"They were measured at {MODEL_RATE:g} requests/s over 20 minutes; more requests shrink four fifths of the "
-        "variance, and only time the rest.",
+        f"They were measured at {MODEL_RATE:g} requests/s over 20 minutes; four times as many requests halve them.",
         "Run 10 minutes as a pilot and plan again with `tailgate plan RUN_DIR`.",
     ]
     if traffic.trials >= TRIALS_FOR_T_TEST:
-        assumed.insert(2, "Restarts are taken to add nothing to the spread: only a pilot of several trials tells.")
+        assumed.insert(2, "How much starts differ is gates.restart_spread: only a pilot of several trials tells.")
     if traffic.design == "switchback":
         assumed.insert(1, "Switchback was not simulated: it is planned as separate hosts.")
     return joined_plan(
@@ -104,10 +111,13 @@ def _of_noise(
     overhead_s: float,
 ) -> Need:
     distance = abs(math.log1p(limits.margin) - math.log(goal.ratio))
+    gate = quantile in limits.quantiles
+    power = power_of_each(limits, goal.power) if gate else goal.power
+    noise = replace(noise, starts=noise.starts_for(distance, alpha=limits.alpha, power=power))
     blocks = noise.units_for(
         distance,
         alpha=limits.alpha,
-        power=goal.power,
+        power=power,
         fewest=limits.min_blocks,
         most=int((LONGEST_S - overhead_s) / block_s),
     )
@@ -115,16 +125,17 @@ def _of_noise(
     if goal.duration_s is not None:
         units_then = int((goal.duration_s - overhead_s) / block_s + 1e-9)
         if units_then >= 2:
-            reach = noise.reach(units_then, alpha=limits.alpha, power=goal.power)
+            reach = noise.reach(units_then, alpha=limits.alpha, power=power)
             margin = goal.ratio * math.exp(reach) - 1.0
     seconds = None if blocks is None else blocks * block_s + overhead_s
     return Need(
         arm="",
         what=f"p{100 * quantile:.10g}",
-        gate=quantile in limits.quantiles,
+        gate=gate,
         spread=noise.per_unit / math.sqrt(blocks) if blocks else None,
         needed_s=seconds,
         margin=margin,
+        note=f"in {noise.starts} fresh starts (trials.count)" if noise.starts > traffic.trials else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""How much log ratios of quantiles vary from run to run on made-up servers: what the planner knows without a pilot.
+"""How much log ratios of a typical block vary from run to run on made-up servers: what a plan without a pilot knows.
 
 `python -m benchmarks.simulation.spreads [SEEDS]` prints the table behind the model in `analysis.judging.planner`.
 """
@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 
 from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_S, MODEL_SPREADS, model_noise
+from analysis.statistics.quantiles import block_histogram
+from analysis.statistics.resampling import groups_of
+from analysis.statistics.windows import Windows, typical_ratio
 from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.server import Floats
+from benchmarks.simulation.server import Floats, Served
 
+BLOCK_S = 30.0
 # Slots grow with the rate, so that every server has the same load.
 _SLOTS_PER_RATE = 4
 DESIGNS: Mapping[str, Mapping[str, Any]] = {
@@ -28,20 +32,29 @@ DESIGNS: Mapping[str, Mapping[str, Any]] = {
 def spreads(design: str, *, rate: float, seeds: int, seed: int = 7) -> Floats:
     """Spreads over `seeds` runs of MODEL_S, shape (E2E and TTFT, MODEL_QUANTILES).
 
-    Half the distance between 16 % and 84 % of the runs, a standard deviation were they normal: the one run in a hundred
-    that is overloaded for minutes does not count.
+    Where blocks hold too little of a tail the ratio is that of the whole run, as a gate takes it. A spread is half the
+    distance between 16 % and 84 % of the runs, a standard deviation were they normal: the one run in a hundred that is
+    overloaded for minutes does not count.
     """
     scenario = Scenario(duration_s=MODEL_S, rate=rate, slots=max(4, int(_SLOTS_PER_RATE * rate)), **DESIGNS[design])
     ratios = np.empty((seeds, 2, len(MODEL_QUANTILES)))
     for number in range(seeds):
         served = run(scenario, np.random.default_rng([seed, number]))
         for place, metric in enumerate(("e2e_ms", "ttft_ms")):
-            one, other = (
-                np.quantile(getattr(arm, metric), MODEL_QUANTILES) for arm in (served.treatment, served.control)
-            )
-            ratios[number, place] = np.log(one / other)
+            ratios[number, place] = _log_ratios(served.treatment, served.control, metric)
     low, high = np.quantile(ratios, (0.16, 0.84), axis=0)
     return np.asarray((high - low) / 2.0)
+
+
+def _log_ratios(treatment: Served, control: Served, metric: str) -> Floats:
+    """The log ratio at each of MODEL_QUANTILES, shape (MODEL_QUANTILES,)."""
+    one, other = getattr(treatment, metric), getattr(control, metric)
+    block, its = ((arm.arrival_s // BLOCK_S).astype(np.int64) for arm in (treatment, control))
+    histogram = block_histogram(one, block, other, its, anchor=0.0)
+    group = groups_of(np.zeros(histogram.blocks, dtype=np.int64))
+    whole = np.log(np.quantile(one, MODEL_QUANTILES) / np.quantile(other, MODEL_QUANTILES))
+    windows = [Windows.of(histogram, group, q) for q in MODEL_QUANTILES]
+    return np.array([seen if own is None else typical_ratio(own) for seen, own in zip(whole, windows, strict=True)])
 
 
 def between(both: Floats) -> Floats:

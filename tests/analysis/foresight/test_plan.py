@@ -67,7 +67,8 @@ def test_an_arm_that_failed_does_not_make_the_run_longer(tmp_path: Path) -> None
 
 def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:
     lengths = {design: plan_from_design(Traffic(rate=4, design=design), Goal())["needed_s"] for design in DESIGNS}
-    assert lengths["mirrored"] < lengths["split"] < lengths["separate"] == lengths["switchback"]
+    assert lengths["mirrored"] < lengths["split"] < lengths["separate"]
+    assert lengths["switchback"] == pytest.approx(lengths["separate"], rel=0.01)  # but for the length of a block
     steady = plan_from_design(Traffic(rate=4, arrivals="steady"), Goal())["needed_s"]
     assert steady < lengths["mirrored"]
     assert plan_from_design(Traffic(rate=16), Goal())["needed_s"] < lengths["mirrored"]
@@ -88,7 +89,7 @@ def test_six_trials_share_the_time_and_know_their_error_less_well() -> None:
     assert plan["trial_s"] * 6 >= plan["needed_s"]
     assert plan["needed_s"] > plan_from_design(Traffic(rate=4, trials=5), Goal())["needed_s"]
     assert not any("Blocks of one start" in text for text in plan["assumed"])
-    assert any("Restarts are taken to add nothing" in text for text in plan["assumed"])
+    assert any("How much starts differ is gates.restart_spread" in text for text in plan["assumed"])
 
 
 def test_a_pilot_of_six_trials_asks_for_more_trials_of_the_same_length(tmp_path: Path) -> None:

@@ -191,10 +191,13 @@ def test_the_model_of_a_run_without_a_pilot_is_near_made_up_servers(design):
         assert 0.5 < spread / model < 2.0
 
 
-def test_more_requests_a_second_help_less_than_more_time():
-    slow, fast = (
-        model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0).reach(40, alpha=0.05, power=0.8)
-        for rate in (4.0, 16.0)
-    )
-    longer = model_noise("mirrored", rate=4.0, quantile=0.99, block_s=30.0).reach(160, alpha=0.05, power=0.8)
-    assert longer < fast < slow
+def test_four_times_the_requests_help_as_four_times_the_time_and_neither_helps_the_luck_of_a_start():
+    def reach(rate, blocks, **starts):
+        noise = model_noise("mirrored", rate=rate, quantile=0.99, block_s=30.0, **starts)
+        return noise.reach(blocks, alpha=0.05, power=0.8)
+
+    assert reach(16.0, 40) == pytest.approx(reach(4.0, 160))
+    assert reach(4.0, 160) < reach(4.0, 40)
+    lucky = {"restart_spread": 0.01, "trials": 1}
+    assert reach(4.0, 10_000, **lucky) > 3.0 * 0.01
+    assert reach(4.0, 10_000, **lucky | {"trials": 4}) < reach(4.0, 10_000, **lucky)

@@ -64,8 +64,8 @@ def test_what_is_assumed_without_a_pilot_is_said(capsys: pytest.CaptureFixture[s
     assert code == 0
     assert "No pilot: spreads are those of made-up servers" in words
     assert "margin in 20 minutes" in words
-    assert words.splitlines()[-1].startswith("Run for 43 minutes")
-    assert row(plan, "p99")["margin"] == pytest.approx(0.15, abs=0.02)
+    assert words.splitlines()[-1].startswith("Run for 26 minutes")
+    assert row(plan, "p99")["margin"] == pytest.approx(0.11, abs=0.02)
 
 
 def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixture[str]) -> None:
