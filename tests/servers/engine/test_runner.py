@@ -332,6 +332,7 @@ def test_bounds_that_cannot_be_promised_cost_graphs_before_serving_and_none_afte
     assert_greedy_like_generate(runner, jobs)
 
 
+@pytest.mark.slow
 def test_bounds_that_the_user_gave_must_hold(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "largest", split_at_two)
     arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
