@@ -76,7 +76,8 @@ class Call:
         if timeout_s is not None:
             self.deadline_ns = self.start_ns + int(timeout_s * 1e9)
             self._timer = get_hub().loop.timer(max(0.0, timeout_s))
-            self._timer.start(self._on_deadline)
+            # From now on, not from when the loop last woke: a busy loop would end calls early.
+            self._timer.start(self._on_deadline, update=True)
 
     @property
     def done(self) -> bool:

@@ -193,7 +193,10 @@ def test_own_replicas_are_balanced_without_a_splitter(eager: ServedFake) -> None
     with serve(Behaviour(arm="eager", replica="eager-1")) as second:
         target = f"{eager.target},{second.target}"
         records, _ = run({"arms": ("eager",), "targets": {"eager": target}}, list(range(0, 200, 10)))
-    assert Counter(record.replica for record in records) == {"eager-0": 10, "eager-1": 10}
+    served = Counter(record.replica for record in records)
+    assert served.total() == 20
+    # The one with fewer requests on its way gets the next: on a busy machine an answer may come late.
+    assert min(served["eager-0"], served["eager-1"]) >= 7
 
 
 def test_cap_holds_for_external_arms() -> None:
