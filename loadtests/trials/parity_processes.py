@@ -1,7 +1,7 @@
 """Measures every arm of an experiment alone, and has their parity with the control judged: `tailgate parity`.
 
 Each arm runs in a process of its own, one after the other, control first; then the float64 reference. They leave their
-answers and logits in files, which analysis/parity.py compares.
+answers and logits in files, which analysis/parity compares.
 """
 
 from __future__ import annotations
