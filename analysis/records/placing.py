@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.requests import Requests
 
-# Every kind and phase that a compile event can have.
-EVENT_KINDS = frozenset({"compile", "recompile", "graph_capture", "autotune", "limit_hit", "eager_fallback"})
 EVENT_PHASES = frozenset({"warmup", "serving"})
 REQUEST_PHASES = frozenset({"rampup", "measure"})
 

@@ -431,16 +431,11 @@ class Requests:
         return np.where(self.scheduled[rows] & (sent > 0), _ms_between(start, sent), math.nan)
 
     def metric_ms(self, name: str) -> Floats:
-        """The latencies called `name`: ttft, e2e, tpot or max_itl. NaN where undefined."""
-        try:
-            return {
-                "ttft": self.ttft_ms,
-                "e2e": self.e2e_ms,
-                "tpot": self.tpot_ms,
-                "max_itl": self.max_itl_ms,
-            }[name]
-        except KeyError:
-            raise RecordError(f'metric "{name}" is unknown: use ttft, e2e, tpot or max_itl') from None
+        """The latencies called `name`, one of METRICS. NaN where undefined."""
+        if name not in METRICS:
+            raise RecordError(f'metric "{name}" is unknown: use {", ".join(METRICS[:-1])} or {METRICS[-1]}')
+        latencies: Floats = getattr(self, f"{name}_ms")
+        return latencies
 
 
 METRICS = ("ttft", "e2e", "tpot", "max_itl")

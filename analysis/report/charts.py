@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.records.event_kinds import EVENT_KINDS
 from analysis.report import comparing, reading
 from analysis.report.values import at, clean, is_number, metric_label, phase_label, rows, text
+from analysis.settings.metrics import METRIC_NAMES
 
 Row = Mapping[str, Any]
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
@@ -22,6 +24,8 @@ def chart_data(summary: Row) -> dict[str, Any]:
     index = {name: position for position, name in enumerate(names)}
     data = {
         "arms": [{"name": name, "control": name == at(summary, "control")} for name in names],
+        "kinds": dict(EVENT_KINDS),
+        "metrics": dict(METRIC_NAMES),
         "bin_s": at(summary, "series", "bin_s"),
         "block_s": at(summary, "design", "block_s"),
         "duration_s": at(summary, "design", "duration_s"),
@@ -98,7 +102,7 @@ def _limits(summary: Row) -> dict[str, float]:
     """The SLO line of a chart, by series key: {"ttft_p99_ms": 2000.0}."""
     found: dict[str, float] = {}
     for gate in rows(summary, "gates"):
-        named = re.search(r"(p\d+(?:_\d+)?)_(ttft|e2e|tpot|itl|max_itl)", text(gate.get("gate")))
+        named = re.search(rf"(p\d+(?:_\d+)?)_({'|'.join(METRIC_NAMES)})", text(gate.get("gate")))
         if named and gate.get("kind") == "slo" and gate.get("unit") == "ms" and is_number(gate.get("limit")):
             found.setdefault(f"{named[2]}_{named[1]}_ms", float(gate["limit"]))
     return found

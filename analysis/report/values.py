@@ -7,17 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
+from analysis.records.event_kinds import EVENT_KINDS
 from analysis.settings.metrics import METRIC_NAMES
 
 DASH = "–"
-KIND_NAMES = {
-    "compile": "compile",
-    "recompile": "recompile",
-    "graph_capture": "graph capture",
-    "autotune": "autotune",
-    "limit_hit": "limit hit",
-    "eager_fallback": "eager fallback",
-}
 PHASE_NAMES = {"steady": "steady", "all": "all traffic", "cold": "cold"}
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 # C0 and C1 controls: illegal in XML 1.0 and able to drive a terminal. Marks that turn the direction of text, which can
@@ -25,7 +18,7 @@ VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]"
 )
-QUANTILE_OF = re.compile(r"\bp(\d+)(?:_(\d+))?_(max_itl|ttft|e2e|tpot|itl)(?:_ms)?\b")
+QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
 
 def at(source: object, *keys: str) -> Any:
@@ -184,7 +177,7 @@ def metric_label(metric: object, quantile: object = None) -> str:
 
 
 def kind_label(kind: object) -> str:
-    return KIND_NAMES.get(kind, text(kind)) if isinstance(kind, str) else text(kind)
+    return EVENT_KINDS.get(kind, text(kind)) if isinstance(kind, str) else text(kind)
 
 
 def phase_label(phase: object) -> str:

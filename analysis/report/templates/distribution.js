@@ -6,7 +6,7 @@ function distribution(host, data) {
   );
   if (!metrics.length) return empty(host, "No distribution was recorded.");
   const state = { metric: metrics.includes("e2e") ? "e2e" : metrics[0], hidden: new Set() };
-  const names = { ttft: "TTFT", e2e: "E2E", tpot: "TPOT", itl: "ITL", max_itl: "max ITL" };
+  const names = data.metrics;
   const plot = el("div");
   host.append(
     el(

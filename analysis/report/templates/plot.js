@@ -33,15 +33,8 @@ const share = (value) => (isNumber(value) && value > 0 && value < 0.1 ? "<\u00a0
 const times = (value) => (isNumber(value) ? `×${value >= 10 ? figure(value) : value.toFixed(2)}` : DASH);
 const count = (value) => (isNumber(value) ? value.toLocaleString("en-GB", { maximumFractionDigits: 0 }) : DASH);
 const armClass = (index) => `arm-${(index ?? 0) % 8}`;
-const KINDS = {
-  compile: "compile",
-  recompile: "recompile",
-  graph_capture: "graph capture",
-  autotune: "autotune",
-  limit_hit: "limit hit",
-  eager_fallback: "eager fallback",
-};
-const kindName = (kind) => KINDS[kind] ?? String(kind ?? DASH);
+const kindName = (kind) => data.kinds[kind] ?? String(kind ?? DASH);
+const kindLetter = (kind) => (kind in data.kinds ? data.kinds[kind][0].toUpperCase() : "?");
 
 function scale(domain, range, log) {
   const map = log ? (value) => Math.log10(Math.max(value, 1e-9)) : (value) => value;

@@ -119,7 +119,7 @@ function timelineLanes(data, view) {
       { class: armClass(event.arm), role: "button", "aria-label": said },
       rect(from, top, size, 16, { class: "bar", rx: 2 }),
     );
-    if (size >= 14) bar.append(label(from + size / 2, top + 12, KIND_LETTERS[event.kind] ?? "?", "middle", "on-bar"));
+    if (size >= 14) bar.append(label(from + size / 2, top + 12, kindLetter(event.kind), "middle", "on-bar"));
     return bar;
   });
   const group = {
@@ -132,7 +132,7 @@ function timelineLanes(data, view) {
 
 function timelineLegend(events, thin) {
   const kinds = [...new Set(events.map((event) => event.kind))];
-  const bars = kinds.map((kind) => `${KIND_LETTERS[kind] ?? "?"} ${kindName(kind)}`).join(", ");
+  const bars = kinds.map((kind) => `${kindLetter(kind)} ${kindName(kind)}`).join(", ");
   const first = bars ? `Bars: ${bars}.` : "Nothing compiled in this stretch.";
   return el(
     "p",

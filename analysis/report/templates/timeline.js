@@ -1,13 +1,5 @@
 // Latency over time: a line an arm, compiles as bands through the plot and as bars in a lane an arm below it.
 
-const KIND_LETTERS = {
-  compile: "C",
-  recompile: "R",
-  graph_capture: "G",
-  autotune: "A",
-  limit_hit: "L",
-  eager_fallback: "E",
-};
 const STATISTICS = { ttft: ["p50", "p99"], e2e: ["p50", "p99", "max"] };
 const LANE = 38;
 
