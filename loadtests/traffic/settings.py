@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from loadtests.traffic.limits import OverLimitPolicy
 from loadtests.traffic.prompts import PromptKind
 from servers.address import host_port
-from servers.config import ConfigError
+from servers.fields import ConfigError, Range, check_fields, check_range
 
 Design = Literal["mirrored", "split", "switchback"]
 Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed"]
@@ -33,63 +32,41 @@ class TrafficConfig:
     """
 
     design: Design = "mirrored"
-    duration_s: float = 60.0
-    rampup_s: float = 0.0
+    duration_s: Annotated[float, Range(0.001, 1e7)] = 60.0
+    rampup_s: Annotated[float, Range(0, 1e7)] = 0.0
     arrivals: Arrivals = "poisson"
-    rate: float = 0.0
-    burstiness: float = 1.0
+    rate: Annotated[float, Range(0, 1e9)] = 0.0
+    burstiness: Annotated[float, Range(0.001, 1e6)] = 1.0
     rates: tuple[float | tuple[float, ...], ...] = ()
-    step_s: float = 30.0
-    settle_s: float = 10.0
-    concurrency: int = 0
-    pause_s: float = 0.0
-    num_prompts: int = 0
+    step_s: Annotated[float, Range(0.001, 1e7)] = 30.0
+    settle_s: Annotated[float, Range(0, 1e7)] = 10.0
+    concurrency: Annotated[int, Range(0, 100_000)] = 0
+    pause_s: Annotated[float, Range(0, 1e6)] = 0.0
+    num_prompts: Annotated[int, Range(0, 20_000_000)] = 0
     workload: Workload = "conversation"
-    length_scale: float = 1.0
+    length_scale: Annotated[float, Range(1e-6, 1e6)] = 1.0
     over_limit: OverLimitPolicy = "clip"
     trace: str = ""
     conversations: str = ""
     prompts: PromptKind = "ids"
     tokenizer: str = ""
-    trace_start_s: float = 0.0
-    time_scale: float = 1.0
-    turns_mean: float = 1.0
-    think_time_s: float = 10.0
-    timeout_s: float = 60.0
-    max_concurrency: int = 0
+    trace_start_s: Annotated[float, Range(0, 1e9)] = 0.0
+    time_scale: Annotated[float, Range(1e-6, 1e6)] = 1.0
+    turns_mean: Annotated[float, Range(1, 1000)] = 1.0
+    think_time_s: Annotated[float, Range(0.001, 1e6)] = 10.0
+    timeout_s: Annotated[float, Range(0.001, 1e6)] = 60.0
+    max_concurrency: Annotated[int, Range(0, 1_000_000)] = 0
     ignore_eos: bool = True
     direct: bool = False
     client: Literal["frames", "grpcio"] = "frames"
     workers: int = 1
-    remote_workers: int = 0
+    remote_workers: Annotated[int, Range(0, 1024)] = 0
     master_bind: str = ""
-    block_s: float = 30.0
+    block_s: Annotated[float, Range(0.001, 1e7)] = 30.0
 
     def __post_init__(self) -> None:
-        _choice("design", self.design, get_args(Design))
-        _choice("arrivals", self.arrivals, get_args(Arrivals))
-        _choice("workload", self.workload, get_args(Workload))
-        _choice("prompts", self.prompts, get_args(PromptKind))
-        _choice("over_limit", self.over_limit, get_args(OverLimitPolicy))
-        _range("duration_s", self.duration_s, 0.001, 1e7)
-        _range("rampup_s", self.rampup_s, 0, 1e7)
-        _range("block_s", self.block_s, 0.001, 1e7)
-        _range("rate", self.rate, 0, 1e9)
-        _range("burstiness", self.burstiness, 0.001, 1e6)
-        _range("step_s", self.step_s, 0.001, 1e7)
-        _range("settle_s", self.settle_s, 0, 1e7)
-        _range("concurrency", self.concurrency, 0, 100_000)
-        _range("pause_s", self.pause_s, 0, 1e6)
-        _range("num_prompts", self.num_prompts, 0, 20_000_000)
-        _range("length_scale", self.length_scale, 1e-6, 1e6)
-        _range("trace_start_s", self.trace_start_s, 0, 1e9)
-        _range("time_scale", self.time_scale, 1e-6, 1e6)
-        _range("turns_mean", self.turns_mean, 1, 1000)
-        _range("think_time_s", self.think_time_s, 0.001, 1e6)
-        _range("timeout_s", self.timeout_s, 0.001, 1e6)
-        _range("max_concurrency", self.max_concurrency, 0, 1_000_000)
-        _range("workers", self.workers, 0 if self.remote_workers > 0 else 1, 1024)
-        _range("remote_workers", self.remote_workers, 0, 1024)
+        check_fields(self, "traffic")
+        check_range("traffic.workers", self.workers, Range(0 if self.remote_workers > 0 else 1, 1024))
         if self.rampup_s >= self.duration_s:
             raise ConfigError(
                 f"traffic.rampup_s is {self.rampup_s} but the whole trial lasts duration_s = {self.duration_s}: "
@@ -165,7 +142,7 @@ class TrafficConfig:
         pairs = self.piecewise_rates if self.arrivals == "piecewise" else ()
         rates = [rate for _, rate in pairs] if pairs else list(self.step_rates)
         for rate in rates:
-            _range("rates", rate, 0, 1e9)
+            check_range("traffic.rates", rate, Range(0, 1e9))
         if not any(rates):
             raise ConfigError(f"traffic.rates is {_plain(self.rates)}: give at least one rate above 0")
         starts = [start for start, _ in pairs]
@@ -334,16 +311,6 @@ class TrafficConfig:
                 f"traffic.rampup_s is {self.rampup_s} but a switchback has blocks of block_s = {self.block_s}: "
                 "give a multiple of it, so that no block is part ramp-up"
             )
-
-
-def _choice(key: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"traffic.{key} is {value!r}: use one of {', '.join(str(item) for item in allowed)}")
-
-
-def _range(key: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"traffic.{key} is {value}: give a value from {low} to {high}")
 
 
 def _plain(value: object) -> object:
