@@ -66,14 +66,6 @@ class RecordWriter:
         """The row is part of the next batch; columns it lacks are null."""
         self._rows.append(row)
 
-    def append_columns(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """All rows of equally long `columns` are part of the next batch; columns it lacks are null."""
-        names = list(columns)
-        lengths = {len(columns[name]) for name in names}
-        if len(lengths) > 1:
-            raise RecordError(f"columns have {sorted(lengths)} rows: give columns of one length")
-        self._rows.extend(dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True))
-
     def flush(self) -> None:
         """Every row appended so far is in the file, as one batch."""
         if self._rows:

@@ -70,13 +70,6 @@ class TestWriting:
         with pytest.raises(RecordError, match="other columns"):
             RecordWriter(path, COMPILE_EVENTS)
 
-    def test_columns_of_unequal_length_are_refused(self, tmp_path):
-        with RecordWriter(tmp_path / "requests.arrow", REQUESTS) as writer:
-            writer.append_columns({"arm": ["a", "b"], "status": ["OK", "OK"]})
-            with pytest.raises(RecordError, match="one length"):
-                writer.append_columns({"arm": ["a"], "status": ["OK", "OK"]})
-        assert read_table(tmp_path / "requests.arrow", REQUESTS)[0].num_rows == 2
-
 
 class TestReading:
     def test_every_cut_loses_at_most_the_torn_batch(self, tmp_path):
