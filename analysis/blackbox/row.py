@@ -42,7 +42,7 @@ def outside_row(run: Run, outside: Outside) -> dict[str, Any]:
 
 def _agreement(run: Run, outside: Outside) -> Agreement | None:
     """None where the arm has no telemetry to agree with."""
-    if run.external(outside.arm) or not any(event.arm == outside.arm for event in run.events):
+    if run.account(outside.arm).external or not any(event.arm == outside.arm for event in run.events):
         return None
     hits = [int(rows.size) for rows in run.attribution.event_requests]
     return agreement_of(outside, run.events, hits)

@@ -25,7 +25,8 @@ from analysis.judging.planner import Noise
 from analysis.judging.validity import LENGTH_CHECKS, Check
 from analysis.records.requests import RecordError
 from analysis.run.gaps import gaps_of
-from analysis.run.run import SECOND, Run
+from analysis.run.run import Run
+from analysis.run.trials import SECOND
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import (
     TRIALS_FOR_T_TEST,

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import brackets, is_search
-from analysis.run.run import Run, mapping, number
+from analysis.records.plain_values import mapping, number
+from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.settings.rollout import Rollout
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.run.gaps import gaps_of
-from analysis.run.run import Run, block_numbers
+from analysis.run.run import Run
+from analysis.run.trials import block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, METRIC_NAMES
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
-from analysis.run.run import mapping, number
+from analysis.records.plain_values import mapping, number
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
 BUSY_SECONDS = 2.0

@@ -59,10 +59,12 @@ from analysis.judging.planner import POWER, comparison_needed_s, power_of_each, 
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
+from analysis.records.plain_values import mapping
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
-from analysis.run.run import SECOND, Run, mapping
+from analysis.run.run import Run
 from analysis.run.slo import ShareResult, judge_share, observed, units
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, normal_e2e_ms, windows_of
+from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
@@ -207,7 +209,7 @@ def _turned(rate: RateComparison, least: float) -> Comparison:
 def _outside(run: Run) -> dict[str, Outside]:
     # Nothing restarts an external arm: what it compiled in one trial it has in the next.
     shapes = {
-        arm: shapes_of(run.requests, arm, ladder=run.length_ladder(arm), restarts=not run.external(arm))
+        arm: shapes_of(run.requests, arm, ladder=run.account(arm).length_ladder, restarts=not run.account(arm).external)
         for arm in run.arms
     }
     return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
@@ -217,7 +219,7 @@ def _recompile_gates(
     run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside
 ) -> list[Gate]:
     cold = run.limits.cold
-    if run.external(arm):
+    if run.account(arm).external:
         return _external_gates(run, facts, parts, outside)
     if cold is None:
         return recompile_gates(arm, facts, run.limits.budget)
@@ -259,7 +261,7 @@ def _error_gates(run: Run, arm: str) -> list[Gate]:
 
 def _death_gates(run: Run, arm: str) -> list[Gate]:
     # Nobody watches the process of an external arm: its death shows in errors.
-    return [] if run.external(arm) else [death_gate(arm, len(run.deaths(arm)))]
+    return [] if run.account(arm).external else [death_gate(arm, len(run.account(arm).deaths))]
 
 
 def _parity_gates(run: Run, arm: str) -> list[Gate]:
@@ -267,12 +269,12 @@ def _parity_gates(run: Run, arm: str) -> list[Gate]:
 
     Answers in lower precision alone judge nothing.
     """
-    answers = run.answers(arm)
+    answers = run.account(arm).answers
     asked = mapping(run.records.experiment.get("parity")).get("full") is True
     told = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
-    if not (run.parity(arm) or asked or told):
+    if not (run.account(arm).parity or asked or told):
         return []
-    return [parity_gate(arm, run.parity(arm), answers, asked=asked)]
+    return [parity_gate(arm, run.account(arm).parity, answers, asked=asked)]
 
 
 def _share(run: Run, missed: Bools, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
@@ -305,7 +307,7 @@ def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
     seconds = {"": run.seconds, "cold": cold_s, "steady": run.seconds - cold_s}[part]
     minutes = seconds / 60.0 * run.replicas(arm)
     # An arm that compiles has at least its warm-up to tell of; silence means that its telemetry was lost.
-    silent = run.compiles(arm) and not any(event.arm == arm for event in run.events)
+    silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
     return CompileFacts(
         known=run.records.events is not None and not silent,
         recompiles=len(recompiles),
@@ -396,13 +398,13 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if (run.targets or run.limits.min_goodput_ratio is not None) and not search:
         yield check_length(run.blocks, limits, run.block_s)
     yield check_interference(*_interference(run))
-    answers = run.answers(run.control)
+    answers = run.account(run.control).answers
     # a single replica is its own measure
     if len({row.get("replica") for row in answers}) > 1 or any(row.get("error") for row in answers):
         yield check_answers(run.control, answers)
     if infos:
-        for arm in (name for name in run.arms if not run.external(name)):
-            yield check_deaths(arm, run.deaths(arm), control=arm == run.control, silent=run.silent(arm))
+        for arm in (name for name in run.arms if not run.account(name).external):
+            yield check_deaths(arm, run.account(arm).deaths, control=arm == run.control, silent=run.account(arm).silent)
 
 
 def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Check]:
@@ -414,7 +416,7 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
         yield check_autocorrelation(arm, own)
         yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
-    outside = {name: str(found["kind"]) for name in (arm, run.control) if (found := run.external(name))}
+    outside = {name: str(found["kind"]) for name in (arm, run.control) if (found := run.account(name).external)}
     yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
     yield check_equal_work(work_of(run, arm))
     yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))

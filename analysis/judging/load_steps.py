@@ -21,8 +21,10 @@ import numpy as np
 from scipy import special
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.run.run import SECOND, Run, number
+from analysis.records.plain_values import number
+from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
+from analysis.run.trials import SECOND
 
 Held = Literal["held", "missed", "undecided"]
 

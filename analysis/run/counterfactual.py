@@ -121,7 +121,7 @@ def _withdrawn(run: Run, arm: str) -> str | None:
     """Why nothing can be said of the arm without its compiles, in words; None where something can."""
     requests, attribution = run.requests, run.attribution
     own = run.of_arm(arm) & run.usable
-    if run.records.events is None and run.compiles(arm):
+    if run.records.events is None and run.account(arm).compiles:
         return "no compile events are recorded"
     lost_s = _unrecorded_s(run, own)
     if lost_s > 0.0:

@@ -64,7 +64,7 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies | None:
     apart_ms = np.abs(requests.start_ns[mine][timed] - requests.start_ns[theirs][timed]) / 1e6
     if run.told_open_loop is False:
         apart_ms = apart_ms[:0]  # the copies of a closed loop start when each arm's own user is free
-    alike = not run.external(arm) and not run.external(run.control)
+    alike = not run.account(arm).external and not run.account(run.control).external
     unequal = {}
     for what, column in (
         # External servers count with tokenizers of their own.

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.documents import read_document
-from analysis.run.run import Run, mapping, number
+from analysis.records.plain_values import mapping, number
+from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, windows_of
 
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
@@ -24,11 +25,11 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
     The parts add up to `serving_s`. Compiles lie inside the parts that warm shapes; capture does where the compiler
     did it by itself.
     """
-    starts = [_items(startup) for startup in run.startups(arm)]
+    starts = [_items(startup) for startup in run.account(arm).startups]
     starts = [items for items in starts if items]
     shapes = [{item: ns for item, ns in items.items() if _part(item) not in AROUND} for items in starts]
     whole = bool(starts) and all(set(BEFORE) <= {_part(item) for item in items} for items in starts)
-    memory = next((dict(found) for row in run.startups(arm) if (found := mapping(row.get("memory_bytes")))), {})
+    memory = next((dict(found) for row in run.account(arm).startups if (found := mapping(row.get("memory_bytes")))), {})
     return {
         "serving_s": _mean_s(sum(items.values()) for items in starts) if whole else None,
         "process_s": _part_s(starts, *BEFORE) if whole else None,
@@ -73,7 +74,7 @@ def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
     """What the compiler did in one start."""
-    if run.records.events is None or run.external(arm):
+    if run.records.events is None or run.account(arm).external:
         return dict.fromkeys(("compiles", "compile_s", "backend_s", "autotune_s", "tuning_s", "recording_s", "cache"))
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analysis.records.plain_values import mapping
 from analysis.run.pairs import in_pairs
-from analysis.run.run import Run, mapping
+from analysis.run.run import Run
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,8 +45,8 @@ def work_of(run: Run, arm: str) -> Work:
     else against what was planned."""
     requests, control = run.requests, run.control
     done = run.usable & requests.ok
-    own = not run.external(arm) and not run.external(control)
-    counted = run.counts_tokens(arm) and run.counts_tokens(control)
+    own = not run.account(arm).external and not run.account(control).external
+    counted = run.account(arm).counts_tokens and run.account(control).counts_tokens
     paired = run.design == "mirrored"
     other = [text for name in (arm, control) if own and (text := _beside_the_plan(run, name))]
     if paired:
@@ -217,7 +218,7 @@ def token_times(run: Run, arm: str) -> TokenTimes:
     requests = run.requests
     rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok)
     tokens, times = requests.output_tokens[rows], requests.token_times[rows]
-    timed = bool((requests.token_times > 0).any()) and not run.external(arm)
+    timed = bool((requests.token_times > 0).any()) and not run.account(arm).external
     many = (tokens >= _MANY_TOKENS) & (requests.first_ns[rows] > 0)
     at_once = many & (requests.end_ns[rows] - requests.first_ns[rows] <= _AT_ONCE_NS)
     return TokenTimes(

@@ -36,7 +36,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     tokens = int(requests.output_tokens[usable].sum())
     return {
         "name": arm,
-        "preset": run.config(arm).get("preset"),
+        "preset": run.account(arm).config.get("preset"),
         "control": arm == run.control,
         "requests": int(own.sum()),
         "ok": completed,
@@ -68,7 +68,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "blackbox": outside_row(run, judgement.outside[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
-        "deaths": len(run.deaths(arm)),
+        "deaths": len(run.account(arm).deaths),
         "verdict": judgement.verdicts.get(arm),
     }
 
@@ -101,11 +101,11 @@ def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
 
 def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     """Where an external arm is, and what cannot be known of it, in sentences; None for tailgate's own arms."""
-    found = run.external(arm)
+    found = run.account(arm).external
     if not found:
         return None
     times, tokens = run.times_per_answer(arm)
-    counts = run.counts_tokens(arm)
+    counts = run.account(arm).counts_tokens
     notes = [
         "Tailgate did not start it: there are no sections on its start-up and compiles, and nothing resets it between "
         "trials.",
@@ -117,7 +117,7 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
         notes.append(
             f"{tokens} tokens came in {times} chunks with text: ITL is per chunk, tokens are the server's own count."
         )
-    if any(probe.get("streams") is False for probe in run.probes(arm)):
+    if any(probe.get("streams") is False for probe in run.account(arm).probes):
         notes.append("It does not stream: the first token comes with the last.")
     return {
         "kind": found["kind"],
@@ -148,7 +148,7 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, Co
     events = [event for event in run.events if event.arm == arm]
     warmup = [event for event in events if not event.serving]
     serving = run.serving_events(arm)
-    if run.external(arm):
+    if run.account(arm).external:
         return dict.fromkeys(_COMPILE_COLUMNS)
     known = facts.known
     # Without events the servers' own word for a wait still shows it, but its silence does not say that nobody waited.
@@ -241,7 +241,7 @@ def _part_row(facts: CompileFacts) -> dict[str, Any]:
 
 def _eager_fallback_pct(run: Run, arm: str) -> float | None:
     """The share of steps that ran uncompiled on an arm that asks for compiling; None elsewhere."""
-    steps = run.steps(arm) if run.compiles(arm) else None
+    steps = run.steps(arm) if run.account(arm).compiles else None
     if steps is None:
         return None
     known = steps.column("compiled").drop_null()
@@ -250,7 +250,7 @@ def _eager_fallback_pct(run: Run, arm: str) -> float | None:
 
 
 def _padding(run: Run, arm: str) -> dict[str, Any]:
-    steps = None if run.external(arm) else run.steps(arm)
+    steps = None if run.account(arm).external else run.steps(arm)
     if steps is None:
         return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
     tokens, padded, waste = _waste(steps)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.run.run import Run, mapping, number
+from analysis.records.plain_values import mapping, number
+from analysis.run.run import Run
 
 _OVER_LIMIT = ("input_over", "output_over", "requests_dropped", "turns_after_end")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.run.run import SECOND, Run
+from analysis.run.run import Run
+from analysis.run.trials import SECOND
 from analysis.statistics.quantiles import grouped_quantiles
 
 MOST_BINS = 1200

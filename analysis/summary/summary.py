@@ -22,10 +22,12 @@ from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
 from analysis.judging.validity import Check
 from analysis.records.documents import write_json
+from analysis.records.plain_values import mapping
 from analysis.records.requests import RunRecords, read_run
-from analysis.run.run import SECOND, Run, mapping
+from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
+from analysis.run.trials import SECOND
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
@@ -200,7 +202,11 @@ def _parity(run: Run) -> dict[str, Any]:
     return {
         **{name: measured.get(name) for name in _PARITY_FACTS},
         "arms": [
-            {"name": arm, "measured": dict(run.parity(arm)) or None, "answers": [dict(row) for row in run.answers(arm)]}
+            {
+                "name": arm,
+                "measured": dict(run.account(arm).parity) or None,
+                "answers": [dict(row) for row in run.account(arm).answers],
+            }
             for arm in run.arms
         ],
     }

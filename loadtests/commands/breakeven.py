@@ -10,9 +10,10 @@ from typing import Any
 
 from analysis.foresight.costs import break_even_rows, break_evens
 from analysis.judging.judgement import judge
+from analysis.records.plain_values import mapping
 from analysis.records.requests import RecordError, read_run
 from analysis.report.breakeven import RANGES, payoffs
-from analysis.run.run import Run, mapping
+from analysis.run.run import Run
 from analysis.settings.rollout import Rollout
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.flags import run_directory

@@ -17,8 +17,10 @@ from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.records.placing import Unplaced, words_of
-from analysis.run.run import Run, Trial, mapping, number
+from analysis.records.plain_values import mapping, number
+from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, Windows, windows_of
+from analysis.run.trials import Trial
 
 _SHORTEST_NS = 250_000_000  # of a stall that must be told of; shorter ones are a collection or a hiccup as well
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
@@ -33,10 +35,10 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
         return
     nobodys = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
     yield check_placed(nobodys, "compile event", arm=None, affects=("recompile", *ESTIMATES))
-    for arm in (name for name in run.treatments if not run.external(name)):
+    for arm in (name for name in run.treatments if not run.account(name).external):
         own = [item for item in run.unplaced_events if item.arm == arm]
         yield check_placed(own, "compile event", arm=arm, affects=("recompile", *ESTIMATES))
-    for arm in (name for name in run.arms if not run.external(name)):
+    for arm in (name for name in run.arms if not run.account(name).external):
         lost, vouched = lost_events(run, arm)
         control = arm == run.control
         yield Check(
@@ -87,8 +89,8 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
             ids[event.trial, event.replica or ""].add(event.event_id)
     for trial in run.trials:
         final = mapping(trial.info.get("final"))
-        dead = [death.get("replica") for death in run.deaths(arm)]
-        for replica in run.replica_names(arm, trial):
+        dead = [death.get("replica") for death in run.account(arm).deaths]
+        for replica in run.account(arm).replica_names(trial):
             own = ids[trial.number, replica]
             counted = _count(trial, replica, "compile_events")
             if counted is None:
@@ -113,7 +115,7 @@ def check_steps(run: Run) -> Check:
         f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
         for trial in run.trials
         for arm in run.arms
-        for replica in run.replica_names(arm, trial)
+        for replica in run.account(arm).replica_names(trial)
         if (counted := _count(trial, replica, "steps")) is not None
         and (recorded := rows.get((trial.number, replica), 0)) < counted
     ]

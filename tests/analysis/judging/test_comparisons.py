@@ -5,7 +5,8 @@ import pytest
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
 from analysis.records.requests import REQUESTS, RecordWriter, read_run, read_table
-from analysis.run.run import SECOND, Run
+from analysis.run.run import Run
+from analysis.run.trials import SECOND
 from analysis.settings.metrics import JUDGED_METRICS
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

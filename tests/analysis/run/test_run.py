@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.records.plain_values import mapping, number
 from analysis.records.requests import RecordError, read_run
-from analysis.run.run import Run, mapping, number
+from analysis.run.run import Run
 from analysis.run.spikes import stall_windows
 from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
 
@@ -66,7 +67,7 @@ class TestArms:
             info["final"] = {"eager-0": {"counters": {}}}
 
         run = load(tmp_path, change=last_words)
-        assert (run.silent("eager"), run.silent("compiled")) == ([], ["compiled-0"])
+        assert (run.account("eager").silent, run.account("compiled").silent) == ([], ["compiled-0"])
         assert load(tmp_path, change=lambda info: None).silent("compiled") == []
 
 

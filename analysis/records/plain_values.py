@@ -1,0 +1,49 @@
+"""Values that others wrote, taken for what they are or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from analysis.records.requests import RecordError
+
+_LONGEST_S = 1e9  # thirty years
+_LARGEST = 1e300
+
+
+def number(value: Any) -> float | None:
+    """The value where it is a finite number, else None."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    # A whole number can be too large for any other kind.
+    return float(value) if abs(value) < _LARGEST and math.isfinite(value) else None
+
+
+def seconds(value: Any) -> float | None:
+    """The value where it is a time above 0 that a run could last, else None."""
+    known = number(value)
+    return known if known is not None and 0 < known < _LONGEST_S else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is a table, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def table(experiment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table `key` of an experiment, empty where there is none. Raises RecordError for what is no table."""
+    value = experiment.get(key, {})
+    if not isinstance(value, Mapping):
+        raise RecordError(f"experiment.toml: {key} is {value!r}: give a table")
+    return value
+
+
+def rows_of(value: Any) -> list[Mapping[str, Any]]:
+    """The tables in a list, none where it is no list."""
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def first_of(infos: Iterable[Mapping[str, Any]], key: str) -> Any:
+    """The first value under `key` that is not None."""
+    return next((info[key] for info in infos if info.get(key) is not None), None)

@@ -1,0 +1,132 @@
+"""What a run says of one arm: its experiment, its trials, and what was measured before and after the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.records.plain_values import mapping, number, rows_of
+from analysis.run.trials import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmAccount:
+    """What is said of `arm`. Unknown is None or empty, and nothing is decided."""
+
+    arm: str
+    experiment: Mapping[str, Any]
+    infos: Sequence[Mapping[str, Any]]  # trial.json of each trial, empty where there is none
+    measured_parity: Any  # parity.json
+
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The arm's own row of each trial."""
+        return [row for info in self.infos for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The arm's resolved configuration from the first trial that has it, else what the experiment says of it."""
+        for row in self.rows:
+            if isinstance(row.get("config"), Mapping):
+                return mapping(row["config"])
+        return next((row for row in rows_of(self.experiment.get("arms")) if row.get("name") == self.arm), {})
+
+    @property
+    def external(self) -> Mapping[str, Any]:
+        """What is known of an arm that tailgate did not start: kind, address, model_name; empty for its own arms."""
+        rows = [*self.rows, *rows_of(self.experiment.get("arms"))]
+        row = next((row for row in rows if row.get("name") == self.arm and row.get("kind")), {})
+        kind = row.get("kind")
+        return {} if kind in (None, "tailgate") else {**row, **mapping(row.get("external")), "kind": kind}
+
+    @property
+    def length_ladder(self) -> tuple[int, ...]:
+        """The prompt lengths at which the arm's shapes change, as its trials say; empty where each length is its own,
+        or nothing is said."""
+        ladder = next((row["length_ladder"] for row in self.rows if row.get("length_ladder")), None)
+        ladder = ladder or self.external.get("length_ladder")
+        steps = [number(step) for step in ladder] if isinstance(ladder, (list, tuple)) else []
+        return tuple(sorted({int(step) for step in steps if step is not None and step >= 1}))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the arm's server tells how many tokens it answered, so that `output_tokens` is no count of pieces."""
+        return all(probe.get("tokens") is not None for probe in self.probes)
+
+    @property
+    def probes(self) -> list[Mapping[str, Any]]:
+        """What each replica of an external arm showed in its first short answer, trial by trial."""
+        return [probe for row in self.rows for probe in rows_of(row.get("probe"))]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the arm asks for compiling."""
+        return bool(mapping(self.config.get("compile")).get("enabled"))
+
+    def replica_names(self, trial: Trial) -> tuple[str, ...]:
+        """The names of the arm's server processes in the trial, as trial.json has them; empty where it does not."""
+        return replica_names([trial.info], self.arm)
+
+    @property
+    def deaths(self) -> list[Mapping[str, Any]]:
+        """The replicas of the arm that died under load."""
+        return [row for info in self.infos for row in rows_of(info.get("deaths")) if row.get("arm") == self.arm]
+
+    @property
+    def silent(self) -> list[str]:
+        """The replicas of the arm that did not die and yet gave no last word after the traffic of a trial that ended.
+
+        Only of trials that tell last words at all.
+        """
+        dead = {row.get("replica") for row in self.deaths}
+        silent = []
+        for info in self.infos:
+            if not info.get("complete") or not isinstance(info.get("final"), Mapping):
+                continue
+            for row in (row for row in rows_of(info.get("arms")) if row.get("name") == self.arm and not self.external):
+                replicas = row.get("replicas")
+                for name in replicas if isinstance(replicas, list) else []:
+                    if str(name) not in info["final"] and name not in dead:
+                        silent.append(str(name))
+        return silent
+
+    @property
+    def startups(self) -> list[Mapping[str, Any]]:
+        """What each trial says of the arm's start-up, empty where it says nothing."""
+        return [mapping(mapping(info.get("startup")).get(self.arm)) for info in self.infos]
+
+    @property
+    def parity(self) -> Mapping[str, Any]:
+        """What was measured of the arm's parity with the control before the first trial; empty if nothing was."""
+        rows = rows_of(mapping(self.measured_parity).get("arms"))
+        return next((row for row in rows if row.get("name") == self.arm), {})
+
+    @property
+    def answers(self) -> list[Mapping[str, Any]]:
+        """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
+        with the `dtype` that it was asked in; empty where none was asked. A trial that ended without answers that the
+        experiment asks for has a row with an error."""
+        experiment = self.experiment
+        served = mapping(experiment.get("parity")).get("served") is True and not experiment.get("compare_models")
+        answers: list[Mapping[str, Any]] = []
+        for info in self.infos:
+            served_parity = mapping(info.get("answers"))
+            mine = [row for row in rows_of(served_parity.get("replicas")) if row.get("arm") == self.arm]
+            if served and info.get("complete") and not mine:
+                mine = [
+                    {"arm": self.arm, "replica": self.arm, "error": f"trial {info.get('trial')} holds no answers of it"}
+                ]
+            counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
+            prompts = served_parity.get("prompts")
+            asked = {"dtype": served_parity.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
+            names = [{"replica": name if isinstance(name := row.get("replica"), str) else None} for row in mine]
+            answers += [{**row, **name, **count, **asked} for row, name, count in zip(mine, names, counts, strict=True)]
+        return answers
+
+
+def replica_names(infos: Iterable[Mapping[str, Any]], arm: str) -> tuple[str, ...]:
+    """The names of the arm's server processes that these trials name, each once."""
+    rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
+    names = [name for row in rows if isinstance(row.get("replicas"), list) for name in row["replicas"]]
+    return tuple(dict.fromkeys(str(name) for name in names))

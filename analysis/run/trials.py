@@ -1,0 +1,99 @@
+"""The trials of a run in time, and the blocks that they are cut into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.records.columns import parts
+from analysis.records.plain_values import number
+from analysis.records.plain_values import seconds as seconds_of
+from analysis.records.requests import Codes, Requests
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SECOND = 1_000_000_000
+_LAST_NS = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One trial's place in time. `seconds` is how long it really lasted, not what was planned."""
+
+    number: int
+    info: Mapping[str, Any]  # trial.json; empty where there is none
+    start_ns: int
+    first_ns: int  # the first request
+    seconds: float
+    blocks: int
+    first_block: int  # its blocks are numbered from here, unique over trials
+
+
+def planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """When each trial was to end, in ns since the epoch; without those that do not say."""
+    ends = {}
+    for info in infos:
+        start, duration = number(info.get("start_ns")), seconds_of(info.get("duration_s"))
+        if start is not None and duration is not None:
+            ends[int(info["trial"])] = int(info["start_ns"]) + int(duration * SECOND)
+    return ends
+
+
+def trials_of(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: float) -> tuple[Trial, ...]:
+    """The trials in order, each with its place in time, from what they say of themselves and from their requests."""
+    by_number = {int(info["trial"]): info for info in infos}
+    trials: list[Trial] = []
+    first_block = 0
+    for trial in sorted({*by_number, *np.unique(requests.trial).tolist()}):
+        info = by_number.get(trial, {})
+        own = (requests.trial == trial) & ~requests.broken
+        first, last = _range(requests.start_ns, own) if own.any() else (0, 0)
+        told = number(info.get("start_ns"))
+        start = int(info["start_ns"]) if told is not None and 0 < told <= first else first
+        seen = (last - start) / 1e9 if own.any() else 0.0
+        duration = seconds_of(info.get("duration_s"))
+        if duration is None:
+            seconds = max(seen, 1e-9)
+        else:
+            seconds = duration if info.get("complete") else max(min(duration, seen), 1e-9)
+            if own.any() and (info.get("loop") == "closed" or number(info.get("num_prompts"))):
+                # It ends with its last answer, however long it was given.
+                seconds = max(min(seconds, (_range(requests.end_ns, own)[1] - start) / 1e9), 1e-9)
+        # A last block shorter than half a block joins the one before it.
+        blocks = max(1, math.floor(seconds / block_s + 0.5))
+        trials.append(
+            Trial(
+                number=trial,
+                info=info,
+                start_ns=start,
+                first_ns=first,
+                seconds=seconds,
+                blocks=blocks,
+                first_block=first_block,
+            )
+        )
+        first_block += blocks
+    return tuple(trials)
+
+
+def _range(values: Ints, own: Bools) -> tuple[int, int]:
+    """The least and the largest of one's own values, which are there."""
+    return int(values.min(where=own, initial=_LAST_NS)), int(values.max(where=own, initial=-_LAST_NS))
+
+
+def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints) -> Codes:
+    """The block of each moment of a trial; what lies past the trial's end is in its last block. Unknown trials: 0."""
+    block = np.zeros(len(at_ns), dtype=np.int32)
+    for part in parts(len(at_ns)):
+        for item in trials:
+            own = trial[part] == item.number
+            since = at_ns[part][own] - item.start_ns
+            since //= int(block_s * SECOND)
+            block[part][own] = item.first_block + np.clip(since, 0, item.blocks - 1)
+    return block
