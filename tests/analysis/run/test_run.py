@@ -59,8 +59,8 @@ class TestArms:
             info["arms"][1]["config"]["engine"] = {"max_prompt_tokens": 512, "prefill_chunk": 128}
             info["arms"][1]["length_ladder"] = [128, 512]
 
-        assert load(tmp_path, change=pads).length_ladder("compiled") == (128, 512)
-        assert load(tmp_path, change=lambda info: None).length_ladder("compiled") == ()
+        assert load(tmp_path, change=pads).account("compiled").length_ladder == (128, 512)
+        assert load(tmp_path, change=lambda info: None).account("compiled").length_ladder == ()
 
     def test_a_replica_without_a_last_word_is_silent(self, tmp_path):
         def last_words(info):
@@ -68,7 +68,7 @@ class TestArms:
 
         run = load(tmp_path, change=last_words)
         assert (run.account("eager").silent, run.account("compiled").silent) == ([], ["compiled-0"])
-        assert load(tmp_path, change=lambda info: None).silent("compiled") == []
+        assert load(tmp_path, change=lambda info: None).account("compiled").silent == []
 
 
 class TestTrials:

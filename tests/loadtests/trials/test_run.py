@@ -173,7 +173,7 @@ def test_trials_tell_how_their_arms_pad_and_which_compiles_stall(tmp_path: Path)
     assert [row["length_ladder"] for row in facts["arms"]] == [[], [32, 128], [32, 64, 128]]
     assert "limit_hit" in facts["stalling_kinds"]
     judged = Run.of(read_run(outcome.run_dir))
-    assert [judged.length_ladder(name) for name in judged.arms] == [(), (32, 128), (32, 64, 128)]
+    assert [judged.account(name).length_ladder for name in judged.arms] == [(), (32, 128), (32, 64, 128)]
 
 
 def test_a_run_whose_arms_all_died_is_broken(tmp_path: Path) -> None:
