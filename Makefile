@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 # Two processes side by side, each of which computes with one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# What to run before every commit: under 10 minutes on two processors.
+# What to run before every commit: about 10 minutes on two processors.
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not gpu and not slow" $(ARGS)
 
