@@ -50,11 +50,15 @@ def change(tree: Path, edits: Sequence[Edit]) -> None:
 def judged(tree: Path, run: str) -> tuple[dict[str, object], str]:
     """The summary and the Markdown report of the FakeRun that the expression makes, by the tree's own code."""
     code = f"""
+import json
 from pathlib import Path
 from analysis.report import write_reports
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.runs import Compile, EAGER, FakeArm, FakeRun, write_run
+from servers.config import STALLING_KINDS
 directory = write_run(Path("run"), {run})
+for path in directory.glob("trial-*/trial.json"):  # as a trial writes it
+    path.write_text(json.dumps(json.loads(path.read_text()) | {{"stalling_kinds": STALLING_KINDS}}))
 summary = analyze(directory)
 write_summary(summary, directory / "summary.json")
 write_reports(summary, directory)

@@ -248,7 +248,6 @@ def duration_text(seconds: float) -> str:
 
 MODEL_RATE: Final = 4.0  # requests/s to each arm
 MODEL_S: Final = 1200.0
-MODEL_QUANTILE: Final = 0.99
 # The spread of the log p99 ratio of a typical block at MODEL_RATE over MODEL_S on made-up servers at 40 % load, between
 # that of E2E and that of TTFT (`python -m benchmarks.simulation.spreads` measures them). Real ones may have twice that.
 MODEL_SPREADS: Final[Mapping[str, float]] = {

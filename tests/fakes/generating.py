@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import gevent
 from gevent.event import Event
 
 from loadtests.clients.grpc_call import GrpcCall
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.metadata import Metadata, encode_metadata
+from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateChunk, GenerateRequest
+from tests.fakes.http2 import Exchange, Peer, chunk
 
 
 class KeepingCall(GrpcCall):
@@ -55,3 +59,28 @@ def generate(
 ) -> Any:
     """The started call of `request`: a KeepingCall where the client makes such."""
     return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)
+
+
+def read_slowly(*, peer: dict[str, Any] | None = None, client: dict[str, Any] | None = None) -> tuple[list[float], ...]:
+    """Ten tokens, 10 ms apart, read by somebody who takes 50 ms for each: how late the client stamped each, and how
+    late the reader saw it, in ms. `peer` and `client` are settings of the two."""
+    sent_at: list[int] = []
+
+    def paced(exchange: Exchange) -> None:
+        exchange.start()
+        for number in range(10):
+            time.sleep(0.01)
+            sent_at.append(now_ns())
+            exchange.data(chunk([number]))
+        exchange.trailers()
+
+    with Peer(paced, **(peer or {})) as listening:
+        keeping = keeping_client(listening.target, **(client or {}))
+        call = generate(keeping, GenerateRequest(request_id="r", text="hello", max_tokens=10))
+        seen_at = []
+        for _ in call:
+            gevent.sleep(0.05)
+            seen_at.append(now_ns())
+        keeping.close()
+    stamped = [(stamp - sent) / 1e6 for stamp, sent in zip(call.token_ns, sent_at, strict=True)]
+    return stamped, [(seen - sent) / 1e6 for seen, sent in zip(seen_at, sent_at, strict=True)]

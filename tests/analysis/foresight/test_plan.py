@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,20 +9,10 @@ from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_desi
 from analysis.foresight.plan_from_pilot import plan_from_run
 from analysis.records.requests import RecordError
 from analysis.settings.slo_targets import parse_targets
+from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
-GATES = {"draws": 99}
-
-
-def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
-    (found,) = [item for item in plan["rows"] if item["what"] == what]
-    return found
-
-
-@pytest.fixture(scope="module")
-def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
-    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)
+__all__ = ["pilot"]  # a fixture
 
 
 def test_a_pilot_plans_every_gate_and_shows_what_does_not_gate(pilot: Path) -> None:

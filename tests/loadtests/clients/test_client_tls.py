@@ -14,18 +14,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import gevent
 import pyarrow as pa
 import pytest
 
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.external.client_security import SecurityConfig
-from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.generating import generate, keeping_client
+from tests.fakes.generating import generate, read_slowly
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,26 +93,8 @@ def test_large_requests_and_answers_flow_both_ways(pem: Certificates) -> None:
 
 
 def test_token_times_are_stamped_at_the_read_under_tls_too(pem: Certificates) -> None:
-    sent_at: list[int] = []
-
-    def paced(exchange: Exchange) -> None:
-        exchange.start()
-        for number in range(10):
-            time.sleep(0.01)
-            sent_at.append(now_ns())
-            exchange.data(chunk([number]))
-        exchange.trailers()
-
-    with Peer(paced, tls=context(pem)) as peer:
-        client = keeping_client(peer.target, security=SecurityConfig(tls_ca=pem.ca))
-        call = generate(client, request())
-        consumed_at = []
-        for _ in call:
-            gevent.sleep(0.05)
-            consumed_at.append(now_ns())
-        client.close()
-    late_ms = [(stamp - sent) / 1e6 for stamp, sent in zip(call.token_ns, sent_at, strict=True)]
-    behind_ms = [(seen - sent) / 1e6 for seen, sent in zip(consumed_at, sent_at, strict=True)]
+    security = SecurityConfig(tls_ca=pem.ca)
+    late_ms, behind_ms = read_slowly(peer={"tls": context(pem)}, client={"security": security})
     assert min(late_ms) >= 0
     assert max(late_ms) < behind_ms[-1] / 3
 

@@ -21,10 +21,9 @@ from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.metadata import encode_metadata
 from loadtests.external.addresses import parse_target
-from servers.clock import now_ns
 from servers.config import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
-from tests.fakes.generating import generate, keeping_client
+from tests.fakes.generating import generate, keeping_client, read_slowly
 from tests.fakes.http2 import Exchange, Peer, chunk
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
@@ -67,26 +66,7 @@ def test_tokens_and_metadata_of_a_good_answer_arrive() -> None:
 
 
 def test_token_times_are_stamped_at_arrival() -> None:
-    sent_at: list[int] = []
-
-    def answer(exchange: Exchange) -> None:
-        exchange.start()
-        for number in range(10):
-            time.sleep(0.01)
-            sent_at.append(now_ns())
-            exchange.data(chunk([number]))
-        exchange.trailers()
-
-    with Peer(answer) as peer:
-        client = keeping_client(peer.target)
-        call = generate(client, request(10))
-        consumed_at = []
-        for _ in call:
-            gevent.sleep(0.05)  # a consumer that falls ever further behind
-            consumed_at.append(now_ns())
-        client.close()
-    late_ms = [(stamp - sent) / 1e6 for stamp, sent in zip(call.token_ns, sent_at, strict=True)]
-    behind_ms = [(seen - sent) / 1e6 for seen, sent in zip(consumed_at, sent_at, strict=True)]
+    late_ms, behind_ms = read_slowly()
     assert min(late_ms) >= 0
     assert behind_ms[-1] > 300
     assert max(late_ms) < behind_ms[-1] / 3

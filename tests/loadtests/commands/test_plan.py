@@ -11,20 +11,10 @@ from analysis.foresight.plan_from_pilot import plan_from_run
 from loadtests.commands.main import main
 from loadtests.commands.plan import plan_text
 from tests.analysis.judging.test_load_steps import write_search
+from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
-GATES = {"draws": 99}
-
-
-def row(plan: dict[str, Any], what: str) -> dict[str, Any]:
-    (found,) = [item for item in plan["rows"] if item["what"] == what]
-    return found
-
-
-@pytest.fixture(scope="module")
-def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=660, rate=2.0, gates=GATES, slo={"p99_ttft_ms": 2000})
-    return write_run(tmp_path_factory.mktemp("pilot") / "run", run)
+__all__ = ["pilot"]  # a fixture
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, dict[str, Any]]:
