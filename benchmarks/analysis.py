@@ -26,16 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import stats
+
+from analysis.arrays import Floats
 
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.judging.comparisons import compared, judge_quantiles
-from analysis.records.requests import REQUESTS, read_run
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
 from analysis.records.sums import SumsWriter
 from analysis.records.tables import END_OF_STREAM
 from analysis.report import write_reports
@@ -50,8 +52,6 @@ SECONDS = 3600
 _START_NS = 1_700_000_000_000_000_000
 
 _PEER_BATCH = 1  # what a batch larger than the processor's cache gains is lost in fetching it
-
-Floats = npt.NDArray[np.float64]
 
 
 # --- The run ----------------------------------------------------------------------------------------------------------

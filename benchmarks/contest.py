@@ -22,7 +22,7 @@ from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
 from loadtests.trials.processes import Child
 from servers.clock import ANCHOR_NS
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 CONTESTANTS: Final = ("stock", "bare", "tailgate")
 _PEERS: Final = Path(__file__).resolve().parent / "peers"

@@ -31,8 +31,8 @@ from typing import Any
 # The project may not be installed where this runs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.requests import RecordError
 from analysis.records.sums import SUFFIX
+from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.summary.summary import analyze
 

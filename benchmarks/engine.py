@@ -32,7 +32,8 @@ from benchmarks.baselines import KINDS
 from benchmarks.ledger import Ledger, end_in_order, table
 from benchmarks.sections import SECTIONS, THROUGH, Bench, Plan, check, parts_of
 from benchmarks.traffic import WORKLOADS
-from servers.config import PRESETS, ArmConfig, ConfigError, EngineConfig, ModelConfig, override
+from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig
+from servers.fields import ConfigError, override
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -41,7 +41,7 @@ from benchmarks.ledger import Ledger, end_in_order
 from benchmarks.measure import spread
 from benchmarks.observed import Plan
 from servers.address import host_port
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 
 SECTIONS: Final = ("server", "streams", "short", "open", "stall", "recorder")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.observed import Emitted, Ints, Observed
+from analysis.arrays import Ints
+from benchmarks.observed import Emitted, Observed
 
 
 class TooLittleError(Exception):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
+from analysis.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

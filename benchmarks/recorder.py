@@ -24,7 +24,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.records.requests import REQUESTS, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.own_cost import GarbageWindow
 from loadtests.generator.record import RequestRecord

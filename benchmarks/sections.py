@@ -31,7 +31,8 @@ from benchmarks.measure import (
 )
 from benchmarks.startup import Start, read_libraries, start_once, summary
 from benchmarks.traffic import Request, Workload, churn_set, decode_set, first_seconds, mixed_set, paced, trace_rows
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig
+from servers.fields import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.wire import Wire

@@ -33,15 +33,16 @@ from gevent.event import Event
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from analysis.arrays import Ints
 from benchmarks.contest import ContestError, Cores, NullProcess
 from benchmarks.ledger import Ledger, end_in_order
 from benchmarks.measure import PairedRatio, spread
-from benchmarks.observed import Emitted, Ints
+from benchmarks.observed import Emitted
 from benchmarks.proxies import PATHS, Way, envoy_version, opened
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 
 SECTIONS: Final = ("unary", "token", "busy")

@@ -52,7 +52,7 @@ from loadtests.workers.locust_flags import add_arguments, hand_config
 from loadtests.workers.master import Master
 from loadtests.workers.worker import Worker
 from servers.clock import now_ns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 logger = logging.getLogger("tailgate")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def host_port(text: str, otherwise: str = "") -> tuple[str, int]:

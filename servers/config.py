@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from servers.fields import ConfigError as ConfigError
-from servers.fields import Range, check_fields, check_range
-from servers.fields import build as build
-from servers.fields import override as override
+from servers.fields import ConfigError, Range, build, check_fields, check_range
 from servers.ladders import check_rising, default_lengths, doubling
 from servers.presets import RANDOM_PRESETS
 

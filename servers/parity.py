@@ -25,12 +25,13 @@ from torch.overrides import TorchFunctionMode
 
 from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, ConfigError, ModelConfig
+from servers.config import ArmConfig, ModelConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Submit
 from servers.engine.model import load_model
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
+from servers.fields import ConfigError
 from servers.program import log_to_stderr, read_arm
 
 MAX_LOGITS_BYTES = 8 << 30

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from servers.complaint import fault, one_line
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig
+from servers.fields import ConfigError
 
 
 def read_arm(path: str) -> ArmConfig:

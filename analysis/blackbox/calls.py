@@ -15,12 +15,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Bools, Floats
 from analysis.blackbox.firstseen import goes_by_length, more_than_chance
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 ALPHA = 0.01  # chance that stalls which no compile made are called compiles
 WRONG, WRONG_EACH = 0.02, 0.05  # of the calls, and of those like each one

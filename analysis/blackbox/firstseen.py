@@ -11,16 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, stats
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.records.columns import parts
 from analysis.records.requests import Requests
 from analysis.run.spikes import Windows
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _NEAR = 20  # requests of about one time
 _BY_LENGTH, _BY_LENGTH_AMONG_OTHERS = 0.05, 0.2

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Floats, Ints
 from analysis.records.requests import Requests
 from analysis.run.spikes import Windows
-
-Ints = npt.NDArray[np.int64]
 
 TOGETHER_S = 0.5  # two requests or more that stood still at once, at least as long
 ALONE_S = 1.0  # a single one, which a lost packet can hold up too
@@ -137,7 +135,7 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
     ]
 
 
-def _usual_s(lengths: Ints, waits_s: npt.NDArray[np.float64], length: int) -> float:
+def _usual_s(lengths: Ints, waits_s: Floats, length: int) -> float:
     """What nearly all of the nearest 30 prompts by length waited, with room; lengths rise."""
     place = int(np.searchsorted(lengths, length))
     low = max(0, min(place - _NEAREST // 2, lengths.size - _NEAREST))

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from analysis.arrays import Bools, Floats
 
 _ALIKE = 4.0 / 3.0  # tokens within this factor are about as many
 _AS_LONG = 0.75  # of a stall: what took so much of it was as long

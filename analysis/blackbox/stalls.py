@@ -15,15 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
 from analysis.records.requests import Requests
 from analysis.run.spikes import Windows
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 FLOOR_NS = 250_000_000  # shorter silences are not looked at: a garbage collection or a hiccup of the network
 _FEWEST = 50  # silences that tell what is usual

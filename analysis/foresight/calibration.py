@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 from scipy import stats
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.judging.checks.statistics import TAIL_REQUESTS
 from analysis.judging.comparisons import MOST_GAPS, blocks_at, compared
 from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise
 from analysis.judging.validity import LENGTH_CHECKS, Check
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
@@ -38,9 +38,6 @@ from analysis.statistics.compare import (
 )
 from analysis.statistics.resampling import first_autocorrelation
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 How = Literal["at random", "in turn"]
 Trust = Literal["trustworthy", "too few data to say", "do not trust"]
 

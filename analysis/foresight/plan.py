@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.judging.checks.statistics import TAIL_REQUESTS
 from analysis.judging.planner import LONGEST_S, POWER
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
 

@@ -18,7 +18,7 @@ from analysis.judging.planner import (
     power_of_each,
     requests_for_share,
 )
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import TRIALS_FOR_T_TEST

@@ -13,7 +13,8 @@ from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, share_needed_s, starts_needed
 from analysis.judging.validity import LENGTH_CHECKS
-from analysis.records.requests import RecordError, read_run
+from analysis.records.run_records import read_run
+from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.run.slo import judge_share, units
 from analysis.settings.metrics import METRIC_NAMES

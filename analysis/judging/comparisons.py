@@ -9,17 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Ints
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, METRIC_NAMES
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 PHASES = ("steady", "cold", "all")
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.blackbox.firstseen import shapes_of
 from analysis.blackbox.view import Outside, outside_of
 from analysis.judging.blackbox_gates import outside_gates
@@ -68,10 +68,6 @@ from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

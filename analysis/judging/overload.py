@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from analysis.arrays import Bools, Floats, Ints
 
 WINDOWS = 8  # the first is left out: it fills the server
 FEWEST = 10  # requests in a window without which it says nothing
@@ -94,17 +92,17 @@ def load_of(
     )
 
 
-def _window(at_s: Floats, width: float) -> npt.NDArray[np.int64]:
+def _window(at_s: Floats, width: float) -> Ints:
     """The window of each time; WINDOWS for what lies beyond the trial."""
     return np.clip((at_s / width).astype(np.int64), 0, WINDOWS)
 
 
-def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> npt.NDArray[np.int64]:
+def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints:
     """Requests under way or turned away by the end of each bin, shape (WINDOWS * _BINS,)."""
     bins = WINDOWS * _BINS
     each = width / _BINS
 
-    def counted(at_s: Floats) -> npt.NDArray[np.int64]:
+    def counted(at_s: Floats) -> Ints:
         place = np.clip((at_s / each).astype(np.int64), 0, bins)
         return np.cumsum(np.bincount(place, minlength=bins)[:bins])
 

@@ -11,18 +11,14 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.judging.comparisons import blocks_at
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
 from analysis.statistics.resampling import groups_of
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 RATES = ("goodput", "requests", "output tokens")
 _FARTHEST = math.log(1000.0)  # a limit farther off is no limit

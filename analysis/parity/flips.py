@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.parity.measures import Floats, Ints, Matrix, Measures
+from analysis.arrays import Floats, Ints
+from analysis.parity.measures import Matrix, Measures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
 from analysis.parity.flips import Answers, Flip, Places, answered, departures, flips_of, largest_share_of_bound
 from analysis.parity.measures import (
     EPSILON,
     ERROR_LIMIT,
-    Floats,
     Matrix,
     Measures,
     Statistic,

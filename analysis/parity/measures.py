@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from analysis.arrays import Bools, Floats, Ints
+
 Matrix = npt.NDArray[Any]  # [positions, vocabulary], may be memory-mapped
 Statistic = Callable[[Floats], float]
 
@@ -38,7 +38,7 @@ class Measures:
     top: Ints  # the token that the logits prefer
     lead: Floats  # by how much the reference prefers its own token to that one; 0 where they agree
     peak: Floats  # size of the reference's largest logit
-    finite: npt.NDArray[np.bool_]
+    finite: Bools
 
     def __len__(self) -> int:
         return len(self.error)

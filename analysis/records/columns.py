@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.arrays import Bools
+
 _AT_ONCE = 1 << 16
 _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 8)}  # by width
 
@@ -67,7 +69,7 @@ class _Numbers:
         self._widest = np.dtype((kind.index_type if self._codes else kind).to_pandas_dtype())
         self._rows = 0
         self._values: npt.NDArray[Any] = np.empty(0, dtype=np.int8 if narrow else self._widest)
-        self._valid: npt.NDArray[np.bool_] | None = None  # None: every row so far
+        self._valid: Bools | None = None  # None: every row so far
 
     def append(self, column: pa.ChunkedArray, expected: int) -> None:
         begin, end = self._rows, self._rows + len(column)

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from analysis.records.documents import read_document, write_document
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, RecordError, shifted
+from analysis.records.run_records import shifted
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.sums import state, sums_path
-from analysis.records.tables import read_pieces
+from analysis.records.tables import RecordError, read_pieces
 
 TABLES = {"requests": REQUESTS, "steps": STEPS, "compile_events": COMPILE_EVENTS}
 FORMATS = ("parquet", "jsonl", "csv")

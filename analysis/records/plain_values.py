@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 
 _LONGEST_S = 1e9  # thirty years
 _LARGEST = 1e300

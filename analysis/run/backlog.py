@@ -14,15 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.ndimage import median_filter
 
+from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
 from analysis.run.spikes import BACKLOG, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # What is shorter is not told from the network's own scatter.
 _LEAST_US = 1_000

@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Bools
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import without_stalls_ms
 from analysis.statistics.quantiles import block_histogram, quantile, quantile_interval
 from analysis.statistics.resampling import bootstrap_limits, groups_of
-
-Bools = npt.NDArray[np.bool_]
 
 _CONFIDENCE = 0.95
 _DRAWS = 999

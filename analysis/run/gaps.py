@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _CHUNK = 1 << 17  # requests at a time, so that memory follows what is kept and not what is read
 

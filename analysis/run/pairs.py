@@ -9,14 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Bools, Ints
 from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 # What a difference in how the load was sent may take: a share of the margin, and what no load process keeps to.
 _OF_MARGIN = 0.2

@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.arrays import Bools, Codes, Ints
 from analysis.records.placing import Unplaced, misplaced_requests, place_events
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from analysis.records.plain_values import seconds as seconds_of
-from analysis.records.requests import Codes, RecordError, Requests, RunRecords, may_serve, requests_of
+from analysis.records.requests import Requests, requests_of
+from analysis.records.run_records import RunRecords, may_serve
+from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.backlog import with_backlog
 from analysis.run.slo import parse_goodput
@@ -27,9 +29,6 @@ from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, tria
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
 from analysis.statistics.quantiles import quantile
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

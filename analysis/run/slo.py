@@ -15,15 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
 from analysis.run.gaps import gaps_of
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _FEWEST_FOR_FAIL = 3  # one or two bad requests cannot be told from bad luck
 

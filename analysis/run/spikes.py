@@ -15,12 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.records.requests import Requests
 from analysis.statistics.quantiles import quantile
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
 OTHER, BACKLOG, _SLOWED, _QUEUED, _RECOMPILED = range(5)

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Bools, Codes, Ints
 from analysis.records.columns import parts
 from analysis.records.plain_values import number
 from analysis.records.plain_values import seconds as seconds_of
-from analysis.records.requests import Codes, Requests
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from analysis.records.requests import Requests
 
 SECOND = 1_000_000_000
 _LAST_NS = np.iinfo(np.int64).max

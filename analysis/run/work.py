@@ -11,14 +11,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import in_pairs
 from analysis.run.run import Run
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 WORK_APART = 0.05  # of mean lengths; a template's few tokens stay below, another tokenizer does not
 _SURELY_APART = 0.01  # of mean lengths, where chance is excluded

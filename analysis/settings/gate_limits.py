@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.metrics import JUDGED_METRICS
 
 # What is compared: a latency of each request, and the gaps between tokens pooled over requests.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 
 _RANGES = {"load_rps": (1e-6, 1e9), "gpus_per_replica": (1, 4096)}
 

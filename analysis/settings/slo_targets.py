@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.metrics import JUDGED_METRICS
 
 _FIELD_NAMES = {"e2el": "e2e"}  # as vLLM's serving benchmark has it

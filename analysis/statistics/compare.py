@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
@@ -42,9 +42,6 @@ from analysis.statistics.resampling import (
     swap_limits,
 )
 from analysis.statistics.windows import FEWEST_GROUPS, Windows, typical_ratio, window_limits
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 TRIALS_FOR_T_TEST = 6
 _FEWEST_DISTINCT = 10  # fewer different latencies are a coarse clock or made-up data

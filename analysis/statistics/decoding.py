@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.arrays import Ints
 from analysis.statistics.exposure import ExposureError
 
-IntArray = npt.NDArray[np.int64]
+IntArray = Ints
 
 MOST_STEPS = 20_000_000  # memory for more of them would not be small
 

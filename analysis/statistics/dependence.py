@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Floats, Ints
 from analysis.statistics.resampling import cosine_variance, group_correlation
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
 _PRIOR_DEGREES = 4.0  # how many starts the allowance for restarts counts as

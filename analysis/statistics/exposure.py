@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from analysis.arrays import Bools, Ints
+
+IntArray = Ints
+BoolArray = Bools
 
 
 class ExposureError(ValueError):

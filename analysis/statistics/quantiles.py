@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from analysis.arrays import Floats, Ints
+
 Singles = npt.NDArray[np.float32]
 
 # Latencies below a microsecond are measurement noise, and log(0) has no place on the grid.

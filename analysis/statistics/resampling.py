@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Floats, Ints
 from analysis.statistics.quantiles import BlockHistogram, rows_upto, swapped_log_ratios, weighted_log_ratios
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Singles = npt.NDArray[np.float32]
 
 FEWEST_GROUPS = 8

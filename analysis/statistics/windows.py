@@ -20,12 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.quantiles import BlockHistogram
 from analysis.statistics.resampling import Limits, grouped
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 FEWEST_GROUPS = 8
 ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
@@ -66,7 +64,7 @@ class Windows:
         starts = np.flatnonzero(np.diff(window, prepend=-1))
         return cls(histogram=grouped(histogram, window), q=q, group=group[starts])
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Windows:
+    def only(self, chosen: Bools) -> Windows:
         """The chosen windows, as one group."""
         held = self.histogram
         part = replace(

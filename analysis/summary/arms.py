@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.arrays import Bools
 from analysis.blackbox.row import outside_row
 from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
@@ -20,8 +21,6 @@ from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, excursions, windows_of
 from analysis.run.startup import compiler_facts, startup_row
 from analysis.statistics.quantiles import quantiles
-
-Bools = npt.NDArray[np.bool_]
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:

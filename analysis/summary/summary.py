@@ -23,7 +23,7 @@ from analysis.judging.rates import RateComparison
 from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
-from analysis.records.requests import RunRecords, read_run
+from analysis.records.run_records import RunRecords, read_run
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes

@@ -17,12 +17,14 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.requests import COMPILE_EVENTS, RunRecords
+from analysis.arrays import Bools, Floats, Ints
+from analysis.records.run_records import RunRecords
+from analysis.records.schemas import COMPILE_EVENTS
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.spikes import excursions, find_spikes
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns
-from benchmarks.simulation.server import Bools, Floats, Ints, Served, serve
+from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.steps import Machine, serve_steps
 from benchmarks.simulation.table import over_seeds
 from benchmarks.simulation.weather import (

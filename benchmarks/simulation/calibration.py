@@ -13,11 +13,11 @@ from functools import partial
 import numpy as np
 from scipy import stats
 
+from analysis.arrays import Floats
 from analysis.judging.checks.statistics import check_autocorrelation, check_cross
 from analysis.settings.gate_limits import Method
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, decide
 from benchmarks.simulation.scenario import Scenario, run, sample
-from benchmarks.simulation.server import Floats
 from benchmarks.simulation.table import Table, over_seeds
 
 QUANTILES = (0.5, 0.95, 0.99)

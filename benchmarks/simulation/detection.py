@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from analysis.arrays import Floats
 from analysis.blackbox.firstseen import shapes_of
 from analysis.blackbox.stalls import COMPILE, PART, UNKNOWN
 from analysis.blackbox.view import Outside, outside_of
@@ -25,7 +26,7 @@ from benchmarks.simulation.engine import Engine
 from benchmarks.simulation.fleet import Fleet, fleet, replica_table
 from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists, write_requests
 from benchmarks.simulation.scenario import Run, Scenario, run
-from benchmarks.simulation.server import Floats, Pause, Served
+from benchmarks.simulation.server import Pause, Served
 from benchmarks.simulation.table import Table
 
 TREATMENT, CONTROL = "compiled", "eager"

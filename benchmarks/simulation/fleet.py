@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from analysis.arrays import Floats, Ints
 from benchmarks.simulation.engine import Engine, Stepped, serve_in_steps
 from benchmarks.simulation.records import NETWORK_S, request_table, to_ns, token_lists
 from benchmarks.simulation.scenario import first_of_new_shapes
-from benchmarks.simulation.server import Floats, Ints
 from benchmarks.simulation.weather import (
     ANSWERS_SIGMA,
     Weather,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.arrays import Floats
 from analysis.statistics.compare import Sample
 from benchmarks.simulation.calibration import joined
-from benchmarks.simulation.server import Floats, Served, serve
+from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.weather import BLOCK_S, Weather, answers, arrivals, lasting_noise
 
 PREFILL_SHARE = 0.1

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop, loop_of
-from benchmarks.simulation.server import Floats, Ints
 from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import Weather, arrivals
 

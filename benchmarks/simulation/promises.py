@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
+from analysis.arrays import Floats
 from analysis.statistics.compare import Comparison, compare_quantiles, compare_typical, decide
 from benchmarks.simulation.calibration import believed, covers, means
 from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
-from benchmarks.simulation.server import Floats
 from benchmarks.simulation.table import Table
 
 MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from analysis.records.requests import REQUESTS
-from benchmarks.simulation.server import Ints
+from analysis.arrays import Ints
+from analysis.records.schemas import REQUESTS
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NETWORK_S = 0.002  # the mean way through the network, to the server and back

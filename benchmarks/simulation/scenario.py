@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.compare import Sample
-from benchmarks.simulation.server import Bools, Floats, Ints, Served, serve
+from benchmarks.simulation.server import Served, serve
 from benchmarks.simulation.weather import (
     BLOCK_S,
     Weather,

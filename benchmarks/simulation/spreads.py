@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from analysis.arrays import Floats
 from analysis.judging.planner import MODEL_QUANTILES, MODEL_RATE, MODEL_S, MODEL_SPREADS, model_noise
 from analysis.statistics.quantiles import block_histogram
 from analysis.statistics.resampling import groups_of
 from analysis.statistics.windows import Windows, typical_ratio
 from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.server import Floats, Served
+from benchmarks.simulation.server import Served
 
 BLOCK_S = 30.0
 # Slots grow with the rate, so that every server has the same load.

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.simulation.server import Bools, Floats, Ints, Pause, Served
+from analysis.arrays import Bools, Floats, Ints
+from benchmarks.simulation.server import Pause, Served
 
 Policy = Literal["continuous", "static"]
 

@@ -15,7 +15,7 @@ from loadtests.external.oip_wire import infer_request
 from loadtests.external.openai_wire import request_body
 from loadtests.traffic.prompts import Message, Pieces, PromptSource, PromptText, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 _REQUEST_ID_HEADER = "X-Request-Id"
 

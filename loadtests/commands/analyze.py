@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.toml_limits import check_values
 from loadtests.trials.child_environment import thread_variables
-from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig, override
+from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.fields import ConfigError, override
 
 # The flags that describe the arm of a preset: name, table and key that it sets, help.
 ARM_FLAGS = (

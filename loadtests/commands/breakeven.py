@@ -11,7 +11,8 @@ from typing import Any
 from analysis.foresight.costs import break_even_rows, break_evens
 from analysis.judging.judgement import judge
 from analysis.records.plain_values import mapping
-from analysis.records.requests import RecordError, read_run
+from analysis.records.run_records import read_run
+from analysis.records.tables import RecordError
 from analysis.report.breakeven import RANGES, payoffs
 from analysis.run.run import Run
 from analysis.settings.rollout import Rollout

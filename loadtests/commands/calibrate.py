@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.foresight.calibration import EXIT_CODES, Calibration, Share, calibrate
-from analysis.records.requests import RecordError, read_run
+from analysis.records.run_records import read_run
+from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.settings.metrics import METRIC_NAMES
 from loadtests.commands.command_parser import CommandParser
@@ -17,7 +18,7 @@ from loadtests.commands.flags import run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 SCHEMA = 1
 FEWEST_SPLITS, MOST_SPLITS = 20, 10_000

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from analysis.records.export import export
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain
 from loadtests.experiments.config_errors import as_config_error

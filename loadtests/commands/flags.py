@@ -11,7 +11,7 @@ from typing import Any
 
 from loadtests.experiments.builtin import builtin_names
 from loadtests.experiments.toml_limits import check_path
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 MOST_CHARACTERS = 1 << 16
 

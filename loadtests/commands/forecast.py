@@ -12,7 +12,7 @@ from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.traces import read_trace
 from servers import stdout
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -12,7 +12,8 @@ from loadtests.experiments.builtin import builtin_names
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.reading import load
 from loadtests.trials.preflight import check_arm
-from servers.config import PRESETS, ArmConfig, ConfigError
+from servers.config import PRESETS, ArmConfig
+from servers.fields import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -21,7 +21,7 @@ from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
 from loadtests.commands.flags import give_types
 from servers.complaint import fault
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 COMMANDS = {
     "run": "run an experiment and judge it",

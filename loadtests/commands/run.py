@@ -8,7 +8,8 @@ import math
 import sys
 from pathlib import Path
 
-from analysis.records.requests import REQUESTS, RecordError, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError, read_table
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping

@@ -10,7 +10,8 @@ from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.flags import add_set, port
 from loadtests.commands.listener_tls import add_listener_tls, listener_tls
 from loadtests.trials.preflight import check_arm, check_port
-from servers.config import PRESETS, ConfigError
+from servers.config import PRESETS
+from servers.fields import ConfigError
 from servers.security import check_named, token_from_variable
 
 

@@ -19,7 +19,7 @@ from loadtests.commands.listener_tls import add_listener_tls, listener_tls
 from loadtests.trials.processes import log_tail
 from servers import stdout
 from servers.address import host_port
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.security import check_named
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import bootstrap

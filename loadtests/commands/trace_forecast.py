@@ -15,7 +15,7 @@ import numpy as np
 from analysis.statistics.decoding import DecodeSteps, decode_steps
 from analysis.statistics.exposure import Padding, batches, best_ladder, first_seen, padding, unseen_probability
 from loadtests.traffic.traces import Trace
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.ladders import default_batches, default_lengths
 
 SCHEMA = 1

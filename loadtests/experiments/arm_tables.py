@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from loadtests.experiments.model import ExperimentArm, ExternalArm, OwnArm
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, external_from_table
-from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, check_name, override
-from servers.fields import check_fields
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, check_name
+from servers.fields import ConfigError, check_fields, override
 
 T = TypeVar("T")
 

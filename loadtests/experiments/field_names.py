@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GOODPUT_METRICS, check_goodput
 from loadtests.experiments.config_errors import as_config_error
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 # Settings that say when requests start, and that another way to say it replaces.
 _ARRIVALS = (

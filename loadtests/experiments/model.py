@@ -13,8 +13,8 @@ from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig
-from servers.fields import Range, check_fields
+from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.fields import ConfigError, Range, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

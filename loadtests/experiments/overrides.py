@@ -10,7 +10,7 @@ from analysis.records.shallow_toml import DEEPEST
 from loadtests.experiments import tables
 from loadtests.experiments.files import FILE_KEYS
 from loadtests.experiments.toml_limits import check_path, parse_toml
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 _STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
 

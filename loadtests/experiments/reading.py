@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits, filled
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import merged
@@ -25,7 +25,8 @@ from loadtests.experiments.overrides import apply, lacks_trace, replay
 from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml
 from loadtests.external.client_security import SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import ConfigError, EngineConfig, ModelConfig, build
+from servers.config import EngineConfig, ModelConfig
+from servers.fields import ConfigError, build
 
 
 def load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def of(table: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.shallow_toml import DEEPEST, LARGEST_BYTES, TomlError, parse
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 LONGEST_TEXT = 1 << 16
 LONGEST_LIST = 100_000

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.schedule import EVERY_ARM
-from servers.config import ConfigError, check_name
+from servers.config import check_name
+from servers.fields import ConfigError
 
 if TYPE_CHECKING:
     from loadtests.experiments.model import Experiment, ExperimentArm

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from loadtests.external.client_security import OPEN, SecurityConfig
 from servers.address import host_port, joined
-from servers.config import ConfigError, build
+from servers.fields import ConfigError, build
 from servers.ladders import check_rising
 
 Kind = Literal["openai", "oip"]

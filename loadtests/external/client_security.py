@@ -10,7 +10,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.security import check_authority, check_variable, load_pair, token_from_file, token_from_variable
 
 # The error numbers of OpenSSL's certificate check that have a remedy of their own (x509_vfy.h).

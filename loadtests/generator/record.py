@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from loadtests.clients.call import Call
 from loadtests.generator.request_copy import RequestCopy
 from servers.metadata import ARM_HEADER, trailing_key

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from analysis.records.sums import SumsWriter
 from analysis.records.tables import END_OF_STREAM
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.record_batches import request_batch
 from loadtests.generator.spool import CLOSE_WITHIN_S, MOST_WAITING_BYTES, OnWritten, Spool, create
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 class RequestRecorder:

@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records.sums import SumsWriter
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0

@@ -12,7 +12,7 @@ from analysis.records.documents import write_json
 from loadtests.external.addresses import ExternalConfig, parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
-from servers.config import ConfigError, build
+from servers.fields import ConfigError, build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 KEPT = 4096  # conversations: about 30 MB of text at ShareGPT's mean length
 

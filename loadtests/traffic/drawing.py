@@ -23,7 +23,7 @@ from loadtests.traffic.sessions import draw_sessions
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.shared_blocks import block_columns, shared_facts
 from loadtests.traffic.source import Source, read_source
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 # Requests of a closed loop without num_prompts, which are sent again and again.
 _CLOSED_ROWS = 1024

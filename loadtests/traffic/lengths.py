@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadtests.traffic.prompt_words import Words, prompt_words, token_ids
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text", "chat"]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadtests.traffic.settings import Design
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 

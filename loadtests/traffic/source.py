@@ -8,7 +8,7 @@ from loadtests.traffic.conversations import Conversations, read_conversations
 from loadtests.traffic.prompts import PromptText, load_prompt_text
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.traces import Trace, read_trace
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 # Rows of a trace that lengths are drawn from: more would only take memory.
 SAMPLED_ROWS = 1 << 18

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 Format = Literal["azure", "mooncake", "plain"]

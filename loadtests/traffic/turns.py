@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtests.traffic.lengths import BoolArray, IntArray, Lengths
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

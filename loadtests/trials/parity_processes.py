@@ -32,7 +32,7 @@ from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, describe_exit
 from loadtests.trials.progress import ReplicaState, Status
 from servers.clock import anchored_environment
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
 REFERENCE = "float64 reference"  # with a space: no arm can be called so

@@ -17,7 +17,8 @@ from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.workers.channel_token import channel_token
-from servers.config import ArmConfig, ConfigError, preset_policies
+from servers.config import ArmConfig, preset_policies
+from servers.fields import ConfigError
 from servers.security import server_tls
 from servers.splitter.envoy import envoy_path
 

@@ -25,7 +25,7 @@ from loadtests.trials.run_directory import new_run_dir
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.complaint import fault
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
 
 # -P: a directory called `servers` where the user stands must not be imported instead.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadtests.experiments.whole_checks import same_kind_of_device
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from analysis.records.documents import write_document
-from analysis.records.requests import COMPILE_EVENTS, STEPS, RecordWriter
+from analysis.records.schemas import COMPILE_EVENTS, STEPS
+from analysis.records.tables import RecordWriter
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc

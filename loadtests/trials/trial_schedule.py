@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from analysis.judging.load_steps import brackets
-from analysis.records.requests import read_run
+from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.drawing import build_schedule

@@ -13,7 +13,7 @@ from loadtests.external.addresses import KINDS, ExternalConfig, external_from_fl
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import FITS
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 _SECURITY_FLAGS = (
     ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.address import host_port
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
 _ASK_EVERY_S = 0.5

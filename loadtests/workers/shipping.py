@@ -21,12 +21,13 @@ import pyarrow as pa
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from analysis.records.requests import REQUESTS, shifted
+from analysis.records.run_records import shifted
+from analysis.records.schemas import REQUESTS
 from analysis.records.sums import SumsWriter
 from analysis.records.tables import END_OF_STREAM
 from loadtests.generator.spool import Spool, create
 from loadtests.traffic.schedule import Schedule
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 PART_BYTES = 512 << 10
 WINDOW_BYTES = 8 << 20

@@ -26,7 +26,7 @@ from loadtests.workers.load_process import LoadProcess
 from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
 from loadtests.workers.shipping import Outbox, new_folder
 from servers.clock import now_ns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 logger = logging.getLogger("tailgate")
 

@@ -17,7 +17,8 @@ from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-from servers.config import GRAPH_TREE_MODES, CompileConfig, ConfigError
+from servers.config import GRAPH_TREE_MODES, CompileConfig
+from servers.fields import ConfigError
 
 # A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
 UnprovenBounds = ConstraintViolationError

@@ -19,10 +19,11 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 
 from servers.clock import now_ns
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Progress, Ready, Shutdown, StepOutput
 from servers.engine.startup import itemised, process_started_ns
+from servers.fields import ConfigError
 from servers.program import log_to_stderr
 
 log = logging.getLogger("tailgate.device")

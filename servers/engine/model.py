@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from servers.config import ConfigError, ModelConfig
+from servers.config import ModelConfig
 from servers.engine import attention
+from servers.fields import ConfigError
 from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
 
 

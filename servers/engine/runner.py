@@ -18,7 +18,7 @@ from torch import nn
 from servers.clock import now_ns
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, Trigger
-from servers.config import GRAPH_TREE_MODES, ArmConfig, ConfigError
+from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
@@ -28,6 +28,7 @@ from servers.engine.shapes import StepShape, shape_policy
 from servers.engine.startup import memory_peaks
 from servers.engine.steps import DecodeStep, ExtendStep, Outputs, PrefillStep
 from servers.engine.warmup import WARMUP_CALLS, every_planned, warmup_plan
+from servers.fields import ConfigError
 
 log = logging.getLogger("tailgate.runner")
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from servers.config import ConfigError, EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
+from servers.config import EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
+from servers.fields import ConfigError
 from servers.ladders import default_batches
 
 

@@ -27,9 +27,10 @@ from grpc_reflection.v1alpha import reflection
 from servers import stdout
 from servers.address import joined
 from servers.clock import anchored_environment, now_ns
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
+from servers.fields import ConfigError
 from servers.front.decode_check import DecodeCheck
 from servers.front.front import Front
 from servers.front.metrics import FrontMetrics

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.presets import BOS_ID, BYTE_OFFSET
 
 

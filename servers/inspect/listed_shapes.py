@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from servers.config import ConfigError, EngineConfig
+from servers.config import EngineConfig
 from servers.engine.scheduler import Kind
 from servers.engine.shapes import StepShape
+from servers.fields import ConfigError
 
 NOTATION = "write prefill ROWSxTOKENS, extend ROWSxTOKENS@CONTEXT or decode ROWS@CONTEXT"
 _LISTED = re.compile(r"(prefill|extend|decode)\s+([0-9]{1,18})(?:\s*[x×]\s*([0-9]{1,18}))?(?:\s*@\s*([0-9]{1,18}))?")

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from servers.address import host_port, joined
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.launcher import launched
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap

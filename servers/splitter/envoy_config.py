@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from servers.address import host_port
-from servers.config import ConfigError, check_name
-from servers.fields import Range, check_fields
+from servers.config import check_name
+from servers.fields import ConfigError, Range, check_fields
 from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.security import ServerTls, check_authority, check_pair
 

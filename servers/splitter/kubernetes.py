@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER
 from servers.splitter.envoy_config import SplitterConfig
 

@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import WEIGHT_KEYS
 from servers.splitter.envoy_config import check_mirrored, check_weight

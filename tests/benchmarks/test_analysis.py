@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.requests import read_run
+from analysis.records.run_records import read_run
 from benchmarks.analysis import QUANTILES, comparisons, memory_mb, peer, write_run
 
 

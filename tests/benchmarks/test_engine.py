@@ -18,7 +18,8 @@ from benchmarks.engine import main, settings
 from benchmarks.environment import ROOT
 from benchmarks.inprocess import InProcess
 from benchmarks.traffic import Request, churn_set, prompts
-from servers.config import ArmConfig, ConfigError, EngineConfig, ModelConfig
+from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.fields import ConfigError
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
 ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=1)

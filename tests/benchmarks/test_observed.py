@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from benchmarks.observed import Emitted, Notes, Observed
 
 

@@ -16,7 +16,7 @@ from benchmarks.traffic import (
     paced,
     trace_rows,
 )
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import REQUESTS, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.channel_token import TOKEN_VARIABLE

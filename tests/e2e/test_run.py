@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, read_table
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"

@@ -16,7 +16,8 @@ import numpy as np
 import tomli_w
 
 from analysis.records.documents import vouched_toml, write_document
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, RecordWriter
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.tables import RecordWriter
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import REQUESTS, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig

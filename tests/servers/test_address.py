@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servers.address import host_port, joined
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 @pytest.mark.parametrize("address", [("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)])

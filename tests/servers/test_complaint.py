@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers.complaint import LONGEST, fault, one_line
-from servers.config import ConfigError, ModelConfig
+from servers.config import ModelConfig
+from servers.fields import ConfigError
 
 
 @given(st.text(max_size=50) | st.text(alphabet=st.characters(codec=None), max_size=50))

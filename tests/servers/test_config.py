@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.config import (
-    PRESETS,
-    ArmConfig,
-    CompileConfig,
-    ConfigError,
-    EngineConfig,
-    ShapeConfig,
-    build,
-    override,
-)
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ShapeConfig
 from servers.engine.shapes import StepShape, shape_policy
+from servers.fields import ConfigError, build, override
 
 
 @pytest.mark.parametrize("preset", PRESETS)

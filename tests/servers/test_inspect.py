@@ -9,7 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.fields import ConfigError
 from servers.inspect.display import show
 from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
 from servers.inspect.listed_shapes import ListedShape, parse_shapes, unplanned_shapes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servers.config import ArmConfig, ConfigError, EngineConfig
+from servers.config import ArmConfig, EngineConfig
+from servers.fields import ConfigError
 from servers.ladders import check_rising, default_lengths, doubling
 
 

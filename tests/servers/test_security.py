@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.security import ServerTls, is_bearer, server_tls, token_from_file, token_from_variable
 from tests.fakes.certificates import Certificates, make_certificates
 

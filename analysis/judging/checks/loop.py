@@ -10,11 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from analysis.arrays import Ints
 
 _MOST = 20_000  # gaps that are looked at
 _BINS = 64

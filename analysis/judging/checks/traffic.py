@@ -6,14 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
+from analysis.arrays import Floats, Ints
 from analysis.judging.checks.loop import Loop
 from analysis.judging.validity import ESTIMATES, Check
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
 _SLOWDOWN_LIMIT = 1.10

@@ -13,7 +13,8 @@ from analysis.blackbox.firstseen import (
     shapes_of,
     slow_first,
 )
-from analysis.records.requests import REQUESTS, Requests, requests_of
+from analysis.records.requests import Requests, requests_of
+from analysis.records.schemas import REQUESTS
 from analysis.run.spikes import windows_of
 
 S = 1_000_000_000

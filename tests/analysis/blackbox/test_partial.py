@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from analysis.blackbox.partial import partial_stalls
-from analysis.records.requests import REQUESTS, Requests, requests_of
+from analysis.records.requests import Requests, requests_of
+from analysis.records.schemas import REQUESTS
 from analysis.run.spikes import Windows, windows_of
 
 S = 1_000_000_000

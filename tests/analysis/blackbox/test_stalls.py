@@ -9,7 +9,8 @@ import pytest
 
 from analysis.blackbox.firstseen import shapes_of
 from analysis.blackbox.stalls import HOST, UNKNOWN, WORK, look
-from analysis.records.requests import REQUESTS, Requests, requests_of
+from analysis.records.requests import Requests, requests_of
+from analysis.records.schemas import REQUESTS
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

@@ -25,7 +25,8 @@ from analysis.foresight.calibration import (
     made_slower,
 )
 from analysis.records.export import export
-from analysis.records.requests import RecordError, read_run
+from analysis.records.run_records import read_run
+from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.statistics.compare import Sample, compare_quantiles, compare_typical
 from tests.analysis.judging.test_load_steps import write_search

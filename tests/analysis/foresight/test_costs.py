@@ -11,7 +11,7 @@ import pytest
 
 from analysis.foresight.costs import NEVER, BreakEven, Capacity, Span, Start, break_even_rows, break_evens, weigh
 from analysis.judging.judgement import judge
-from analysis.records.requests import read_run
+from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.settings.rollout import Rollout
 from analysis.summary.summary import analyze

@@ -7,7 +7,7 @@ import pytest
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_design import DESIGNS, Traffic, plan_from_design
 from analysis.foresight.plan_from_pilot import plan_from_run
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
 from tests.fakes.plans import GATES, pilot, row
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from analysis.judging.comparisons import PHASES, QUANTILES, blocks_at, compared, comparisons, judge_quantiles
-from analysis.records.requests import REQUESTS, RecordWriter, read_run, read_table
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import JUDGED_METRICS

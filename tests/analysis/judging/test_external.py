@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from analysis.judging.checks.arms import check_comparable, check_equal_work
-from analysis.records.requests import REQUESTS, RecordWriter, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
 from analysis.run.work import Work

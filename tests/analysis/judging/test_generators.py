@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.judging.generators import check_generators
-from analysis.records.requests import read_run, shifted
+from analysis.records.run_records import read_run, shifted
 from analysis.summary.summary import analyze
 from tests.fakes.runs import FakeRun, write_run
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from analysis.judging.judgement import judge
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RecordWriter, read_run, read_table
+from analysis.records.run_records import read_run
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import REQUESTS, RecordWriter, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.summary.summary import analyze
 from tests.fakes.runs import FakeRun, write_run
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.load_steps import Bracket, Held, Step, bracket, goodput_gate, knee_interval, load_ratio, steps_of
-from analysis.records.requests import REQUESTS, RecordWriter, read_run
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from loadtests.traffic.rate_steps import closer, staircase

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.arrays import Floats
 from analysis.judging.checks.overload import check_overload
 from analysis.judging.overload import Load, load_of
 from analysis.summary.summary import analyze
 from benchmarks.simulation.scenario import Scenario, run
-from benchmarks.simulation.server import Floats, Served
+from benchmarks.simulation.server import Served
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SEEDS = range(8)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from analysis.judging.rates import compare_rates, log_ratio
-from analysis.records.requests import REQUESTS, RecordWriter, read_run, read_table
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

@@ -7,7 +7,8 @@ import pytest
 from analysis.judging.checks.traffic import check_control_errors
 from analysis.judging.gates import Gate
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, PARITY, Check, apply_checks
-from analysis.records.requests import REQUESTS, RecordWriter, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

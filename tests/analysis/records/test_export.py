@@ -13,9 +13,10 @@ import pyarrow.parquet
 import pytest
 
 from analysis.records.export import TABLES, export
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RecordError, read_run
+from analysis.records.run_records import read_run
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.sums import SumsWriter, sums_path
-from analysis.records.tables import read_pieces
+from analysis.records.tables import RecordError, read_pieces
 from analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

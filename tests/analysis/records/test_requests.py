@@ -5,100 +5,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.records.requests import (
-    COMPILE_EVENTS,
-    REQUESTS,
-    RecordError,
-    RecordWriter,
-    fingerprints,
-    read_run,
-    requests_of,
-)
-from tests.fakes.runs import FakeRun, write_run
-
-S = 1_000_000_000
-T0 = 1_700_000_000 * S
-
-
-def row(index=0, *, at_s=0.0, ttft_s=0.1, e2e_s=0.5, status="OK", arm="eager", **more):
-    start = T0 + int(at_s * S)
-    return {
-        "request_id": f"1-{index}-{arm}",
-        "trial": 1,
-        "arm": arm,
-        "scheduled_ns": start,
-        "sent_ns": start,
-        "first_token_ns": None if ttft_s is None else start + int(ttft_s * S),
-        "end_ns": start + int(e2e_s * S),
-        "status": status,
-        "output_tokens": 5,
-    } | more
-
-
-def table_of(rows):
-    return pa.Table.from_pylist(rows, schema=REQUESTS)
-
-
-def write_rows(path, rows, *, batch=1):
-    with RecordWriter(path, REQUESTS) as writer:
-        for start in range(0, len(rows), batch):
-            for item in rows[start : start + batch]:
-                writer.append(item)
-            writer.flush()
-
-
-class TestRun:
-    def test_files_of_all_workers_and_trials_are_joined(self, tmp_path):
-        run = write_run(tmp_path / "run", FakeRun(trials=2, duration_s=30, rate=1))
-        extra = run / "trial-02" / "requests-1.arrow"
-        write_rows(extra, [row(500, trial=None)])
-        records = read_run(run)
-        assert records.requests.num_rows == 2 * 2 * 30 + 1
-        assert sorted(set(records.requests.column("trial").to_pylist())) == [1, 2]
-        assert len(records.trials) == 2
-        assert len(records.generators) == 2
-
-    @pytest.mark.parametrize("phase", [None, "warmup", "serving"])
-    def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_served(self, tmp_path, phase):
-        write_rows(tmp_path / "requests.arrow", [row(queue_ns=7_000_000, server_recv_ns=T0, server_end_ns=T0 + S // 2)])
-        if phase is not None:
-            event = {"arm": "eager", "kind": "recompile", "phase": phase, "start_ns": T0, "end_ns": T0 + S}
-            with RecordWriter(tmp_path / "compile_events.arrow", COMPILE_EVENTS) as writer:
-                writer.append(event)
-        requests = requests_of(read_run(tmp_path).requests)
-        served = phase == "serving"
-        assert requests.server_told.tolist() == [served]
-        assert requests.queue_us.tolist() == [7000 if served else 0]
-
-    def test_counts_are_wide_enough_to_be_worked_with(self, tmp_path):
-        write_rows(tmp_path / "requests.arrow", [row(prompt_tokens=100, output_tokens=100, max_tokens=100, batch_id=3)])
-        records = read_run(tmp_path)
-        assert records.requests.column("output_tokens").type == pa.int8()
-        requests = requests_of(records.requests)
-        for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens, requests.trial):
-            assert column.dtype == np.int32
-
-    def test_a_directory_without_requests_is_refused(self, tmp_path):
-        with pytest.raises(RecordError, match="holds no requests"):
-            read_run(tmp_path)
-
-    def test_a_missing_directory_is_refused(self, tmp_path):
-        with pytest.raises(RecordError, match="not a directory"):
-            read_run(tmp_path / "nowhere")
-
-    def test_a_trial_cut_off_while_written_is_incomplete(self, tmp_path):
-        run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
-        (run / "trial-01" / "trial.json").write_text('{"trial": 1, "comp')
-        records = read_run(run)
-        assert records.trials == ({"trial": 1},)
-        assert records.problems == ("trial-01/trial.json is not readable JSON",)
-
-    def test_a_broken_experiment_is_one_line(self, tmp_path):
-        run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
-        (run / "experiment.toml").write_text("[gates\nmargin = ")
-        with pytest.raises(RecordError, match=r"experiment\.toml") as error:
-            read_run(run)
-        assert "\n" not in str(error.value)
+from analysis.records.requests import requests_of
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError
+from tests.fakes.request_rows import T0, S, row, table_of
 
 
 class TestLatency:
@@ -220,19 +130,3 @@ class TestLatency:
         pair = requests_of(pa.concat_tables(chunks)).pair
         assert pair[:40].tolist() == pair[-40:].tolist()
         assert len(np.unique(pair)) == 2040
-
-
-class TestFingerprints:
-    def test_texts_differ_in_them_as_they_differ(self):
-        texts = [*(f"1-{index}-{arm}" for index in range(5000) for arm in ("eager", "compiled")), "", "a", "a\0", "\0a"]
-        prints = fingerprints(pa.chunked_array([texts[:17], texts[17:]]))
-        assert len(np.unique(prints)) == len(texts)
-        whole = fingerprints(pa.chunked_array([pa.array(["x", *texts]).slice(1)]))
-        assert whole.tolist() == prints.tolist()
-
-    def test_a_long_text_has_none(self):
-        assert fingerprints(pa.chunked_array([["x" * 65]])) is None
-
-    def test_null_and_nothing_are_no_trouble(self):
-        assert len(fingerprints(pa.chunked_array([[None, "a", None]], pa.string()))) == 3
-        assert len(fingerprints(pa.chunked_array([], pa.string()))) == 0

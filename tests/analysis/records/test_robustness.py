@@ -16,7 +16,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.requests import REQUESTS, RecordError, read_run, read_table
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError, read_table
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
 from loadtests.commands.main import main

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.requests import RecordError, read_run
+from analysis.records.run_records import read_run
 from analysis.records.shallow_toml import TomlError, parse
+from analysis.records.tables import RecordError
 from tests.fakes.runs import FakeRun, write_run
 
 

@@ -6,10 +6,10 @@ import resource
 
 import pytest
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from analysis.records.sums import read_statement, sums_path
 from analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_pieces, read_table
-from tests.analysis.records.test_requests import row, write_rows
+from tests.fakes.request_rows import row, write_rows
 
 BATCHES = 40
 

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, REQUIRED_REQUEST_COLUMNS
 from analysis.records.sums import sums_path
 from analysis.records.tables import RecordError, RecordWriter, read_pieces, read_table
-from tests.analysis.records.test_requests import T0, row, table_of, write_rows
+from tests.fakes.request_rows import T0, row, table_of, write_rows
 
 
 class TestWriting:

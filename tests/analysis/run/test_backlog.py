@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, Requests, requests_of
+from analysis.records.requests import Requests, requests_of
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.run.backlog import with_backlog
 from analysis.run.spikes import (
     CAUSES,

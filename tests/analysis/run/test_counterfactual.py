@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.records.requests import read_run
+from analysis.records.run_records import read_run
 from analysis.run.backlog import with_backlog
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run

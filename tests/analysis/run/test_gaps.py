@@ -2,7 +2,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.records.requests import REQUESTS, requests_of
+from analysis.records.requests import requests_of
+from analysis.records.schemas import REQUESTS
 from analysis.run import gaps
 from analysis.run.gaps import gaps_of
 

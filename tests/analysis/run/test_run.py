@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.records.plain_values import mapping, number
-from analysis.records.requests import RecordError, read_run
+from analysis.records.run_records import read_run
+from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.run.spikes import stall_windows
 from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run

@@ -2,7 +2,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.records.requests import REQUESTS, RecordError, requests_of
+from analysis.records.requests import requests_of
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError
 from analysis.run.slo import design_effect, judge_share, meets_all, misses, observed, units
 from analysis.settings.slo_targets import parse_slo
 

@@ -2,7 +2,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, requests_of
+from analysis.records.requests import requests_of
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.run.spikes import (
     CAUSES,
     attribute,

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, RecordWriter, read_run
+from analysis.records.run_records import read_run
+from analysis.records.schemas import COMPILE_EVENTS
+from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
 from tests.fakes.runs import EPOCH_NS, SECOND, FakeRun, write_run

@@ -3,7 +3,7 @@ from dataclasses import fields
 
 import pytest
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import CompileBudget, GateLimits
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.rollout import Rollout
 
 

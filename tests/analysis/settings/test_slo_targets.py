@@ -1,6 +1,6 @@
 import pytest
 
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import merged, parse_cold, parse_slo, parse_target
 
 

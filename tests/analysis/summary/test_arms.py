@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from analysis.judging.judgement import judge
-from analysis.records.requests import REQUESTS, read_run, read_table
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from analysis.run.run import Run
 from analysis.summary.arms import arm_row
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run

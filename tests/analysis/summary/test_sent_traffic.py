@@ -10,7 +10,7 @@ import pytest
 
 from analysis.judging.checks.traffic import check_open_loop, check_sample_ratio
 from analysis.judging.gates import INCONCLUSIVE
-from analysis.records.requests import RecordError
+from analysis.records.tables import RecordError
 from analysis.report.html import html_report
 from analysis.report.load import knees, steps, traffic
 from analysis.report.markdown import markdown_report

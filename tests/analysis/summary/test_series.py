@@ -1,4 +1,4 @@
-from analysis.records.requests import read_run
+from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.summary.series import latency_series
 from tests.fakes.runs import FakeRun, write_run

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RecordError, read_table
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.tables import RecordError, read_table
 from analysis.summary.summary import analyze, exit_code, write_summary
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulation.server import Bools, Served
+from analysis.arrays import Bools
+from benchmarks.simulation.server import Served
 from benchmarks.simulation.steps import Machine, serve_steps
 
 

@@ -20,7 +20,7 @@ import pytest
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.external.client_security import SecurityConfig
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.generating import generate, read_slowly

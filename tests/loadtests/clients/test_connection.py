@@ -21,7 +21,7 @@ from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.metadata import encode_metadata
 from loadtests.external.addresses import parse_target
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from tests.fakes.generating import generate, keeping_client, read_slowly
 from tests.fakes.http2 import Exchange, Peer, chunk

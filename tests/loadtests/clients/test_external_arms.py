@@ -24,7 +24,7 @@ from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.rpc.oip_pb2 import ModelInferRequest
 from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from loadtests.generator.trial_config import TrialConfig
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.fakes.certificates import make_certificates
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
 

@@ -21,7 +21,7 @@ from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.fakes.certificates import make_certificates
 from tests.fakes.http1 import (
     DONE,

@@ -8,7 +8,7 @@ import pytest
 from loadtests.commands.main import main
 from loadtests.experiments.reading import load
 from loadtests.experiments.writing import to_toml
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.analysis.foresight.test_costs import RATES, started
 from tests.analysis.judging.test_load_steps import write_search
 

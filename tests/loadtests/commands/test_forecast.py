@@ -9,7 +9,7 @@ from loadtests.commands.forecast import forecast_text
 from loadtests.commands.main import main
 from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.traffic.traces import Trace, read_trace
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LENGTHS = [5, 9, 5, 300, 9, 40, 41, 5, 300, 12]

@@ -15,7 +15,8 @@ from analysis.statistics.decoding import DecodeSteps, decode_steps
 from loadtests.commands.forecast import forecast_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.traffic.traces import Trace, read_trace
-from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.fields import ConfigError
 from servers.inspect.inspection import Inspection, inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
 

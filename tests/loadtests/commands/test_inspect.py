@@ -11,7 +11,8 @@ import pytest
 
 from loadtests.commands.inspect import inspected_arm
 from loadtests.commands.main import build_parser, main
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig
+from servers.fields import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 

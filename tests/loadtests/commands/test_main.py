@@ -18,7 +18,7 @@ from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
 from loadtests.commands.split import parse_weights
 from servers.address import host_port
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.weights import reweight

@@ -17,7 +17,8 @@ from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.writing import to_toml
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.fields import ConfigError
 from tests.fakes.runs import FakeArm, FakeRun, write_run
 
 MINIMAL = """

@@ -11,7 +11,7 @@ import pytest
 from loadtests.experiments.field_names import FieldFlags, long_enough, parse_goodput_flag
 from loadtests.experiments.reading import from_table
 from loadtests.traffic import arrivals
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def changed(traffic: dict[str, Any], **flags: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from loadtests.experiments.reading import load
 from loadtests.experiments.writing import to_table
 from servers.complaint import LONGEST
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 HOSTILE = (
     *("nan", "inf", "-1", "1e300", "1e-300", "9223372036854775807", "true", "1979-05-27"),

@@ -17,7 +17,7 @@ from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.preflight import check_experiment
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.certificates import make_certificates
 from tests.fakes.grpc_peers import grpc_peer

@@ -13,7 +13,7 @@ from loadtests.experiments.overrides import parse_setting
 from loadtests.experiments.toml_limits import check_path, check_values, expanded, parse_toml
 from loadtests.trials.preflight import check_compiler
 from servers.complaint import LONGEST
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 DEEP = ".".join("a" * 50_000)
 

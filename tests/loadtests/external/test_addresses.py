@@ -23,7 +23,7 @@ from loadtests.external.addresses import (
     parse_address,
 )
 from loadtests.external.client_security import OPEN, SecurityConfig
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def table(*arms: dict[str, Any], **more: Any) -> dict[str, Any]:

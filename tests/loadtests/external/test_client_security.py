@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.external.client_security import SecurityConfig, bearer_token, server_name
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.fakes.certificates import Certificates, make_certificates
 
 SECRET = "s3cret-T0ken"

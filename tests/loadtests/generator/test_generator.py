@@ -22,7 +22,7 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from servers.clock import now_ns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig

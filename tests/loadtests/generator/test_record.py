@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.records.requests import REQUESTS
+from analysis.records.schemas import REQUESTS
 from loadtests.generator.record_batches import request_batch
 from loadtests.generator.recorder import RequestRecorder
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.fakes.request_records import record, row_of
 
 

@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from loadtests.generator.spool import Spool, create
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def test_pieces_are_in_the_file_in_order_and_told_of_where_they_lie(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.traffic import arrivals
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 SECOND = 1_000_000_000
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.traffic.conversations import Exchange, read_conversations
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def talk(*texts: str, first: str = "human") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from loadtests.traffic.lengths import (
     Lengths,
     fitted_lengths,
 )
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 
 def rng(seed: int = 1) -> np.random.Generator:

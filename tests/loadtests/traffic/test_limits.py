@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loadtests.traffic.lengths import Lengths
 from loadtests.traffic.limits import OverLimitPolicy, within_limits
 from loadtests.traffic.turns import Turns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 rows = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=1, max_size=60)
 limits = st.integers(1, 1000)

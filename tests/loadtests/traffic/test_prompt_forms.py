@@ -17,7 +17,7 @@ from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.schedule import PROMPTS, SCHEDULE, PlannedRequest, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source, read_source
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.loadtests.traffic.test_prompts import model_folder
 
 ARMS = ("eager", "compiled")

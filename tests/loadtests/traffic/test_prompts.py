@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.prompts import Message, PromptKind, PromptSource, alternating, load_prompt_text
 from loadtests.traffic.schedule import PlannedRequest
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.front.tokenizer import ByteTokenizer, ModelTokenizer
 
 WORDS = (

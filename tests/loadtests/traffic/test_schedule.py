@@ -19,7 +19,7 @@ from loadtests.traffic.drawing import build_schedule, switchback_order
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import ConfigError, build
+from servers.fields import ConfigError, build
 
 SECOND = 1_000_000_000
 ARMS = ("eager", "compiled")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.traffic.traces import Trace, read_trace
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 PUBLISHED = Path(__file__).parents[3] / ".." / "shared" / "traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

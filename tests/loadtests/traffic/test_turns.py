@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadtests.traffic.lengths import Lengths
 from loadtests.traffic.turns import Turns, growing_context, session_turns
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 SECOND = 1_000_000_000
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from analysis.records.documents import read_document
-from analysis.records.requests import REQUESTS, STEPS, read_table
+from analysis.records.schemas import REQUESTS, STEPS
+from analysis.records.tables import read_table
 from loadtests.commands.main import main
 from loadtests.commands.parity import parity_table
 from loadtests.experiments.model import Experiment
@@ -17,7 +18,7 @@ from loadtests.trials.parity_processes import ParityError, ParityRun
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import PROMPTS
-from servers.config import ConfigError
+from servers.fields import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE_MEASURE = ROOT / "tests" / "fakes" / "measure.py"

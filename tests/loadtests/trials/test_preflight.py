@@ -8,7 +8,8 @@ import pytest
 
 from loadtests.trials import environment, preflight
 from loadtests.trials.preflight import check_arm
-from servers.config import ArmConfig, CompileConfig, ConfigError, ModelConfig
+from servers.config import ArmConfig, CompileConfig, ModelConfig
+from servers.fields import ConfigError
 
 
 def arm(model_id: str = "random:tiny", device: str = "cpu", **policy: object) -> ArmConfig:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, STEPS, read_run, read_table
+from analysis.records.run_records import read_run
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.tables import read_table
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from loadtests.experiments.model import Experiment
@@ -17,7 +19,7 @@ from loadtests.experiments.writing import to_table, to_toml
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.clock import ANCHOR_NS
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.fakes.http1 import DONE, HttpPeer, Request, answer, plain, said, scripted, usage
 
 FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"

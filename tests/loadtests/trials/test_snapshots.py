@@ -5,7 +5,7 @@ import json
 import pytest
 
 from loadtests.trials.snapshots import check_alike, start_up
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
-from analysis.records.requests import COMPILE_EVENTS, STEPS, read_table
+from analysis.records.schemas import COMPILE_EVENTS, STEPS
+from analysis.records.tables import read_table
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
 from loadtests.trials.telemetry import Collector

@@ -16,7 +16,7 @@ from loadtests.traffic.settings import TrafficConfig
 from loadtests.trials.child_environment import child_environment
 from loadtests.trials.load import load_environment, locust_command
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.fakes.inference import Behaviour, serve
 from tests.loadtests.test_chat import CHAT, account, free_port, planned, records, wait_for
 

@@ -19,7 +19,7 @@ from loadtests.trials.load import locust_command
 from loadtests.trials.progress import read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from loadtests.workers.remote import parse_master
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from tests.loadtests.test_chat import free_port
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,8 @@ from typing import Any
 import gevent
 import pytest
 
-from analysis.records.requests import REQUESTS, read_table
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from loadtests.generator.recorder import RequestRecorder
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from servers.config import ConfigError
 from servers.engine.model import resolve_device
+from servers.fields import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from servers.compiler import policy as compiler_policy
 from servers.compiler.events import CompileEvent
 from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, CompileConfig, ConfigError, EngineConfig, ModelConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, sampling
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
+from servers.fields import ConfigError
 from servers.front.readiness import first_request
 from tests.fakes.flash import varlen_flash
 

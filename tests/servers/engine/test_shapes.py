@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import ArmConfig, ConfigError, EngineConfig, ShapeConfig
+from servers.config import ArmConfig, EngineConfig, ShapeConfig
 from servers.engine.shapes import Buckets, StepShape, shape_policy
+from servers.fields import ConfigError
 
 ENGINES = st.builds(
     EngineConfig,

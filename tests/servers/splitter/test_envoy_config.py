@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
 
 

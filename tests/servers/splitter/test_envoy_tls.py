@@ -14,7 +14,7 @@ import pytest
 
 from loadtests.commands.main import build_parser
 from loadtests.commands.split import split_config
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
 from servers.splitter.admin import SplitterError

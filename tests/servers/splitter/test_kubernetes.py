@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from servers.config import ArmConfig, ConfigError
+from servers.config import ArmConfig
+from servers.fields import ConfigError
 from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, service_name
 

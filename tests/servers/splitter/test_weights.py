@@ -7,7 +7,7 @@ from collections import Counter
 import grpc
 import pytest
 
-from servers.config import ConfigError
+from servers.fields import ConfigError
 from servers.splitter.envoy_config import Mirror
 from servers.splitter.weights import reweight
 from tests.servers.splitter.house import Build, House, binomial_bound

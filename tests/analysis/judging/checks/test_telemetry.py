@@ -6,8 +6,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from analysis.records.requests import COMPILE_EVENTS, REQUESTS, RecordWriter, read_table
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.sums import sums_path
+from analysis.records.tables import RecordWriter, read_table
 from analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, write_run
 

@@ -1,0 +1,252 @@
+"""The records of a run as they lie in its directory: documents, tables, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.records.columns import Columns
+from analysis.records.documents import read_document, read_toml
+from analysis.records.schemas import (
+    COMPILE_EVENTS,
+    JUDGED_REQUESTS,
+    QUEUE_COLUMNS,
+    REQUESTS,
+    REQUIRED_EVENT_COLUMNS,
+    REQUIRED_REQUEST_COLUMNS,
+    REQUIRED_STEP_COLUMNS,
+    STEPS,
+)
+from analysis.records.sums import sums_path
+from analysis.records.tables import RecordError, Take, one_line, read_pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """All that a run directory holds, as it lies there."""
+
+    directory: Path
+    experiment: dict[str, Any]
+    environment: dict[str, Any]
+    trials: tuple[dict[str, Any], ...]  # trial.json of each trial, in order; empty for bare tables
+    generators: tuple[dict[str, Any], ...]
+    requests: pa.Table  # the columns of REQUESTS that are judged by
+    events: pa.Table | None  # None: no such file, so nothing is known of compiles
+    steps: pa.Table | None
+    problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
+    stated: bool = False  # its files say what they should hold
+    parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
+
+
+def read_run(directory: Path) -> RunRecords:
+    """The records under `directory`: trial-NN/ folders, or the tables side by side in it.
+
+    Raises RecordError when there is no table of requests or one that cannot be read.
+    """
+    if not directory.is_dir():
+        raise RecordError(f"{directory} is not a directory: give the directory of a run")
+    files = _Files(directory)
+    experiment = files.toml(directory / "experiment.toml")
+    environment = files.document(directory / "environment.json") or {}
+    folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
+    tables: dict[str, Columns] = {}
+    trials: list[dict[str, Any]] = []
+    numbers: list[int] = []  # of each folder's trial
+    for position, folder in enumerate(folders, start=1):
+        info = files.document(folder / "trial.json")
+        if info is None and (folder / "trial.json").exists():
+            info = {}
+        elif info is None and folder != directory:
+            info = {"complete": False}
+        numbers.append(_trial_number(info, folder, position))
+        if info is not None:
+            trials.append({**info, "trial": numbers[-1]})
+        for stem, schema, required in (
+            ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
+            ("steps", STEPS, REQUIRED_STEP_COLUMNS),
+        ):
+            for path in _table_files(folder, stem):
+                into = tables.setdefault(stem, Columns(schema))
+                take = _taking(into, numbers[-1])
+                files.table(stem, path, read_pieces(path, schema, take, required=required))
+    events = tables["compile_events"].table() if "compile_events" in tables else None
+    # Most of the memory that judging takes is that of requests, so that no column is read which nobody asks for.
+    unasked = () if may_serve(events) else QUEUE_COLUMNS
+    judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unasked)
+    requests = None
+    generators: list[dict[str, Any]] = []
+    for number, folder in zip(numbers, folders, strict=True):
+        own: dict[str, dict[str, Any]] = {}
+        for path in sorted(folder.glob("generator-*.json")):
+            generator = files.document(path)
+            if generator is not None:
+                own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
+        for path in _table_files(folder, "requests"):
+            requests = requests or Columns(judged, narrow=True)
+            account = own.get(_load_process(path))
+            if account is not None:
+                account["rows"] = 0
+            take = _taking(requests, number, account)
+            problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
+            files.table("requests", path, problems)
+        generators += own.values()
+        files.document(folder / "compiler.json")
+    exported = files.document(directory / "export.json") or {}
+    parity = files.document(directory / "parity.json")
+    if requests is None:
+        raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
+    return RunRecords(
+        directory=directory,
+        experiment=experiment,
+        environment=environment,
+        trials=tuple(trials),
+        generators=tuple(generators),
+        requests=requests.table(),
+        events=events,
+        steps=tables["steps"].table() if "steps" in tables else None,
+        # What was wrong with the records before they were exported does not show in the files any more.
+        problems=(*files.problems(), *_texts(exported.get("problems"))),
+        stated=files.stated,
+        parity=parity,
+    )
+
+
+def _taking(into: Columns, number: int, account: dict[str, Any] | None = None) -> Take:
+    """What puts rows of the trial `number` into `into`, in the run's time; `account` as in `_of_generator`."""
+
+    def take(table: pa.Table, expected: int) -> None:
+        into.append(_with_trial(_of_generator(table, account), number), expected)
+
+    return take
+
+
+def may_serve(events: pa.Table | None) -> bool:
+    """Whether any event may be of the time in which the arms served."""
+    if events is None or not events.num_rows:
+        return False
+    return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
+
+
+class _Files:
+    """The files of a run as they are read: what is wrong with each, and which of them say what they should hold."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._problems: list[str] = []
+        self._documents: dict[str, bool] = {}  # of each file, whether it says what it should hold
+        self._tables: dict[str, dict[str, bool]] = {}  # the same, by table
+
+    def document(self, path: Path) -> dict[str, Any] | None:
+        """The JSON document at `path`; None where there is none, or none that can be believed."""
+        document = read_document(path)
+        if document is None:
+            return None
+        if document.problem:
+            self._add(path, document.problem)
+        if document.content is not None:
+            self._documents[_label(self._directory, path)] = document.stated
+        return document.content
+
+    def toml(self, path: Path) -> dict[str, Any]:
+        """The TOML document at `path`, empty where there is none. RecordError where it cannot be read."""
+        try:
+            document = read_toml(path)
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
+        if document is None:
+            return {}
+        if document.problem:
+            self._add(path, document.problem)
+        self._documents[_label(self._directory, path)] = document.stated
+        return document.content or {}
+
+    def table(self, stem: str, path: Path, problems: Sequence[str]) -> None:
+        """The file at `path` of the table `stem` was read, with these problems."""
+        for problem in problems:
+            self._add(path, problem)
+        self._tables.setdefault(stem, {})[_label(self._directory, path)] = sums_path(path).exists()
+
+    @property
+    def stated(self) -> bool:
+        """Whether the tables say what they should hold."""
+        return any(any(kind.values()) for kind in self._tables.values())
+
+    def problems(self) -> list[str]:
+        """All that is wrong. Where some files of a kind say what they should hold, one that does not was changed."""
+        kinds = [kind for kind in (self._documents, *self._tables.values()) if any(kind.values())]
+        silent = [name for kind in kinds for name, stated in kind.items() if not stated]
+        told = [f"{name} does not say what it should hold, as others of the run do" for name in silent]
+        return [*self._problems, *told]
+
+    def _add(self, path: Path, problem: str) -> None:
+        self._problems.append(f"{_label(self._directory, path)} {problem}")
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _load_process(path: Path) -> str:
+    return path.name.removeprefix("requests-").partition(".")[0]
+
+
+def _of_generator(table: pa.Table, account: dict[str, Any] | None) -> pa.Table:
+    """Some requests of one load process in the run's time; its account then counts them among its rows.
+
+    A file that was copied from a load process's own disk is still in that host's time, as the account beside it says.
+    """
+    if account is None:
+        return table
+    account["rows"] += table.num_rows
+    clock = account.get("clock")
+    if not isinstance(clock, Mapping) or clock.get("applied") is not False or not clock.get("offset_ns"):
+        return table
+    moved = [shifted(batch, int(clock["offset_ns"])) for batch in table.to_batches()]
+    return pa.Table.from_batches(moved, table.schema)
+
+
+# The times of a request that its load process took; the others are the server's.
+_CLIENT_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
+
+
+def shifted(batch: pa.RecordBatch, offset_ns: int) -> pa.RecordBatch:
+    """The requests with `offset_ns` added to every time that the load process took, so that no latency changes."""
+    if not offset_ns:
+        return batch
+    columns = [
+        pc.add(column, offset_ns) if name in _CLIENT_TIMES else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _label(directory: Path, path: Path) -> str:
+    return path.relative_to(directory).as_posix()
+
+
+def _table_files(folder: Path, stem: str) -> list[Path]:
+    for suffix in ("arrow", "parquet", "jsonl"):
+        found = sorted(folder.glob(f"{stem}*.{suffix}"))
+        if found:
+            return found
+    return []
+
+
+def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:
+    given = (info or {}).get("trial")
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
+        return given
+    name = folder.name.removeprefix("trial-")
+    return int(name) if name.isdecimal() else position
+
+
+def _with_trial(table: pa.Table, number: int) -> pa.Table:
+    index = table.schema.get_field_index("trial")
+    if not table.column(index).null_count:
+        return table
+    return table.set_column(index, table.schema.field(index), pc.fill_null(table.column(index), number))

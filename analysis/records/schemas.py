@@ -1,0 +1,103 @@
+"""The three tables of a run: their columns, and which of them a file must have."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+REQUESTS = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("session_id", pa.string()),
+        ("turn", pa.int32()),
+        ("trial", pa.int32()),
+        ("arm", pa.string()),
+        ("replica", pa.string()),
+        ("pair_id", pa.string()),  # equal for the copies of one request under a mirrored design
+        ("scheduled_ns", pa.int64()),
+        ("sent_ns", pa.int64()),
+        ("first_token_ns", pa.int64()),  # null when no token came
+        ("end_ns", pa.int64()),
+        ("status", pa.string()),  # OK or a gRPC status name; CANCELLED for requests cut by the end of the run
+        ("error", pa.string()),
+        ("prompt_tokens", pa.int32()),
+        ("max_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("token_ns", pa.list_(pa.int64())),  # offsets from sent_ns, one per token
+        ("queue_ns", pa.int64()),
+        ("prefill_ns", pa.int64()),
+        ("decode_ns", pa.int64()),
+        ("compile_stall_ns", pa.int64()),
+        ("batch_id", pa.int64()),
+        ("batch_size", pa.int32()),
+        ("padded_batch", pa.int32()),
+        ("padded_length", pa.int32()),
+        ("server_recv_ns", pa.int64()),
+        ("server_end_ns", pa.int64()),
+        ("phase", pa.string()),  # rampup | measure
+    ]
+)
+
+COMPILE_EVENTS = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("trial", pa.int32()),
+        ("arm", pa.string()),
+        ("replica", pa.string()),
+        ("kind", pa.string()),  # compile | recompile | graph_capture | autotune | limit_hit | eager_fallback
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("compile_id", pa.string()),
+        ("frame", pa.string()),
+        ("reason", pa.string()),
+        ("shape", pa.string()),
+        ("dynamic", pa.bool_()),
+        ("cache", pa.string()),
+        ("batch_id", pa.int64()),
+        ("request_ids", pa.list_(pa.string())),
+        ("backend_ns", pa.int64()),
+        ("phase", pa.string()),  # warmup | serving
+        ("autotune_ns", pa.int64()),  # share of the event that went into benchmarking kernels
+        ("guards", pa.int32()),
+        ("nodes", pa.int32()),  # of the traced graph
+        ("kernels", pa.int32()),  # generated, or called from libraries
+        ("breaks", pa.list_(pa.string())),  # graph breaks that the tracing met: place and cause
+    ]
+)
+
+STEPS = pa.schema(
+    [
+        ("trial", pa.int32()),
+        ("arm", pa.string()),
+        ("replica", pa.string()),
+        ("step_id", pa.int64()),
+        ("kind", pa.string()),  # prefill | decode
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("batch", pa.int32()),
+        ("padded_batch", pa.int32()),
+        ("tokens", pa.int64()),
+        ("padded_tokens", pa.int64()),
+        ("compiled", pa.bool_()),
+    ]
+)
+
+# What judging reads of a request, as it is held in memory: names that many requests share are kept once. The servers'
+# times are needed by those alone who follow the backlog of a compile.
+QUEUE_COLUMNS = ("queue_ns", "server_recv_ns", "server_end_ns")
+_SHARED_NAME = pa.dictionary(pa.int32(), pa.string())
+_SHARED_NAMES = ("arm", "replica", "status", "error", "phase")
+JUDGED_REQUESTS = pa.schema(
+    [
+        pa.field(name, _SHARED_NAME if name in _SHARED_NAMES else REQUESTS.field(name).type)
+        for name in (
+            *("request_id", "session_id", "trial", "arm", "replica", "pair_id", "scheduled_ns", "sent_ns"),
+            *("first_token_ns", "end_ns", "status", "error", "prompt_tokens", "max_tokens", "output_tokens"),
+            *("token_ns", "compile_stall_ns", "batch_id", "phase"),
+            *QUEUE_COLUMNS,
+        )
+    ]
+)
+
+REQUIRED_REQUEST_COLUMNS = ("arm", "end_ns", "status")
+REQUIRED_EVENT_COLUMNS = ("arm", "kind", "start_ns", "end_ns")
+REQUIRED_STEP_COLUMNS = ("arm", "start_ns", "end_ns")

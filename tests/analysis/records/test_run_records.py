@@ -1,0 +1,69 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis.records.requests import requests_of
+from analysis.records.run_records import read_run
+from analysis.records.schemas import COMPILE_EVENTS
+from analysis.records.tables import RecordError, RecordWriter
+from tests.fakes.request_rows import T0, S, row, write_rows
+from tests.fakes.runs import FakeRun, write_run
+
+
+def test_files_of_all_workers_and_trials_are_joined(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(trials=2, duration_s=30, rate=1))
+    extra = run / "trial-02" / "requests-1.arrow"
+    write_rows(extra, [row(500, trial=None)])
+    records = read_run(run)
+    assert records.requests.num_rows == 2 * 2 * 30 + 1
+    assert sorted(set(records.requests.column("trial").to_pylist())) == [1, 2]
+    assert len(records.trials) == 2
+    assert len(records.generators) == 2
+
+
+@pytest.mark.parametrize("phase", [None, "warmup", "serving"])
+def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_served(tmp_path, phase):
+    write_rows(tmp_path / "requests.arrow", [row(queue_ns=7_000_000, server_recv_ns=T0, server_end_ns=T0 + S // 2)])
+    if phase is not None:
+        event = {"arm": "eager", "kind": "recompile", "phase": phase, "start_ns": T0, "end_ns": T0 + S}
+        with RecordWriter(tmp_path / "compile_events.arrow", COMPILE_EVENTS) as writer:
+            writer.append(event)
+    requests = requests_of(read_run(tmp_path).requests)
+    served = phase == "serving"
+    assert requests.server_told.tolist() == [served]
+    assert requests.queue_us.tolist() == [7000 if served else 0]
+
+
+def test_counts_are_wide_enough_to_be_worked_with(tmp_path):
+    write_rows(tmp_path / "requests.arrow", [row(prompt_tokens=100, output_tokens=100, max_tokens=100, batch_id=3)])
+    records = read_run(tmp_path)
+    assert records.requests.column("output_tokens").type == pa.int8()
+    requests = requests_of(records.requests)
+    for column in (requests.prompt_tokens, requests.output_tokens, requests.max_tokens, requests.trial):
+        assert column.dtype == np.int32
+
+
+def test_a_directory_without_requests_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="holds no requests"):
+        read_run(tmp_path)
+
+
+def test_a_missing_directory_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="not a directory"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_a_trial_cut_off_while_written_is_incomplete(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
+    (run / "trial-01" / "trial.json").write_text('{"trial": 1, "comp')
+    records = read_run(run)
+    assert records.trials == ({"trial": 1},)
+    assert records.problems == ("trial-01/trial.json is not readable JSON",)
+
+
+def test_a_broken_experiment_is_one_line(tmp_path):
+    run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
+    (run / "experiment.toml").write_text("[gates\nmargin = ")
+    with pytest.raises(RecordError, match=r"experiment\.toml") as error:
+        read_run(run)
+    assert "\n" not in str(error.value)
