@@ -208,7 +208,7 @@ class Front:
             fell_back = self.arm.compile.enabled and not output.step.compiled
             self.counters["steps"] += 1
             self.counters["eager_fallback_steps"] += fell_back
-            self.metrics.steps.labels(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
+            self.metrics.steps(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
             self.step_log.append(output.step)
             self._publish(output.step)
 

@@ -99,7 +99,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             answer = front.admit(submit)
         except RefusedError as refusal:
             self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
-            front.metrics.requests.labels(status=refusal.code.name).inc()
+            front.metrics.requests(status=refusal.code.name).inc()
             await context.abort(refusal.code, one_line(refusal.message))
             raise AssertionError("abort returned") from None
         status = "CANCELLED"
@@ -112,7 +112,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if finished is not None and finished.status != "OK":
                 await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
         finally:
-            front.metrics.requests.labels(status=status).inc()
+            front.metrics.requests(status=status).inc()
             front.abandon(submit.request_id)
 
     async def stream(
