@@ -157,7 +157,7 @@ class InProcess:
 
     def run(self, feed: Feed) -> Session:
         """Steps until `feed` says that nothing more comes and everything is answered."""
-        engine = Engine(self.arm, self.runner, self.recorder)
+        engine = Engine(self.arm, self.runner, self.recorder.drain)
         engine.eos_ids = self.runner.eos_ids
         arrivals = Arrivals()
         line = Line(arrivals)

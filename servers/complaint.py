@@ -39,8 +39,8 @@ def one_line(message: str) -> str:
 
 
 def fault(error: BaseException, folder: Path | None = None) -> str:
-    """What to tell of an exception that nobody foresaw. Its traceback is in a file that is named: in `folder`, or
-    among the temporary files where that cannot be."""
+    """How an unforeseen exception reads. Its traceback is in the file that the text names: in `folder`, or among the
+    temporary files where that is impossible."""
     kind = type(error).__name__
     text = str(error).strip().partition("\n")[0]
     what = f"{kind}: {shortened(text)}" if text else kind

@@ -129,8 +129,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} is {value!r}: expected {hint}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is type(None):
-        hint = types.NoneType
     if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
         raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
     return value

@@ -34,7 +34,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 def compile_cache(folder: str) -> Iterator[str]:
     """Where compiled code is kept: in `folder`, or in a fresh one that is gone afterwards.
 
-    A cold cache is the honest default: a replica that found last week's artifacts would hide what a rollout meets.
+    A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
     """
     if folder:
         yield folder
@@ -47,7 +47,7 @@ def compile_cache(folder: str) -> Iterator[str]:
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """What `work` returns; 2 when it cannot be configured so and 1 when it broke, each told in one line on stderr."""
+    """What `work` returns; 2 when it cannot be configured so and 1 when it broke, each with one line on stderr."""
     try:
         return work()
     except ConfigError as error:

@@ -34,11 +34,6 @@ class ServerTls:
             missing, given = ("key", "certificate") if self.certificate else ("certificate", "key")
             raise ConfigError(f"a TLS {missing} is missing beside the {given}: give both as PEM files")
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Every file that is named."""
-        return tuple(path for path in (self.certificate, self.key, self.client_ca) if path)
-
 
 def server_tls(certificate: str, key: str, client_ca: str = "") -> ServerTls | None:
     """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
@@ -142,7 +137,7 @@ def _checked(value: str, where: str) -> str:
 
 
 def is_bearer(header: str | bytes | None, token: str) -> bool:
-    """Whether an `authorization` header carries `token`, compared in a time that tells nothing of it."""
+    """Whether an `authorization` header carries `token`, compared in a time that does not depend on it."""
     given = header.encode() if isinstance(header, str) else header or b""
     scheme, _, rest = given.partition(b" ")
     return scheme.lower() == b"bearer" and hmac.compare_digest(rest.strip(), token.encode())

@@ -6,8 +6,7 @@ Only this file and recorder.py, which says what the compiler did, touch torch._d
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -170,19 +169,10 @@ def fix_address(tensor: torch.Tensor) -> None:
     torch._dynamo.mark_static_address(tensor)
 
 
-@contextmanager
-def step_boundary(policy: CompileConfig) -> Iterator[None]:
-    """Around each step: tells CUDA-graph trees that the outputs of the previous step are no longer read."""
+def begin_step(policy: CompileConfig) -> None:
+    """CUDA-graph trees know that the outputs of the previous step are no longer read."""
     if policy.enabled and policy.mode in GRAPH_TREE_MODES:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-    yield
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Inside, compiled steps and blocks run as plain Python, and nothing is compiled."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def settle(policy: CompileConfig) -> None:

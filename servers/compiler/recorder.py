@@ -1,6 +1,6 @@
 """What the compiler did and when: compile events, what it could not do, and the eager canary.
 
-The compiler tells what it does through `CompilationMetrics` (start, end, guard reason, cache, sizes), through counters
+The compiler shows what it does through `CompilationMetrics` (start, end, guard reason, cache, sizes), through counters
 and lists (guard failures, graph breaks, CUDA-graph skips), and through callbacks around CUDA-graph recording. All are
 private interfaces, read in torch 2.11 to 2.13. The recorder joins them to the step that was running, which is the step
 that triggered them: the device thread compiles synchronously.
@@ -48,32 +48,21 @@ class Trigger:
     phase: str = "warmup"
 
 
-@dataclass(slots=True)
-class _Counters:
-    """The compiler's own running counts as they stood at the last look; `fresh` tells how far one has moved since."""
-
-    seen: dict[str, int] = field(default_factory=dict)
-
-    def fresh(self, name: str, now: int) -> int:
-        before, self.seen[name] = self.seen.get(name, 0), now
-        return now - before if now >= before else now  # the compiler was reset in between
-
-
 class CompileRecorder:
     """Collects the compile events of this process. Install once; everything happens on the device thread.
 
-    `tell` is called with all facts whenever one has changed, at the end of the compile that changed it.
+    `publish` is called with all facts whenever one has changed, at the end of the compile that changed it.
     """
 
-    def __init__(self, tell: Callable[[CompilerFacts], object] | None = None) -> None:
+    def __init__(self, publish: Callable[[CompilerFacts], object] | None = None) -> None:
         self.trigger = Trigger()
-        self._tell = tell
+        self._publish = publish
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
         self._graph_breaks: dict[str, int] = {}
         self._cudagraph_skips: dict[str, int] = {}
         self._reported = 0
-        self._counters = _Counters()
+        self._counts: dict[str, int] = {}  # the compiler's own running counts at the last look
         self._last_metrics: Any = None
         self._last_break: Any = None
         self._seen_failures: dict[CodeType, tuple[list[str], int]] = {}
@@ -83,7 +72,7 @@ class CompileRecorder:
         self._taps: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
-        """Tap the compiler's metrics, callbacks and log of skipped CUDA graphs. What happened before is not told."""
+        """Tap the compiler's metrics, callbacks and log of skipped graphs. What happened before is not recorded."""
         self._look_at_counters()
         self._fresh_breaks()
         self._fresh_guard_failures()
@@ -120,11 +109,11 @@ class CompileRecorder:
     def drain(self) -> list[CompileEvent]:
         """The events since the last call, oldest first."""
         self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
-        self._tell_changes()
+        self._publish_changes()
         events, self._events = self._events, []
         return events
 
-    # what the runner knows
+    # what the runner reports
 
     def record_eager_step(self, start_ns: int, end_ns: int, *, reason: str = "") -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
@@ -139,25 +128,25 @@ class CompileRecorder:
         """Note that a step ran compiled code, which ends a spell of eager fallback."""
         self._fallback_is_open = False
 
-    def record_capture(self, start_ns: int, end_ns: int, *, shape: str = "") -> None:
-        """Note that the runner captured a CUDA graph of its own, of the running step or of `shape`."""
-        self._add("graph_capture", start_ns, end_ns, shape=shape or self.trigger.shape)
+    def record_capture(self, start_ns: int, end_ns: int) -> None:
+        """Note that the runner captured a CUDA graph of its own, of the running step."""
+        self._add("graph_capture", start_ns, end_ns)
 
     def capture_skipped(self, reason: str) -> None:
-        """Note that a CUDA graph was asked for and could not be captured."""
+        """Note that a CUDA graph was to be captured and could not be."""
         self._count_skip(reason)
-        self._tell_changes()
+        self._publish_changes()
 
-    # what the compiler says
+    # what the compiler reports
 
     def _add(self, kind: str, start_ns: int, end_ns: int, **details: Any) -> None:
-        details = {"shape": self.trigger.shape, **details}
         self._events.append(
             CompileEvent(
                 event_id=f"{next(self._ids)}",
                 kind=kind,
                 start_ns=start_ns,
                 end_ns=end_ns,
+                shape=self.trigger.shape,
                 batch_id=self.trigger.batch_id,
                 phase=self.trigger.phase,
                 **details,
@@ -225,16 +214,21 @@ class CompileRecorder:
         for text in breaks:
             self._graph_breaks[text] = self._graph_breaks.get(text, 0) + 1
         self._note_skips()
-        self._tell_changes()
+        self._publish_changes()
 
     def _look_at_counters(self) -> tuple[int, int]:
         """Kernels made and caches bypassed since the last look. Kernels are generated ones and calls of libraries."""
         counters = torch._dynamo.utils.counters
-        kernels = self._counters.fresh("generated", torch._inductor.metrics.generated_kernel_count)
-        kernels += self._counters.fresh("extern", counters["inductor"]["extern_calls"])
-        bypassed = self._counters.fresh("code bypass", counters["inductor"]["fxgraph_cache_bypass"])
-        bypassed += self._counters.fresh("graph bypass", counters["aot_autograd"]["autograd_cache_bypass"])
+        kernels = self._fresh("generated", torch._inductor.metrics.generated_kernel_count)
+        kernels += self._fresh("extern", counters["inductor"]["extern_calls"])
+        bypassed = self._fresh("code bypass", counters["inductor"]["fxgraph_cache_bypass"])
+        bypassed += self._fresh("graph bypass", counters["aot_autograd"]["autograd_cache_bypass"])
         return kernels, bypassed
+
+    def _fresh(self, name: str, count: int) -> int:
+        """How far a running count of the compiler has moved since the last look."""
+        before, self._counts[name] = self._counts.get(name, 0), count
+        return count - before if count >= before else count  # the compiler was reset in between
 
     def _fresh_breaks(self) -> list[str]:
         """Graph breaks since the last look, as place and cause."""
@@ -249,7 +243,7 @@ class CompileRecorder:
         return texts
 
     def _fresh_guard_failures(self) -> list[str]:
-        """Why each graph that was tried since the last look did not fit. The metrics tell of the first alone."""
+        """Why each graph that was tried since the last look did not fit. The metrics name the first alone."""
         texts: list[str] = []
         for code, failures in torch._dynamo.utils.guard_failures.items():
             before, seen = self._seen_failures.get(code, (failures, 0))
@@ -273,16 +267,16 @@ class CompileRecorder:
             self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
 
     def _fresh_skips(self) -> int:
-        return self._counters.fresh("skips", torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
+        return self._fresh("skips", torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
 
     def _count_skip(self, reason: str) -> None:
         text = _cause(reason)
         self._cudagraph_skips[text] = self._cudagraph_skips.get(text, 0) + 1
 
-    def _tell_changes(self) -> None:
+    def _publish_changes(self) -> None:
         total = sum(self._graph_breaks.values()) + sum(self._cudagraph_skips.values())
-        if total != self._reported and self._tell is not None:
-            self._tell(self.facts)
+        if total != self._reported and self._publish is not None:
+            self._publish(self.facts)
         self._reported = total
 
     def _on_start(self, args: torch._dynamo.callback.CallbackArgs) -> None:
@@ -342,9 +336,9 @@ def _is_dynamic(metrics: Any) -> bool:
 
 
 def _cache_state(metrics: Any, bypassed: int) -> str:
-    """Whether the disk caches served the compile; empty where none was asked. A hit still costs the tracing.
+    """Whether the disk caches served the compile; empty where none was consulted. A hit still costs the tracing.
 
-    The cache of generated code decides where it was asked, as the backend's time goes there.
+    The cache of generated code decides where it was consulted, as the backend's time goes there.
     """
     for cache in ("inductor_fx_local_cache", "aotautograd_local_cache"):
         if getattr(metrics, f"{cache}_miss_count", 0):
@@ -362,6 +356,6 @@ class EagerCanary:
     seen: int = field(default=0, repr=False)
 
     def ran_eagerly(self) -> bool:
-        """Whether any did since the last time this was asked."""
+        """Whether any did since the last call."""
         ran, self.seen = self.steps != self.seen, self.steps
         return ran

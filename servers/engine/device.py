@@ -43,14 +43,12 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     try:
         arm = ArmConfig.from_dict(table)
         engine = _start(arm, outbox)
-    except ConfigError as error:
-        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error)))
-        arrivals.wait(5.0)
-        return
     except Exception as error:
-        log.exception("the engine could not start")
-        first = str(error).splitlines()[0] if str(error) else ""
-        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=f"{type(error).__name__}: {first}"))
+        detail = str(error)
+        if not isinstance(error, ConfigError):
+            log.exception("the engine could not start")
+            detail = f"{type(error).__name__}: {detail.partition(chr(10))[0]}"
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=detail))
         arrivals.wait(5.0)
         return
     _loop(engine, arrivals, outbox)
@@ -63,7 +61,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     from servers.engine.runner import ModelRunner
 
     imported_ns = now_ns()
-    recorder = CompileRecorder(tell=outbox.put)
+    recorder = CompileRecorder(publish=outbox.put)
     recorder.install()
     runner = ModelRunner(arm, recorder)
     runner.load()
@@ -77,7 +75,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     # What start-up leaves behind stays; a collection while serving need not walk through it.
     gc.collect()
     gc.freeze()
-    engine = Engine(arm, runner, recorder)
+    engine = Engine(arm, runner, recorder.drain)
     engine.eos_ids = runner.eos_ids
     outbox.put(
         Ready(

@@ -83,7 +83,7 @@ _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def join_weights(model: nn.Module) -> int:
     """Weights of projections that read the same input stand side by side in memory; returns how many groups do.
 
-    The modules and what they compute are as before. A compiler pass (compilation.py) may then read them as one matrix.
+    The modules and what they compute are as before. `join_linears` may then read them as one matrix.
     """
     joined = 0
     for parent in model.modules():

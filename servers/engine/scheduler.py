@@ -17,7 +17,7 @@ from typing import Literal
 
 from servers.config import EngineConfig
 from servers.engine.messages import Submit, Timing
-from servers.engine.shapes import StepShape
+from servers.engine.shapes import Kind, StepShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,7 +47,6 @@ class Job(Submit):
 
 
 Outcome = Literal["length", "stop"]
-Kind = Literal["prefill", "extend", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,7 @@ class Step:
 class LaunchedStep:
     """A step on its way through the device. What its tokens are a runner knows by the class that it makes of this."""
 
-    kind: Kind
-    jobs: tuple[Job, ...]
+    step: Step
     answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
     shape: StepShape
     real_tokens: int  # computed for jobs, padding apart
@@ -181,13 +179,3 @@ class Scheduler:
 
     def __len__(self) -> int:
         return len(self._jobs)
-
-    @property
-    def active(self) -> tuple[Job, ...]:
-        """Jobs that hold a row, in row order."""
-        return tuple(self._active)
-
-    @property
-    def waiting(self) -> int:
-        """Jobs in the queue."""
-        return len(self._queue)

@@ -13,7 +13,7 @@ from servers.clock import now_ns
 
 
 def process_started_ns(pid: int) -> int:
-    """When the process `pid` began, to about 10 ms; now, where the system does not tell."""
+    """When the process `pid` began, to about 10 ms; now, where the system does not say."""
     try:
         # the name of a program may hold anything, so fields are counted from its closing bracket
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

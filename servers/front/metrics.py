@@ -9,7 +9,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from servers.compiler.events import CompileEvent, CompilerFacts
-from servers.engine.messages import Ready
+from servers.engine.messages import Ready, startup_groups
 
 M = TypeVar("M", Counter, Gauge)
 
@@ -56,7 +56,7 @@ class FrontMetrics:
 
     def show_start(self, ready: Ready) -> None:
         """Show what the start took and what it left in memory."""
-        for part, spent_ns in ready.startup_groups_ns.items():
+        for part, spent_ns in startup_groups(ready.startup_ns).items():
             self.startup_seconds(part=part).set(spent_ns / 1e9)
         for owner, size in ready.memory_bytes.items():
             self.memory_bytes(owner=owner).set(size)

@@ -1,6 +1,6 @@
-"""How much one request may hold. A server that reads what nobody bounded stands still for everybody else.
+"""How much one request may hold, so that reading one request never holds up the others.
 
-What depends on the arm follows from `max_prompt_tokens`; the rest is fixed. docs/arms.md states all of it.
+Limits that depend on the arm follow from `max_prompt_tokens`; the rest are fixed. docs/arms.md lists all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAST_MESSAGE_BYTES = 4 << 20
 _OTHER_FIELDS_BYTES = 1 << 20
 METADATA_BYTES = 16 << 10
 
-# Longer texts are tokenized beside the event loop.
+# Longer texts are tokenized outside the event loop.
 TEXT_AT_ONCE_CHARACTERS = 4 << 10
 
 

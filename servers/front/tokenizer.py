@@ -62,10 +62,10 @@ class ModelTokenizer:
         return ids
 
     def stream(self) -> TextStream:
-        return _ModelStream(self._tokenizer)
+        return ModelStream(self._tokenizer)
 
 
-class _ModelStream:
+class ModelStream:
     """Decodes the newest tokens beside a few before them, since a token's text may depend on its neighbours (a space
     that only stands inside a line). So the time does not grow with the answer."""
 

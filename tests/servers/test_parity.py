@@ -267,7 +267,7 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
     out = np.zeros((2, 259))
     parity.reference_logits(model, plan, out, quiet)
     assert set(seen) == {torch.float64}
-    with parity._NothingBelowFloat64():
+    with parity.NothingBelowFloat64():
         half = torch.ones(2, dtype=torch.float64)
         assert half.float().dtype == torch.float64
         assert half.to(torch.float32).dtype == torch.float64

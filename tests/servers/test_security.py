@@ -23,7 +23,6 @@ def test_nothing_named_is_no_tls_and_a_pair_is(pem: Certificates) -> None:
     assert server_tls("", "") is None
     tls = server_tls(pem.certificate, pem.key, pem.ca)
     assert tls == ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
-    assert tls.files == (pem.certificate, pem.key, pem.ca)
 
 
 def test_what_is_of_no_use_is_refused_by_name(pem: Certificates, tmp_path: Path) -> None:

@@ -36,10 +36,9 @@ class ScriptedRunner:
         self.log.append(f"launch {batch_id}")
         self.during()
         return ScriptedStep(
-            kind=step.kind,
-            jobs=step.jobs,
+            step=step,
             batch_id=batch_id,
-            shape=StepShape(4, 8 if step.kind == "prefill" else 1, 8),
+            shape=StepShape(step.kind, 4, 8 if step.kind == "prefill" else 1, 8),
             tokens=[9 + job.launched for job in step.jobs],
             answers=tuple(job.prefilled == len(job.prompt) for job in step.jobs),
             real_tokens=sum(stop - start for start, stop in step.chunks) or len(step.jobs),
@@ -72,7 +71,7 @@ def build(
         engine=EngineConfig(slots=slots, max_queue=max_queue, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
     )
     runner, events = ScriptedRunner(overlaps=overlaps), ScriptedEvents()
-    return Engine(arm, runner, events), runner, events, Arrivals()
+    return Engine(arm, runner, events.drain), runner, events, Arrivals()
 
 
 def submit(

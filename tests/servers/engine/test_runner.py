@@ -140,8 +140,7 @@ def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder:
     arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
     arm = replace(arm, compile=replace(arm.compile, backend="eager"))
     runner = runner_for(arm, recorder)
-    shapes = runner.shapes
-    planned = len([*shapes.every_prefill(), *shapes.every_extend(), *shapes.every_decode()])
+    planned = len(list(runner.shapes.planned()))
     assert len(runner.cache.layers) > 1
     assert len([event for event in recorder.drain() if event.kind in ("compile", "recompile")]) == planned
     jobs = jobs_for(runner.vocab_size, seed=8)
