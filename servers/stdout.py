@@ -22,11 +22,6 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def is_for_programs(as_json: bool) -> bool:
-    """Whether a JSON object belongs on stdout; `as_json` says that it was asked for."""
-    return as_json or not is_terminal()
-
-
 def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> None:
     """`words` are on stdout, unless JSON alone was asked for, and `document` as the last line where it is for programs.
 
@@ -34,7 +29,7 @@ def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> 
     """
     if words and not as_json:
         print(_broken(words, columns()) if is_terminal() else words, flush=True)
-    if is_for_programs(as_json):
+    if as_json or not is_terminal():
         print(json.dumps(document, allow_nan=False), flush=True)
 
 

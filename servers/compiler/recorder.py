@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -59,8 +60,8 @@ class CompileRecorder:
         self._publish = publish
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
-        self._graph_breaks: dict[str, int] = {}
-        self._cudagraph_skips: dict[str, int] = {}
+        self._graph_breaks: Counter[str] = Counter()
+        self._cudagraph_skips: Counter[str] = Counter()
         self._reported = 0
         self._counts: dict[str, int] = {}  # the compiler's own running counts at the last look
         self._last_metrics: Any = None
@@ -211,8 +212,7 @@ class CompileRecorder:
             kernels=kernels,
             breaks=tuple(breaks),
         )
-        for text in breaks:
-            self._graph_breaks[text] = self._graph_breaks.get(text, 0) + 1
+        self._graph_breaks.update(breaks)
         self._note_skips()
         self._publish_changes()
 
@@ -270,11 +270,10 @@ class CompileRecorder:
         return self._fresh("skips", torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
 
     def _count_skip(self, reason: str) -> None:
-        text = _cause(reason)
-        self._cudagraph_skips[text] = self._cudagraph_skips.get(text, 0) + 1
+        self._cudagraph_skips[_cause(reason)] += 1
 
     def _publish_changes(self) -> None:
-        total = sum(self._graph_breaks.values()) + sum(self._cudagraph_skips.values())
+        total = self._graph_breaks.total() + self._cudagraph_skips.total()
         if total != self._reported and self._publish is not None:
             self._publish(self.facts)
         self._reported = total

@@ -14,11 +14,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 
-class _Undecodable:
-    """Stands for a message that could not be read."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+class _Undecodable(int):
+    """The size in bytes of a message that could not be read."""
 
 
 class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -78,6 +75,6 @@ async def _decoded(request: Any, what: str, context: Any) -> Any:
     if isinstance(request, _Undecodable):
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"the message of {request.size} bytes is no {what}: send it as protobuf, made from the same .proto",
+            f"the message of {request} bytes is no {what}: send it as protobuf, made from the same .proto",
         )
     return request

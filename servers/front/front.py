@@ -85,7 +85,7 @@ class Front:
         self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
         self._watchers: set[Watcher[TelemetryEvent]] = set()
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
-        self._publish(self.facts)
+        self.publish(self.facts)
         self._send = send
         self._answers: dict[str, Answer] = {}
 
@@ -147,15 +147,15 @@ class Front:
                     message = replace(message, phase="warmup")
                 self.counters["compile_events"] += 1
                 self.metrics.count_compile(message)
-                self._publish(message)
+                self.publish(message)
             elif isinstance(message, CompilerFacts):
                 self.metrics.count_facts(message, self.facts)
                 self.facts = message
-                self._publish(message)
+                self.publish(message)
             elif isinstance(message, Progress):
                 if message.stage == "failed":
                     self.failure = message.detail
-                self.report(message)
+                self.publish(message)
             elif isinstance(message, Ready):
                 self.warm = message
 
@@ -169,7 +169,7 @@ class Front:
         assert self.warm is not None
         self.ready = self.warm
         self.metrics.show_start(self.ready)
-        self.report(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
+        self.publish(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
 
     def _take_output(self, output: StepOutput) -> None:
         if not self._is_on_trial:
@@ -189,23 +189,20 @@ class Front:
             self.counters["steps"] += 1
             self.counters["eager_fallback_steps"] += fell_back
             self.metrics.steps(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
-            self._publish(output.step)
+            self.publish(output.step)
 
     def fail(self, message: str) -> None:
         """The engine process has died: every request in flight ends with UNAVAILABLE."""
         self.failure = self.failure or message
-        self.report(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
+        self.publish(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
         for request_id, answer in self._answers.items():
             answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
 
     # telemetry
 
-    def report(self, progress: Progress) -> None:
-        """Watchers learn where the start-up stands."""
-        self._publish(progress)
-
-    def _publish(self, event: TelemetryEvent) -> None:
+    def publish(self, event: TelemetryEvent) -> None:
+        """The event is retained, and in the queue of each watcher of its kind."""
         self._logs[type(event)].append(event)
         for watcher in self._watchers:
             watcher.put(event)

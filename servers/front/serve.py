@@ -86,10 +86,10 @@ async def serve(
     os.environ.update(anchored_environment())
     engine.start()
     engine_end.close()
-    stop, engine_gone, useless = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    proof: asyncio.Task[None] | None = None
+    stop, engine_gone, unready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    readiness: asyncio.Task[None] | None = None
 
-    async def prove() -> None:
+    async def check_readiness() -> None:
         try:
             fault = await try_out(front)
         except Exception as error:
@@ -97,17 +97,17 @@ async def serve(
             fault = f"{type(error).__name__}: {error}"
         if fault:
             front.fail(fault)
-            useless.set()
+            unready.set()
             return
         front.open()
         await set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("%s is warm and has answered", replica)
 
     def take(messages: list[object]) -> None:
-        nonlocal proof
+        nonlocal readiness
         front.receive(messages)
-        if front.warm is not None and proof is None:
-            proof = asyncio.create_task(prove())
+        if front.warm is not None and readiness is None:
+            readiness = asyncio.create_task(check_readiness())
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError, RuntimeError):
@@ -122,7 +122,7 @@ async def serve(
     log.info("%s listens on %s:%d (pid %d) and warms up", replica, options.host, port, os.getpid())
     stdout.write("", {"port": port, "pid": os.getpid()}, as_json=options.json)
 
-    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, useless)]
+    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, unready)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     failed = not stop.is_set()
@@ -133,7 +133,7 @@ async def serve(
         log.error("%s: %s", replica, front.failure)
     else:
         front.draining = True
-        front.report(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
+        front.publish(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
         deadline = loop.time() + arm.engine.drain_grace_s
         while front.in_flight and not engine_gone.is_set() and loop.time() < deadline:
             await asyncio.sleep(0.02)

@@ -20,6 +20,7 @@ from benchmarks.inprocess import InProcess
 from benchmarks.traffic import Request, churn_set, prompts
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError
+from tests.servers.compiler.reset import reset_compiler
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
 ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=1)
@@ -28,11 +29,9 @@ ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=
 @pytest.fixture(autouse=True)
 def _own_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
+    reset_compiler()
     yield
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.fx.experimental._config.use_duck_shape = True
+    reset_compiler()
 
 
 def loaded(preset: str) -> Iterator[InProcess]:

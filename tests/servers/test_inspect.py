@@ -15,6 +15,7 @@ from servers.fields import ConfigError
 from servers.inspect.display import show
 from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
 from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
@@ -22,15 +23,11 @@ ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> Iterator[None]:
     yield
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.compiler.set_stance("default")
+    reset_compiler()
 
 
 def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.compiler.set_stance("default")
+    reset_compiler()
     listed = parse_shapes(shapes, arm.engine) if shapes else []
     return inspect_arm(arm, listed, report=lambda line: None)
 

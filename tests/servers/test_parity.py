@@ -20,6 +20,7 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
 LIGHT = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True)
@@ -51,7 +52,7 @@ def quiet(stage: str, done: int, total: int) -> None:
 
 def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None) -> tuple[Answers, parity.Plan]:
     """What the arm says, by the way that the measuring process goes. Without a plan it makes one, as the control."""
-    torch._dynamo.reset()
+    reset_compiler()
     recorder = CompileRecorder()
     recorder.install()
     try:
@@ -78,7 +79,7 @@ def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
     finally:
         recorder.remove()
-        torch._dynamo.reset()
+        reset_compiler()
 
 
 def quiet_warm_up(done: int, total: int, detail: str) -> None:

@@ -17,21 +17,19 @@ from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError
 from servers.front.readiness import first_request
 from tests.fakes.flash import varlen_flash
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
 
 @pytest.fixture
 def recorder() -> Iterator[CompileRecorder]:
-    torch._dynamo.reset()
+    reset_compiler()
     recorder = CompileRecorder()
     recorder.install()
     yield recorder
     recorder.remove()
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.fx.experimental._config.use_duck_shape = True
-    torch.compiler.set_stance("default")
+    reset_compiler()
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner:
