@@ -110,10 +110,10 @@ def check_variable(name: str, *, key: str) -> None:
         raise ConfigError(f"{key} is not the name of an environment variable: give the name, never the token itself")
 
 
-def token_from_variable(name: str, *, key: str, environment: Mapping[str, str] | None = None) -> str:
+def token_from_variable(name: str, *, key: str) -> str:
     """The token in the environment variable `name`. ConfigError names the variable and never the value."""
     check_variable(name, key=key)
-    value = (os.environ if environment is None else environment).get(name, "")
+    value = os.environ.get(name, "")
     if not value:
         raise ConfigError(f"{key} names the environment variable {name}, which is not set: export {name}=...")
     return _checked(value, f"the environment variable {name}")

@@ -159,12 +159,14 @@ class Tiling:
     stages: int
 
 
-def tiling(programs: int, context: int, token_bytes: int, processors: int) -> Tiling:
+@functools.cache
+def tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> Tiling:
     """The tiling for `programs` = rows × key heads over at most `context` positions of `token_bytes` a key head.
 
     Rows are split until the programs fill the card about twice: more parts than that cost more to join than they save.
     The kernel is compiled for each number of parts, so there are few: powers of two.
     """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
     block = _BLOCK
     stages = 3 if 2 * 3 * block * token_bytes <= _SHARED_BYTES else 2
     if 2 * stages * block * token_bytes > _SHARED_BYTES:
@@ -177,11 +179,6 @@ def contexts_of_variants(limit: int) -> list[int]:
     """Contexts up to `limit` at which one row or two meet every number of parts that `tiling` can choose for them."""
     steps = (_BLOCK * parts for parts in (1, 2, 4, 8, 16) if _BLOCK * parts < limit)
     return [*steps, limit]
-
-
-@functools.cache
-def _tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> Tiling:
-    return tiling(programs, context, token_bytes, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache
@@ -225,7 +222,7 @@ def launch(
     programs = batch * kv_heads
     block_g = max(16, triton.next_power_of_2(groups))
     block_d = triton.next_power_of_2(max(head_dim, value_dim))
-    plan = _tiling(device, programs, context, block_d * query.element_size())
+    plan = tiling(device, programs, context, block_d * query.element_size())
     splits = plan.splits if block_g * (block_d + 2) <= _PARTIAL else 1
     _decode[(programs, splits)](
         query,

@@ -337,9 +337,8 @@ class ModelRunner:
         self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
     ) -> torch.Tensor:
         table = sampling.draw_table(jobs, places, logits.shape[0])
-        draws = sampling.Draws(*self._tensor(table, torch.float32))
         ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
-        return sampling.choose(logits, greedy, draws, ranked=ranked)
+        return sampling.choose(logits, greedy, self._tensor(table, torch.float32), ranked=ranked)
 
     def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         if self.device.type != "cuda":

@@ -31,7 +31,7 @@ def itemised(
     return {**known, "other": max(0, ready_ns - started_ns - sum(known.values()))}
 
 
-def memory_peaks(segments: Iterable[Mapping[str, Any]] = ()) -> dict[str, int]:
+def memory_peaks(segments: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """The most memory that this process ever held on the host, and what CUDA graphs hold of the device's.
 
     `segments` are those of torch.cuda.memory_snapshot(): graphs draw from pools of their own.
