@@ -36,11 +36,8 @@ def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> 
 def _broken(words: str, width: int) -> str:
     """`words` with longer lines broken between words; a word that is longer, such as a path, stays whole."""
     return "\n".join(
-        part
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
         for line in words.splitlines()
-        for part in (
-            textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else [line]
-        )
     )
 
 

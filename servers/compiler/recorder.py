@@ -20,11 +20,9 @@ from types import CodeType
 from typing import Any
 
 import torch
-import torch._dynamo.callback
-import torch._dynamo.utils
-import torch._inductor.cudagraph_utils
-import torch._inductor.metrics
-import torch._inductor.output_code
+from torch._dynamo import callback, utils
+from torch._inductor import cudagraph_utils, output_code
+from torch._inductor import metrics as inductor_metrics
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
@@ -78,26 +76,22 @@ class CompileRecorder:
         self._fresh_breaks()
         self._fresh_guard_failures()
         self._fresh_skips()
-        for context in (
-            torch._dynamo.utils.get_metrics_context(),
-            torch._dynamo.utils.get_runtime_metrics_context(),
-        ):
+        for context in (utils.get_metrics_context(), utils.get_runtime_metrics_context()):
             self._tap(context, "_on_exit", self._after_metrics(context._on_exit))
-        partition = getattr(torch._inductor.output_code, "cudagraph_partition_post_compile", None)
+        partition = getattr(output_code, "cudagraph_partition_post_compile", None)
         if partition is not None:
-            tapped = self._after_partition(partition)
-            self._tap(torch._inductor.output_code, "cudagraph_partition_post_compile", tapped)
-        torch._inductor.cudagraph_utils.cudagraphs_log.addFilter(self._read_skip)
-        torch._dynamo.callback.on_compile_start(self._on_start)
-        torch._dynamo.callback.on_compile_end(self._on_end)
+            self._tap(output_code, "cudagraph_partition_post_compile", self._after_partition(partition))
+        cudagraph_utils.cudagraphs_log.addFilter(self._read_skip)
+        callback.on_compile_start(self._on_start)
+        callback.on_compile_end(self._on_end)
 
     def remove(self) -> None:
         """Take the taps out again, in the reverse order of their installation."""
         while self._taps:
             owner, name, original = self._taps.pop()
             setattr(owner, name, original)
-        torch._inductor.cudagraph_utils.cudagraphs_log.removeFilter(self._read_skip)
-        callbacks = torch._dynamo.callback.callback_handler
+        cudagraph_utils.cudagraphs_log.removeFilter(self._read_skip)
+        callbacks = callback.callback_handler
         with contextlib.suppress(ValueError):  # a reset of the compiler has dropped them
             callbacks.remove_start_callback(self._on_start)
             callbacks.remove_end_callback(self._on_end)
@@ -161,7 +155,7 @@ class CompileRecorder:
     def _after_metrics(self, original: Callable[..., None]) -> Callable[..., None]:
         def on_exit(start_ns: int, end_ns: int, *rest: Any) -> None:
             original(start_ns, end_ns, *rest)
-            recorded = torch._dynamo.utils.get_compilation_metrics()
+            recorded = utils.get_compilation_metrics()
             if recorded and recorded[-1] is not self._last_metrics:
                 self._last_metrics = recorded[-1]
                 self._on_metrics(end_ns - start_ns, recorded[-1])
@@ -218,8 +212,8 @@ class CompileRecorder:
 
     def _look_at_counters(self) -> tuple[int, int]:
         """Kernels made and caches bypassed since the last look. Kernels are generated ones and calls of libraries."""
-        counters = torch._dynamo.utils.counters
-        kernels = self._fresh("generated", torch._inductor.metrics.generated_kernel_count)
+        counters = utils.counters
+        kernels = self._fresh("generated", inductor_metrics.generated_kernel_count)
         kernels += self._fresh("extern", counters["inductor"]["extern_calls"])
         bypassed = self._fresh("code bypass", counters["inductor"]["fxgraph_cache_bypass"])
         bypassed += self._fresh("graph bypass", counters["aot_autograd"]["autograd_cache_bypass"])
@@ -232,7 +226,7 @@ class CompileRecorder:
 
     def _fresh_breaks(self) -> list[str]:
         """Graph breaks since the last look, as place and cause."""
-        breaks = torch._dynamo.utils.graph_break_reasons
+        breaks = utils.graph_break_reasons
         fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(breaks)))[::-1]
         self._last_break = breaks[-1] if breaks else None
         texts = []
@@ -245,7 +239,7 @@ class CompileRecorder:
     def _fresh_guard_failures(self) -> list[str]:
         """Why each graph that was tried since the last look did not fit. The metrics name the first alone."""
         texts: list[str] = []
-        for code, failures in torch._dynamo.utils.guard_failures.items():
+        for code, failures in utils.guard_failures.items():
             before, seen = self._seen_failures.get(code, (failures, 0))
             texts += failures[seen if before is failures else 0 :]  # a reset of the compiler starts a new list
             self._seen_failures[code] = (failures, len(failures))
@@ -267,7 +261,7 @@ class CompileRecorder:
             self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
 
     def _fresh_skips(self) -> int:
-        return self._fresh("skips", torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
+        return self._fresh("skips", utils.counters["inductor"]["cudagraph_skips"])
 
     def _count_skip(self, reason: str) -> None:
         self._cudagraph_skips[_cause(reason)] += 1
@@ -278,12 +272,12 @@ class CompileRecorder:
             self._publish(self.facts)
         self._reported = total
 
-    def _on_start(self, args: torch._dynamo.callback.CallbackArgs) -> None:
-        if args.callback_trigger is torch._dynamo.callback.CallbackTrigger.CUDAGRAPH_RECORDING:
+    def _on_start(self, args: callback.CallbackArgs) -> None:
+        if args.callback_trigger is callback.CallbackTrigger.CUDAGRAPH_RECORDING:
             self._capture_start_ns = now_ns()
 
-    def _on_end(self, args: torch._dynamo.callback.CallbackArgs) -> None:
-        if args.callback_trigger is torch._dynamo.callback.CallbackTrigger.CUDAGRAPH_RECORDING:
+    def _on_end(self, args: callback.CallbackArgs) -> None:
+        if args.callback_trigger is callback.CallbackTrigger.CUDAGRAPH_RECORDING:
             self._add("graph_capture", self._capture_start_ns, now_ns(), compile_id=args.compile_id)
 
 

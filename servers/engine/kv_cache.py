@@ -118,6 +118,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         return 0
 
 
+@dataclass(slots=True, eq=False)
 class LayerView:
     """The cache as one layer sees it, for a block that is compiled by itself.
 
@@ -125,10 +126,7 @@ class LayerView:
     ignores the number, so that one graph serves all layers.
     """
 
-    __slots__ = ("layer",)
-
-    def __init__(self, layer: SlotLayer) -> None:
-        self.layer = layer
+    layer: SlotLayer
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -42,8 +42,9 @@ async def try_out(front: Front) -> str:
     async for chunk in InferenceService(front).stream(request, submit, answer):
         tokens += len(chunk.token_ids)
     finished = answer.finished
-    if finished is None or finished.status != "OK":
-        why = "no end" if finished is None else f"{finished.status}: {finished.message}"
+    assert finished is not None  # no stop string can have ended the stream
+    if finished.status != "OK":
+        why = f"{finished.status}: {finished.message}"
         return f"it is warm and cannot answer a request of {len(submit.prompt)} tokens ({why})"
     if tokens != request.max_tokens:
         return f"it is warm and answered {tokens} of {request.max_tokens} tokens"
