@@ -239,15 +239,15 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
-def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) -> None:
+def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     """`folder` holds facts.json, answers.json and logits.npy of `arm`. The control (no plan yet) writes the plan."""
     recorder = CompileRecorder()
     recorder.install()
     runner = ModelRunner(arm, recorder)
-    report("loading", 0, 0)
+    _report("loading", 0, 0)
     runner.load()
     _write_facts(folder, arm_facts(runner))
-    runner.warm_up(lambda done, total, detail: report(f"warm-up {detail}", done, total))
+    runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
     plan_path = Path(task["plan"])
     makes_plan = not plan_path.exists()
     if makes_plan:
@@ -257,24 +257,24 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) 
     else:
         plan = Plan.read(plan_path)
     logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
-    report("free run", 0, 0)
+    _report("free run", 0, 0)
     answers = free_run(arm, runner, recorder, plan)
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
     if makes_plan:
         plan = replace(plan, continuations=tuple(map(tuple, answers)))
         plan.write(plan_path)
-    forced_logits(runner, plan, logits, report)
+    forced_logits(runner, plan, logits, _report)
     logits.flush()
 
 
-def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) -> None:
+def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     """`folder` holds facts.json and logits.npy of the float64 reference for the control `arm`."""
-    report("loading", 0, 0)
+    _report("loading", 0, 0)
     model: Any = load_reference(arm.model)
     _write_facts(folder, {"weights": checksum(model)})
     plan = Plan.read(Path(task["plan"]))
     logits = _matrix(folder / "logits.npy", plan, int(model.config.get_text_config().vocab_size), np.float64)
-    reference_logits(model, plan, logits, report)
+    reference_logits(model, plan, logits, _report)
     logits.flush()
 
 
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arm = read_arm(options.config)
         task = json.loads(Path(options.task).read_text(encoding="utf-8"))
         run = run_arm if options.what == "arm" else run_reference
-        run(arm, task, Path(options.out), _report)
+        run(arm, task, Path(options.out))
     except ConfigError as error:
         _print({"refused": str(error)})
         return 2

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one arm replica, served over HTTP when a port is given."""
+"""Prometheus metrics of one arm replica."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.engine.messages import Ready, startup_groups
@@ -60,7 +60,3 @@ class FrontMetrics:
             self.startup_seconds(part=part).set(spent_ns / 1e9)
         for owner, size in ready.memory_bytes.items():
             self.memory_bytes(owner=owner).set(size)
-
-    def serve(self, host: str, port: int) -> None:
-        """Answer `GET /metrics` on host:port from a thread of its own."""
-        start_http_server(port, addr=host, registry=self.registry)

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
 
 from servers import stdout
 from servers.address import joined
@@ -81,7 +82,7 @@ async def serve(
     port = _listen(server, options.host, options.port, tls)
     await server.start()
     if options.metrics_port:
-        front.metrics.serve(options.host, options.metrics_port)
+        start_http_server(options.metrics_port, addr=options.host, registry=front.metrics.registry)
 
     os.environ.update(anchored_environment())
     engine.start()
@@ -182,8 +183,8 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line of `python -m servers.front.serve`."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m servers.front.serve", description="Serve one arm replica over gRPC."
     )
@@ -200,12 +201,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
     parser.add_argument("--json", action="store_true", help="say port and pid as JSON at a terminal too")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    return exit_code(lambda: _serve(parse(arguments)))
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _serve(options))
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -118,9 +118,9 @@ def test_a_padded_or_bucketed_arm_has_parity(preset: str, dtype: str) -> None:
     outcome = parity_of(arm_for(preset, dtype))
     assert outcome.control.verdict == "PASS", outcome.control
     assert outcome.verdict == "PASS", outcome.arms[0].reasons
-    found = {finding.name: finding for finding in outcome.arms[0].findings}
-    assert found["error"].value == pytest.approx(1.0, abs=0.2)
-    assert ("tokens" in found) == (dtype == "float32")
+    findings = {finding.name: finding for finding in outcome.arms[0].findings}
+    assert findings["error"].value == pytest.approx(1.0, abs=0.2)
+    assert ("tokens" in findings) == (dtype == "float32")
 
 
 def test_prompts_in_chunks_and_in_batches_have_parity_with_whole_ones() -> None:
@@ -168,13 +168,13 @@ def test_a_planted_fault_fails_in_any_dtype(fault: Fault, dtype: str) -> None:
     outcome = parity_of(arm_for("eager-padded", dtype), fault)
     assert outcome.control.verdict == "PASS"
     assert outcome.verdict == "FAIL", outcome.arms[0]
-    found = verdicts(outcome)
+    verdict_of = verdicts(outcome)
     if fault is take_the_second_best_once:
-        assert found["error"] == "PASS"
-        assert found["flips"] == "FAIL"
+        assert verdict_of["error"] == "PASS"
+        assert verdict_of["flips"] == "FAIL"
         assert "in its free run" in " ".join(outcome.arms[0].reasons)
     else:
-        assert "FAIL" in (found["error"], found["tail error"], found["worst error"])
+        assert "FAIL" in (verdict_of["error"], verdict_of["tail error"], verdict_of["worst error"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

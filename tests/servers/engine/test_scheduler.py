@@ -129,7 +129,7 @@ def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
             decode_per_prefill=2,
         )
     )
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
     got: dict[str, int] = {}
     cache: dict[int, str] = {}
 
@@ -157,18 +157,18 @@ def test_rows_stay_dense_and_every_request_gets_exactly_what_it_asked_for(
 
     for number, action in enumerate(actions):
         if isinstance(action, int):
-            asked[str(number)] = action
+            requested[str(number)] = action
             scheduler.submit(job(str(number), max_tokens=action))
         elif action == "step":
             step()
         elif len(scheduler):
             victim = next(iter(scheduler)).request_id
-            del asked[victim]
+            del requested[victim]
             release(victim)
             got.pop(victim, None)
     while step():
         pass
-    assert got == asked
+    assert got == requested
     assert len(scheduler) == 0
 
 
