@@ -167,8 +167,8 @@ class InProcess:
         start_ns = now_ns()
         while True:
             more = feed(line)  # asked first: what was sent before a last "no" is taken below
-            ended = arrivals.take(engine)
-            ended += engine.expire(now_ns())
+            arrivals.take(engine)
+            ended = engine.expire(now_ns())
             fresh = [StepOutput(emit_ns=now_ns(), finished=ended)] if ended else []
             stepped, happened = engine.advance(arrivals)
             fresh += stepped

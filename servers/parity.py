@@ -103,7 +103,7 @@ def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, pla
     waiting = list(range(len(answers)))
     turn = 0
     while waiting or not engine.idle:
-        # never more than there are slots: the queue of an engine may be short
+        # requests join while others run, and none waits for a row
         if waiting and (turn % _TURNS_APART == 0 or engine.idle) and len(engine.scheduler) < arm.engine.slots:
             request = waiting.pop(0)
             arrivals.put(
@@ -135,7 +135,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
 
     Rows join, stand beside each other and leave as they do while serving.
     """
-    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(plan.prompts)))
+    scheduler = Scheduler(runner.arm.engine)
     for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
         scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
     first = np.concatenate(([0], np.cumsum(plan.counts)))

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 
 from servers.clock import now_ns
+from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Progress, Ready, Shutdown, StepOutput
@@ -44,11 +45,10 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         arm = ArmConfig.from_dict(table)
         engine = _start(arm, outbox)
     except Exception as error:
-        detail = str(error)
-        if not isinstance(error, ConfigError):
+        is_refused = isinstance(error, ConfigError)
+        if not is_refused:
             log.exception("the engine could not start")
-            detail = f"{type(error).__name__}: {detail.partition(chr(10))[0]}"
-        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=detail))
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error) if is_refused else named(error)))
         arrivals.wait(5.0)
         return
     _loop(engine, arrivals, outbox)
@@ -99,9 +99,8 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
 
 def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object]) -> None:
     while not arrivals.closed:
-        ended = arrivals.take(engine)
-        ended += engine.expire(now_ns())
-        if ended:
+        arrivals.take(engine)
+        if ended := engine.expire(now_ns()):
             outbox.put(StepOutput(emit_ns=now_ns(), finished=ended))
         outputs, events = engine.advance(arrivals)
         for message in (*events, *outputs):

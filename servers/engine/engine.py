@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
+from servers.complaint import named
 from servers.config import STALLING_KINDS, ArmConfig
 from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
-from servers.engine.scheduler import Job, LaunchedStep, Move, QueueFullError, Scheduler, Step
+from servers.engine.scheduler import Job, LaunchedStep, Move, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
 
@@ -63,19 +64,15 @@ class Engine:
         """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
 
-    def submit(self, message: Submit) -> Finished | None:
-        """Queue a request; an answer at once when it cannot be queued."""
+    def submit(self, message: Submit) -> None:
+        """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
             job.stop_ids |= self.eos_ids
         for start_ns, end_ns in self._stalls:
             # it stood in the pipe while a compile, already over, held this process
             job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
-        try:
-            self.scheduler.submit(job)
-        except QueueFullError:
-            return self._finished(job, "RESOURCE_EXHAUSTED", message="the queue is full")
-        return None
+        self.scheduler.submit(job)
 
     def release(self, request_id: str) -> None:
         """Free the slot of a request that is over, or whose client has gone."""
@@ -107,10 +104,8 @@ class Engine:
             return outputs, []
         step_id, self._step_id = self._step_id, self._step_id + 1
         launched = self._launch(step, step_id)
-        rejected = arrivals.take(self)
+        arrivals.take(self)
         events = self._settle(step.jobs)
-        if rejected:
-            outputs.append(StepOutput(emit_ns=now_ns(), finished=rejected))
         if pending is not None:
             outputs.append(self._hand_out(pending))
         if isinstance(launched, Exception):
@@ -193,11 +188,10 @@ class Engine:
         if kind == "AcceleratorError":
             raise error
         status = "RESOURCE_EXHAUSTED" if kind == "OutOfMemoryError" else "INTERNAL"
-        text = f"{kind}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
         finished = []
         for job in step.jobs:
             if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile
-                finished.append(self._finished(job, status, message=text))
+                finished.append(self._finished(job, status, message=named(error)))
                 self.release(job.request_id)
         return StepOutput(emit_ns=now_ns(), finished=finished)
 
@@ -235,17 +229,15 @@ class Arrivals:
         self.closed = True
         self._something.set()
 
-    def take(self, engine: Engine) -> list[Finished]:
-        """Hand everything that has arrived to `engine`; answers for the requests it could not take."""
-        rejected = []
+    def take(self, engine: Engine) -> None:
+        """Hand everything that has arrived to `engine`."""
         self._something.clear()
         while self._messages:
             message = self._messages.popleft()
             if isinstance(message, Cancel):
                 engine.release(message.request_id)
-            elif (answer := engine.submit(message)) is not None:
-                rejected.append(answer)
-        return rejected
+            else:
+                engine.submit(message)
 
     def wait(self, timeout_s: float) -> None:
         """Until something arrives, at most `timeout_s`."""

@@ -1,6 +1,7 @@
-"""Iteration-level batching: a bounded queue, rows, deadlines, cancellation. No tensors and no clock of its own.
+"""Iteration-level batching: a queue, rows, deadlines, cancellation. No tensors and no clock of its own.
 
-The scheduler decides what the next engine step is; the runner executes it. Rows stay dense: the active requests
+How many requests may wait is decided where they are admitted (servers/front/front.py). The scheduler decides what the
+next engine step is; the runner executes it. Rows stay dense: the active requests
 always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves, the last row
 moves into its place.
 
@@ -81,10 +82,6 @@ class Move:
     positions: int = 0
 
 
-class QueueFullError(Exception):
-    """The bounded queue is full; the request was not taken."""
-
-
 class Scheduler:
     """Queue, rows and the order of steps.
 
@@ -100,9 +97,7 @@ class Scheduler:
         self._decodes_due = 0
 
     def submit(self, job: Job) -> None:
-        """Queue `job`. Raises QueueFullError when every slot is taken and the queue holds `max_queue` jobs."""
-        if len(self._jobs) >= self._limits.slots + self._limits.max_queue:
-            raise QueueFullError
+        """Queue `job`."""
         self._jobs[job.request_id] = job
         self._queue.append(job)
 

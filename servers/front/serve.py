@@ -27,6 +27,7 @@ from prometheus_client import start_http_server
 from servers import stdout
 from servers.address import joined
 from servers.clock import anchored_environment, now_ns
+from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
@@ -95,7 +96,7 @@ async def serve(
             fault = await try_out(front)
         except Exception as error:
             log.exception("the first request of its own")
-            fault = f"{type(error).__name__}: {error}"
+            fault = named(error)
         if fault:
             front.fail(fault)
             unready.set()

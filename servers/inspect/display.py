@@ -69,12 +69,10 @@ def show(inspection: Inspection, console: Console) -> None:
 
 def _shape_table(visits: Sequence[Visit]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
-    table.add_column("shape", no_wrap=True)
-    table.add_column("padded to", no_wrap=True)
-    table.add_column("planned", no_wrap=True)
-    table.add_column("met", no_wrap=True)
-    table.add_column("first", justify="right", no_wrap=True)
-    table.add_column("again", justify="right", no_wrap=True)
+    for name in ("shape", "padded to", "planned", "met"):
+        table.add_column(name, no_wrap=True)
+    for name in ("first", "again"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     for visit in visits:
         word, style = SHOWN[visit.outcome]

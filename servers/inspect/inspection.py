@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.shapes import StepShape
 from servers.engine.startup import itemised, process_started_ns
@@ -171,7 +172,7 @@ def _visit(
             runner.collect(launched)
             compiled = launched.compiled
         except Exception as raised:  # the engine, too, fails the requests of a step and goes on
-            error = f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0]}"
+            error = named(raised)
         seconds.append((now_ns() - started_ns) / 1e9)
         caused += recorder.drain()
         if error:

@@ -115,10 +115,14 @@ def test_a_planned_arm_is_quiet_while_requests_join_and_leave(padded: InProcess)
     assert "CANCELLED" in session.failed
 
 
-def test_requests_that_fail_are_not_quiet_either(eager: InProcess) -> None:
-    session = eager.serve([Request(prompt=[5] * 6, max_tokens=3)] * (ENGINE.slots + ENGINE.max_queue + 1))
-    assert session.failed == {"RESOURCE_EXHAUSTED": 1}
-    assert quiet.quietness(session)["failed"] == "requests ended RESOURCE_EXHAUSTED (1)"
+def test_requests_that_fail_are_not_quiet_either(eager: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(step: object, batch_id: int) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(eager.runner, "launch", fail)
+    session = eager.serve([Request(prompt=[5] * 6, max_tokens=3)])
+    assert session.failed == {"INTERNAL": 1}
+    assert quiet.quietness(session)["failed"] == "requests ended INTERNAL (1)"
 
 
 def test_a_replay_sends_on_schedule_and_counts_from_it(eager: InProcess) -> None:

@@ -65,11 +65,9 @@ class ScriptedEvents:
 
 
 def build(
-    *, slots: int = 2, max_queue: int = 8, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False
+    *, slots: int = 2, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False
 ) -> tuple[Engine, ScriptedRunner, ScriptedEvents, Arrivals]:
-    arm = ArmConfig(
-        engine=EngineConfig(slots=slots, max_queue=max_queue, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
-    )
+    arm = ArmConfig(engine=EngineConfig(slots=slots, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk))
     runner, events = ScriptedRunner(overlaps=overlaps), ScriptedEvents()
     return Engine(arm, runner, events.drain), runner, events, Arrivals()
 
@@ -169,14 +167,6 @@ def test_an_expired_request_frees_its_slot_before_the_next_step() -> None:
     ended = engine.expire(1000)
     assert [(item.request_id, item.status) for item in ended] == [("a", "DEADLINE_EXCEEDED")]
     assert len(engine.scheduler) == 0
-
-
-def test_a_full_queue_is_answered_not_raised() -> None:
-    engine, _, _, _ = build(slots=1, max_queue=0, prefill_batch=1)
-    assert engine.submit(submit("a")) is None
-    answer = engine.submit(submit("b"))
-    assert answer is not None
-    assert answer.status == "RESOURCE_EXHAUSTED"
 
 
 class OutOfMemoryError(RuntimeError):

@@ -63,7 +63,7 @@ def own_request(arm: ArmConfig) -> Job:
 
 def serve(runner: ModelRunner, jobs: list[Job]) -> int:
     """Run all jobs through scheduler and runner, joining and leaving as slots allow; returns the number of steps."""
-    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(jobs)))
+    scheduler = Scheduler(runner.arm.engine)
     for job in jobs:
         scheduler.submit(job)
     steps = 0

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.config import EngineConfig
-from servers.engine.scheduler import Job, Move, QueueFullError, Scheduler
+from servers.engine.scheduler import Job, Move, Scheduler
 
 
 def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0, stop: int | None = None) -> Job:
@@ -59,16 +58,6 @@ def test_a_prefill_batch_takes_up_to_its_size_and_the_free_rows() -> None:
     assert run_step(scheduler)[0] == "decode"
     assert run_step(scheduler)[0] == "decode"
     assert len([item for item in scheduler if item.row < 0]) == 2
-
-
-def test_a_full_queue_refuses_at_once() -> None:
-    scheduler = Scheduler(EngineConfig(slots=1, max_queue=1))
-    scheduler.submit(job("a"))
-    scheduler.submit(job("b"))
-    with pytest.raises(QueueFullError):
-        scheduler.submit(job("c"))
-    scheduler.release("b")
-    scheduler.submit(job("c"))
 
 
 def test_the_last_row_moves_into_a_freed_one() -> None:
