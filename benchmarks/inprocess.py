@@ -157,7 +157,7 @@ class InProcess:
 
     def run(self, feed: Feed) -> Session:
         """Steps until `feed` says that nothing more comes and everything is answered."""
-        engine = Engine(self.arm, self.runner, self.recorder)
+        engine = Engine(self.arm, self.runner, self.recorder.drain)
         engine.eos_ids = self.runner.eos_ids
         arrivals = Arrivals()
         line = Line(arrivals)
@@ -167,8 +167,8 @@ class InProcess:
         start_ns = now_ns()
         while True:
             more = feed(line)  # asked first: what was sent before a last "no" is taken below
-            ended = arrivals.take(engine)
-            ended += engine.expire(now_ns())
+            arrivals.take(engine)
+            ended = engine.expire(now_ns())
             fresh = [StepOutput(emit_ns=now_ns(), finished=ended)] if ended else []
             stepped, happened = engine.advance(arrivals)
             fresh += stepped

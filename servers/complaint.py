@@ -38,12 +38,16 @@ def one_line(message: str) -> str:
     return printable(shortened(" ".join(message.split())))
 
 
+def named(error: BaseException) -> str:
+    """The class of the error and the first line of its text."""
+    kind, text = type(error).__name__, str(error).strip().partition("\n")[0]
+    return f"{kind}: {shortened(text)}" if text else kind
+
+
 def fault(error: BaseException, folder: Path | None = None) -> str:
-    """What to tell of an exception that nobody foresaw. Its traceback is in a file that is named: in `folder`, or
-    among the temporary files where that cannot be."""
-    kind = type(error).__name__
-    text = str(error).strip().partition("\n")[0]
-    what = f"{kind}: {shortened(text)}" if text else kind
+    """How an unforeseen exception reads. Its traceback is in the file that the text names: in `folder`, or among the
+    temporary files where that is impossible."""
+    what = named(error)
     if isinstance(error, MemoryError):
         return f"out of memory ({what}): free some, or ask for less; {_kept(error, folder)}"
     if isinstance(error, OSError):

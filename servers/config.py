@@ -117,11 +117,10 @@ class ShapeConfig:
 class CompileConfig:
     """What torch.compile is asked for. `enabled = false` is plain eager.
 
-    `capture` records one CUDA graph for every planned shape, instead of the graph trees of `mode`; `guarded` lets
-    shapes that were not warmed run eagerly instead of compiling; `join_projections` multiplies projections of the same
-    input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name (other backends read
-    neither of these two); the bounds
-    are what `mark_dynamic` tells of a dimension, empty for the engine's limits.
+    `capture` records one CUDA graph for every planned shape, instead of the graph trees of `mode`. `guarded` lets
+    shapes that were not warmed run eagerly instead of compiling. `join_projections` multiplies projections of the same
+    input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
+    neither. The bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
     """
 
     enabled: bool = False

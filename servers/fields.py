@@ -77,12 +77,11 @@ def override(base: T, table: Mapping[str, Any], *, where: str) -> T:
     """
     if not table:
         return base
-    current = {item.name: getattr(base, item.name) for item in fields(base)}  # type: ignore[arg-type]
     converted = _converted(type(base), table, where)
     for key, value in converted.items():
         if isinstance(value, Mapping):
-            converted[key] = {**current[key], **value}
-    return replace(base, **{**current, **converted})  # type: ignore[type-var]
+            converted[key] = {**getattr(base, key), **value}
+    return replace(base, **converted)  # type: ignore[type-var]
 
 
 def build(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
@@ -129,8 +128,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} is {value!r}: expected {hint}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is type(None):
-        hint = types.NoneType
     if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
         raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
     return value

@@ -31,7 +31,7 @@ from servers.engine.messages import Submit
 from servers.engine.model import load_model
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
-from servers.fields import ConfigError
+from servers.fields import ConfigError, build
 from servers.program import log_to_stderr, read_arm
 
 MAX_LOGITS_BYTES = 8 << 30
@@ -43,7 +43,7 @@ Report = Callable[[str, int, int], None]  # what goes on, done, total
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every arm is asked: prompts, how many tokens to answer each with, and, once the control has answered, the
+    """What every arm answers: prompts, how many tokens to answer each with, and, once the control has answered, the
     continuations along which all logits are compared."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -62,12 +62,7 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Plan:
         """The plan in `path`."""
-        table = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            prompts=tuple(map(tuple, table["prompts"])),
-            counts=tuple(table["counts"]),
-            continuations=tuple(map(tuple, table["continuations"])),
-        )
+        return build(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
 
 
 def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int) -> Plan:
@@ -103,12 +98,12 @@ def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, pla
 
     Raises RuntimeError, with the engine's own words where it has some, when a request fails or loses tokens.
     """
-    engine, arrivals = Engine(arm, runner, recorder), Arrivals()
+    engine, arrivals = Engine(arm, runner, recorder.drain), Arrivals()
     answers: list[list[int]] = [[] for _ in plan.prompts]
     waiting = list(range(len(answers)))
     turn = 0
     while waiting or not engine.idle:
-        # never more than there are slots: the queue of an engine may be short
+        # requests join while others run, and none waits for a row
         if waiting and (turn % _TURNS_APART == 0 or engine.idle) and len(engine.scheduler) < arm.engine.slots:
             request = waiting.pop(0)
             arrivals.put(
@@ -140,7 +135,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
 
     Rows join, stand beside each other and leave as they do while serving.
     """
-    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(plan.prompts)))
+    scheduler = Scheduler(runner.arm.engine)
     for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
         scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
     first = np.concatenate(([0], np.cumsum(plan.counts)))
@@ -160,7 +155,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
 
 
 def arm_facts(runner: ModelRunner) -> dict[str, Any]:
-    """What must be equal between arms, as it really was loaded and not as it was asked for."""
+    """What must be equal between arms, as it was loaded and not as it was configured."""
     model = runner.model
     return {
         "weights": checksum(model),
@@ -200,7 +195,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 # --- The reference ----------------------------------------------------------------------------------------------------
 
 
-class _NothingBelowFloat64(TorchFunctionMode):
+class NothingBelowFloat64(TorchFunctionMode):
     """Whatever a model rounds to float32 on purpose (norms, softmax, rotary angles) stays float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -215,22 +210,26 @@ def _widened(value: Any) -> Any:
 
 
 def load_reference(model: ModelConfig) -> nn.Module:
-    """The arms' model with the arms' weights, each widened to float64, and attention as plain products."""
-    return load_model(replace(model, attention="eager")).double()
+    """The arms' model with the arms' weights, and attention as plain products."""
+    return load_model(replace(model, attention="eager"))
 
 
 @torch.no_grad()
 def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
-    """`out` [positions, vocabulary] float64 holds what the whole sequences give, one by one, without any cache."""
+    """`out` [positions, vocabulary] float64 holds what the whole sequences give, one by one, without any cache.
+
+    The model's weights are widened to float64.
+    """
+    model.double()
     device = next(model.parameters()).device
     at = 0
     for prompt, continuation in zip(plan.prompts, plan.continuations, strict=True):
         ids = torch.tensor([[*prompt, *continuation[:-1]]], device=device)
-        with _NothingBelowFloat64():
+        with NothingBelowFloat64():
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(continuation)).logits[0]
         if logits.dtype != torch.float64:
             raise RuntimeError(
-                f"the reference came out as {logits.dtype}: the model rounds where it cannot be told not to"
+                f"the reference came out as {logits.dtype}: the model rounds where it cannot be kept from it"
             )
         out[at : at + len(continuation)] = logits.cpu().numpy()
         at += len(continuation)
@@ -240,52 +239,48 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
-def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) -> None:
+def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     """`folder` holds facts.json, answers.json and logits.npy of `arm`. The control (no plan yet) writes the plan."""
     recorder = CompileRecorder()
     recorder.install()
     runner = ModelRunner(arm, recorder)
-    report("loading", 0, 0)
+    _report("loading", 0, 0)
     runner.load()
-    facts = arm_facts(runner)
-    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-    _tell({"facts": facts})
-    runner.warm_up(lambda done, total, detail: report(f"warm-up {detail}", done, total))
+    _write_facts(folder, arm_facts(runner))
+    runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
     plan_path = Path(task["plan"])
     makes_plan = not plan_path.exists()
     if makes_plan:
-        plan = make_plan(
-            [ArmConfig.from_dict(table) for table in task["arms"]],
-            vocab_size=runner.vocab_size,
-            prompts=task["prompts"],
-            tokens=task["tokens"],
-            seed=task["seed"],
-        )
+        arms = [ArmConfig.from_dict(table) for table in task["arms"]]
+        sizes = {name: task[name] for name in ("prompts", "tokens", "seed")}
+        plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
     else:
         plan = Plan.read(plan_path)
     logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
-    report("free run", 0, 0)
+    _report("free run", 0, 0)
     answers = free_run(arm, runner, recorder, plan)
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
     if makes_plan:
         plan = replace(plan, continuations=tuple(map(tuple, answers)))
         plan.write(plan_path)
-    forced_logits(runner, plan, logits, report)
+    forced_logits(runner, plan, logits, _report)
     logits.flush()
 
 
-def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path, report: Report) -> None:
+def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     """`folder` holds facts.json and logits.npy of the float64 reference for the control `arm`."""
-    report("loading", 0, 0)
-    narrow = load_model(replace(arm.model, attention="eager"))
-    facts = {"weights": checksum(narrow)}
-    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-    _tell({"facts": facts})
-    model: Any = narrow.double()
+    _report("loading", 0, 0)
+    model: Any = load_reference(arm.model)
+    _write_facts(folder, {"weights": checksum(model)})
     plan = Plan.read(Path(task["plan"]))
     logits = _matrix(folder / "logits.npy", plan, int(model.config.get_text_config().vocab_size), np.float64)
-    reference_logits(model, plan, logits, report)
+    reference_logits(model, plan, logits, _report)
     logits.flush()
+
+
+def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    _print({"facts": facts})
 
 
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:
@@ -299,12 +294,12 @@ def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[A
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(plan.positions, vocab_size))
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _print(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
 def _report(stage: str, done: int, total: int) -> None:
-    _tell({"stage": stage, "done": done, "total": total})
+    _print({"stage": stage, "done": done, "total": total})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -322,14 +317,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arm = read_arm(options.config)
         task = json.loads(Path(options.task).read_text(encoding="utf-8"))
         run = run_arm if options.what == "arm" else run_reference
-        run(arm, task, Path(options.out), _report)
+        run(arm, task, Path(options.out))
     except ConfigError as error:
-        _tell({"refused": str(error)})
+        _print({"refused": str(error)})
         return 2
     except torch.OutOfMemoryError as error:
         # float64 takes four times the memory of bfloat16
         remedy = "lower the engine's limits" if options.what == "arm" else "set parity.reference = false"
-        _tell({"refused": f"the device is too small ({str(error).splitlines()[0]}): {remedy}, or take a larger one"})
+        _print({"refused": f"the device is too small ({str(error).splitlines()[0]}): {remedy}, or take a larger one"})
         return 2
     return 0
 

@@ -1,4 +1,4 @@
-"""Model shapes that are served with random weights: they need no download and say nothing but how fast it runs."""
+"""Model shapes that are served with random weights: they need no download and show only how fast a model runs."""
 
 from __future__ import annotations
 

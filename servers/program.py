@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig
@@ -30,24 +29,16 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
-@contextmanager
-def compile_cache(folder: str) -> Iterator[str]:
+def compile_cache(folder: str) -> AbstractContextManager[str]:
     """Where compiled code is kept: in `folder`, or in a fresh one that is gone afterwards.
 
-    A cold cache is the honest default: a replica that found last week's artifacts would hide what a rollout meets.
+    A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
     """
-    if folder:
-        yield folder
-        return
-    fresh = tempfile.mkdtemp(prefix="tailgate-compile-")
-    try:
-        yield fresh
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    return nullcontext(folder) if folder else TemporaryDirectory(prefix="tailgate-compile-", ignore_cleanup_errors=True)
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """What `work` returns; 2 when it cannot be configured so and 1 when it broke, each told in one line on stderr."""
+    """What `work` returns; 2 when it cannot be configured so and 1 when it broke, each with one line on stderr."""
     try:
         return work()
     except ConfigError as error:

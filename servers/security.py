@@ -34,11 +34,6 @@ class ServerTls:
             missing, given = ("key", "certificate") if self.certificate else ("certificate", "key")
             raise ConfigError(f"a TLS {missing} is missing beside the {given}: give both as PEM files")
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Every file that is named."""
-        return tuple(path for path in (self.certificate, self.key, self.client_ca) if path)
-
 
 def server_tls(certificate: str, key: str, client_ca: str = "") -> ServerTls | None:
     """The checked files, or None when none is named. Raises ConfigError for one that is missing or of no use."""
@@ -115,10 +110,10 @@ def check_variable(name: str, *, key: str) -> None:
         raise ConfigError(f"{key} is not the name of an environment variable: give the name, never the token itself")
 
 
-def token_from_variable(name: str, *, key: str, environment: Mapping[str, str] | None = None) -> str:
+def token_from_variable(name: str, *, key: str) -> str:
     """The token in the environment variable `name`. ConfigError names the variable and never the value."""
     check_variable(name, key=key)
-    value = (os.environ if environment is None else environment).get(name, "")
+    value = os.environ.get(name, "")
     if not value:
         raise ConfigError(f"{key} names the environment variable {name}, which is not set: export {name}=...")
     return _checked(value, f"the environment variable {name}")
@@ -142,7 +137,7 @@ def _checked(value: str, where: str) -> str:
 
 
 def is_bearer(header: str | bytes | None, token: str) -> bool:
-    """Whether an `authorization` header carries `token`, compared in a time that tells nothing of it."""
+    """Whether an `authorization` header carries `token`, compared in a time that does not depend on it."""
     given = header.encode() if isinstance(header, str) else header or b""
     scheme, _, rest = given.partition(b" ")
     return scheme.lower() == b"bearer" and hmac.compare_digest(rest.strip(), token.encode())

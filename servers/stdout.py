@@ -22,11 +22,6 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def is_for_programs(as_json: bool) -> bool:
-    """Whether a JSON object belongs on stdout; `as_json` says that it was asked for."""
-    return as_json or not is_terminal()
-
-
 def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> None:
     """`words` are on stdout, unless JSON alone was asked for, and `document` as the last line where it is for programs.
 
@@ -34,18 +29,15 @@ def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> 
     """
     if words and not as_json:
         print(_broken(words, columns()) if is_terminal() else words, flush=True)
-    if is_for_programs(as_json):
+    if as_json or not is_terminal():
         print(json.dumps(document, allow_nan=False), flush=True)
 
 
 def _broken(words: str, width: int) -> str:
     """`words` with longer lines broken between words; a word that is longer, such as a path, stays whole."""
     return "\n".join(
-        part
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
         for line in words.splitlines()
-        for part in (
-            textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else [line]
-        )
     )
 
 

@@ -10,7 +10,7 @@ class CompileEvent:
     """One compile, recompile, graph capture, autotune, limit hit or eager fallback. Columns as in the run directory.
 
     `backend_ns` and `autotune_ns` are shares of the event's own time; guards, nodes and kernels count what the compile
-    made; `breaks` names the graph breaks that its tracing met.
+    made; `breaks` names the graph breaks of its tracing.
     """
 
     event_id: str

@@ -6,8 +6,7 @@ Only this file and recorder.py, which says what the compiler did, touch torch._d
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -129,9 +128,11 @@ def compile_step(step: nn.Module, policy: CompileConfig) -> Callable[..., Any]:
 def compile_blocks(model: nn.Module, cache: Any, policy: CompileConfig) -> None:
     """Every repeated block of `model` runs compiled when it is called with `cache`; the rest stays as it is.
 
-    All blocks have one code, so a shape costs one compile and not one for each layer.
+    The blocks are the longest list of like modules. All have one code, so a shape costs one compile and not one for
+    each layer.
     """
-    for block, view in zip(repeated_blocks(model), cache.views(), strict=True):
+    blocks = max((item for item in model.modules() if isinstance(item, nn.ModuleList)), key=len, default=())
+    for block, view in zip(blocks, cache.views(), strict=True):
         compiled = torch.compile(block.forward, **_arguments(policy))
         block._compiled_call_impl = _over_cache(block, compiled, cache, view)
 
@@ -143,12 +144,6 @@ def _over_cache(block: Any, compiled: Callable[..., Any], cache: object, view: o
         return compiled(*args, past_key_values=view, **kwargs)
 
     return call
-
-
-def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The layers of the longest list of like modules: a transformer's repeated blocks."""
-    lists = [list(item) for item in module.modules() if isinstance(item, nn.ModuleList)]
-    return max(lists, key=len, default=[])
 
 
 def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], *, promised: bool = True) -> None:
@@ -170,19 +165,10 @@ def fix_address(tensor: torch.Tensor) -> None:
     torch._dynamo.mark_static_address(tensor)
 
 
-@contextmanager
-def step_boundary(policy: CompileConfig) -> Iterator[None]:
-    """Around each step: tells CUDA-graph trees that the outputs of the previous step are no longer read."""
+def begin_step(policy: CompileConfig) -> None:
+    """CUDA-graph trees know that the outputs of the previous step are no longer read."""
     if policy.enabled and policy.mode in GRAPH_TREE_MODES:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-    yield
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Inside, compiled steps and blocks run as plain Python, and nothing is compiled."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def settle(policy: CompileConfig) -> None:

@@ -1,6 +1,6 @@
 """What the compiler did and when: compile events, what it could not do, and the eager canary.
 
-The compiler tells what it does through `CompilationMetrics` (start, end, guard reason, cache, sizes), through counters
+The compiler shows what it does through `CompilationMetrics` (start, end, guard reason, cache, sizes), through counters
 and lists (guard failures, graph breaks, CUDA-graph skips), and through callbacks around CUDA-graph recording. All are
 private interfaces, read in torch 2.11 to 2.13. The recorder joins them to the step that was running, which is the step
 that triggered them: the device thread compiles synchronously.
@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -19,11 +20,9 @@ from types import CodeType
 from typing import Any
 
 import torch
-import torch._dynamo.callback
-import torch._dynamo.utils
-import torch._inductor.cudagraph_utils
-import torch._inductor.metrics
-import torch._inductor.output_code
+from torch._dynamo import callback, utils
+from torch._inductor import cudagraph_utils, output_code
+from torch._inductor import metrics as inductor_metrics
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
@@ -48,32 +47,21 @@ class Trigger:
     phase: str = "warmup"
 
 
-@dataclass(slots=True)
-class _Counters:
-    """The compiler's own running counts as they stood at the last look; `fresh` tells how far one has moved since."""
-
-    seen: dict[str, int] = field(default_factory=dict)
-
-    def fresh(self, name: str, now: int) -> int:
-        before, self.seen[name] = self.seen.get(name, 0), now
-        return now - before if now >= before else now  # the compiler was reset in between
-
-
 class CompileRecorder:
     """Collects the compile events of this process. Install once; everything happens on the device thread.
 
-    `tell` is called with all facts whenever one has changed, at the end of the compile that changed it.
+    `publish` is called with all facts whenever one has changed, at the end of the compile that changed it.
     """
 
-    def __init__(self, tell: Callable[[CompilerFacts], object] | None = None) -> None:
+    def __init__(self, publish: Callable[[CompilerFacts], object] | None = None) -> None:
         self.trigger = Trigger()
-        self._tell = tell
+        self._publish = publish
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
-        self._graph_breaks: dict[str, int] = {}
-        self._cudagraph_skips: dict[str, int] = {}
+        self._graph_breaks: Counter[str] = Counter()
+        self._cudagraph_skips: Counter[str] = Counter()
         self._reported = 0
-        self._counters = _Counters()
+        self._counts: dict[str, int] = {}  # the compiler's own running counts at the last look
         self._last_metrics: Any = None
         self._last_break: Any = None
         self._seen_failures: dict[CodeType, tuple[list[str], int]] = {}
@@ -83,31 +71,27 @@ class CompileRecorder:
         self._taps: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
-        """Tap the compiler's metrics, callbacks and log of skipped CUDA graphs. What happened before is not told."""
+        """Tap the compiler's metrics, callbacks and log of skipped graphs. What happened before is not recorded."""
         self._look_at_counters()
         self._fresh_breaks()
         self._fresh_guard_failures()
         self._fresh_skips()
-        for context in (
-            torch._dynamo.utils.get_metrics_context(),
-            torch._dynamo.utils.get_runtime_metrics_context(),
-        ):
+        for context in (utils.get_metrics_context(), utils.get_runtime_metrics_context()):
             self._tap(context, "_on_exit", self._after_metrics(context._on_exit))
-        partition = getattr(torch._inductor.output_code, "cudagraph_partition_post_compile", None)
+        partition = getattr(output_code, "cudagraph_partition_post_compile", None)
         if partition is not None:
-            tapped = self._after_partition(partition)
-            self._tap(torch._inductor.output_code, "cudagraph_partition_post_compile", tapped)
-        torch._inductor.cudagraph_utils.cudagraphs_log.addFilter(self._read_skip)
-        torch._dynamo.callback.on_compile_start(self._on_start)
-        torch._dynamo.callback.on_compile_end(self._on_end)
+            self._tap(output_code, "cudagraph_partition_post_compile", self._after_partition(partition))
+        cudagraph_utils.cudagraphs_log.addFilter(self._read_skip)
+        callback.on_compile_start(self._on_start)
+        callback.on_compile_end(self._on_end)
 
     def remove(self) -> None:
         """Take the taps out again, in the reverse order of their installation."""
         while self._taps:
             owner, name, original = self._taps.pop()
             setattr(owner, name, original)
-        torch._inductor.cudagraph_utils.cudagraphs_log.removeFilter(self._read_skip)
-        callbacks = torch._dynamo.callback.callback_handler
+        cudagraph_utils.cudagraphs_log.removeFilter(self._read_skip)
+        callbacks = callback.callback_handler
         with contextlib.suppress(ValueError):  # a reset of the compiler has dropped them
             callbacks.remove_start_callback(self._on_start)
             callbacks.remove_end_callback(self._on_end)
@@ -120,11 +104,11 @@ class CompileRecorder:
     def drain(self) -> list[CompileEvent]:
         """The events since the last call, oldest first."""
         self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
-        self._tell_changes()
+        self._publish_changes()
         events, self._events = self._events, []
         return events
 
-    # what the runner knows
+    # what the runner reports
 
     def record_eager_step(self, start_ns: int, end_ns: int, *, reason: str = "") -> None:
         """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
@@ -139,25 +123,25 @@ class CompileRecorder:
         """Note that a step ran compiled code, which ends a spell of eager fallback."""
         self._fallback_is_open = False
 
-    def record_capture(self, start_ns: int, end_ns: int, *, shape: str = "") -> None:
-        """Note that the runner captured a CUDA graph of its own, of the running step or of `shape`."""
-        self._add("graph_capture", start_ns, end_ns, shape=shape or self.trigger.shape)
+    def record_capture(self, start_ns: int, end_ns: int) -> None:
+        """Note that the runner captured a CUDA graph of its own, of the running step."""
+        self._add("graph_capture", start_ns, end_ns)
 
     def capture_skipped(self, reason: str) -> None:
-        """Note that a CUDA graph was asked for and could not be captured."""
+        """Note that a CUDA graph was to be captured and could not be."""
         self._count_skip(reason)
-        self._tell_changes()
+        self._publish_changes()
 
-    # what the compiler says
+    # what the compiler reports
 
     def _add(self, kind: str, start_ns: int, end_ns: int, **details: Any) -> None:
-        details = {"shape": self.trigger.shape, **details}
         self._events.append(
             CompileEvent(
                 event_id=f"{next(self._ids)}",
                 kind=kind,
                 start_ns=start_ns,
                 end_ns=end_ns,
+                shape=self.trigger.shape,
                 batch_id=self.trigger.batch_id,
                 phase=self.trigger.phase,
                 **details,
@@ -171,7 +155,7 @@ class CompileRecorder:
     def _after_metrics(self, original: Callable[..., None]) -> Callable[..., None]:
         def on_exit(start_ns: int, end_ns: int, *rest: Any) -> None:
             original(start_ns, end_ns, *rest)
-            recorded = torch._dynamo.utils.get_compilation_metrics()
+            recorded = utils.get_compilation_metrics()
             if recorded and recorded[-1] is not self._last_metrics:
                 self._last_metrics = recorded[-1]
                 self._on_metrics(end_ns - start_ns, recorded[-1])
@@ -222,23 +206,27 @@ class CompileRecorder:
             kernels=kernels,
             breaks=tuple(breaks),
         )
-        for text in breaks:
-            self._graph_breaks[text] = self._graph_breaks.get(text, 0) + 1
+        self._graph_breaks.update(breaks)
         self._note_skips()
-        self._tell_changes()
+        self._publish_changes()
 
     def _look_at_counters(self) -> tuple[int, int]:
         """Kernels made and caches bypassed since the last look. Kernels are generated ones and calls of libraries."""
-        counters = torch._dynamo.utils.counters
-        kernels = self._counters.fresh("generated", torch._inductor.metrics.generated_kernel_count)
-        kernels += self._counters.fresh("extern", counters["inductor"]["extern_calls"])
-        bypassed = self._counters.fresh("code bypass", counters["inductor"]["fxgraph_cache_bypass"])
-        bypassed += self._counters.fresh("graph bypass", counters["aot_autograd"]["autograd_cache_bypass"])
+        counters = utils.counters
+        kernels = self._fresh("generated", inductor_metrics.generated_kernel_count)
+        kernels += self._fresh("extern", counters["inductor"]["extern_calls"])
+        bypassed = self._fresh("code bypass", counters["inductor"]["fxgraph_cache_bypass"])
+        bypassed += self._fresh("graph bypass", counters["aot_autograd"]["autograd_cache_bypass"])
         return kernels, bypassed
+
+    def _fresh(self, name: str, count: int) -> int:
+        """How far a running count of the compiler has moved since the last look."""
+        before, self._counts[name] = self._counts.get(name, 0), count
+        return count - before if count >= before else count  # the compiler was reset in between
 
     def _fresh_breaks(self) -> list[str]:
         """Graph breaks since the last look, as place and cause."""
-        breaks = torch._dynamo.utils.graph_break_reasons
+        breaks = utils.graph_break_reasons
         fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(breaks)))[::-1]
         self._last_break = breaks[-1] if breaks else None
         texts = []
@@ -249,9 +237,9 @@ class CompileRecorder:
         return texts
 
     def _fresh_guard_failures(self) -> list[str]:
-        """Why each graph that was tried since the last look did not fit. The metrics tell of the first alone."""
+        """Why each graph that was tried since the last look did not fit. The metrics name the first alone."""
         texts: list[str] = []
-        for code, failures in torch._dynamo.utils.guard_failures.items():
+        for code, failures in utils.guard_failures.items():
             before, seen = self._seen_failures.get(code, (failures, 0))
             texts += failures[seen if before is failures else 0 :]  # a reset of the compiler starts a new list
             self._seen_failures[code] = (failures, len(failures))
@@ -273,24 +261,23 @@ class CompileRecorder:
             self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
 
     def _fresh_skips(self) -> int:
-        return self._counters.fresh("skips", torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
+        return self._fresh("skips", utils.counters["inductor"]["cudagraph_skips"])
 
     def _count_skip(self, reason: str) -> None:
-        text = _cause(reason)
-        self._cudagraph_skips[text] = self._cudagraph_skips.get(text, 0) + 1
+        self._cudagraph_skips[_cause(reason)] += 1
 
-    def _tell_changes(self) -> None:
-        total = sum(self._graph_breaks.values()) + sum(self._cudagraph_skips.values())
-        if total != self._reported and self._tell is not None:
-            self._tell(self.facts)
+    def _publish_changes(self) -> None:
+        total = self._graph_breaks.total() + self._cudagraph_skips.total()
+        if total != self._reported and self._publish is not None:
+            self._publish(self.facts)
         self._reported = total
 
-    def _on_start(self, args: torch._dynamo.callback.CallbackArgs) -> None:
-        if args.callback_trigger is torch._dynamo.callback.CallbackTrigger.CUDAGRAPH_RECORDING:
+    def _on_start(self, args: callback.CallbackArgs) -> None:
+        if args.callback_trigger is callback.CallbackTrigger.CUDAGRAPH_RECORDING:
             self._capture_start_ns = now_ns()
 
-    def _on_end(self, args: torch._dynamo.callback.CallbackArgs) -> None:
-        if args.callback_trigger is torch._dynamo.callback.CallbackTrigger.CUDAGRAPH_RECORDING:
+    def _on_end(self, args: callback.CallbackArgs) -> None:
+        if args.callback_trigger is callback.CallbackTrigger.CUDAGRAPH_RECORDING:
             self._add("graph_capture", self._capture_start_ns, now_ns(), compile_id=args.compile_id)
 
 
@@ -342,9 +329,9 @@ def _is_dynamic(metrics: Any) -> bool:
 
 
 def _cache_state(metrics: Any, bypassed: int) -> str:
-    """Whether the disk caches served the compile; empty where none was asked. A hit still costs the tracing.
+    """Whether the disk caches served the compile; empty where none was consulted. A hit still costs the tracing.
 
-    The cache of generated code decides where it was asked, as the backend's time goes there.
+    The cache of generated code decides where it was consulted, as the backend's time goes there.
     """
     for cache in ("inductor_fx_local_cache", "aotautograd_local_cache"):
         if getattr(metrics, f"{cache}_miss_count", 0):
@@ -362,6 +349,6 @@ class EagerCanary:
     seen: int = field(default=0, repr=False)
 
     def ran_eagerly(self) -> bool:
-        """Whether any did since the last time this was asked."""
+        """Whether any did since the last call."""
         ran, self.seen = self.steps != self.seen, self.steps
         return ran

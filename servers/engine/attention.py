@@ -167,7 +167,7 @@ def prepare(device: torch.device) -> None:
 
 
 def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
-    """Contexts up to `limit` that a decode step must have met, so that no kernel of ours is compiled while serving."""
+    """Contexts up to `limit` that a decode step must have run, so that no kernel of ours is compiled while serving."""
     if device.type != "cuda" or not is_ours(model):
         return []
     from servers.engine.decode_kernel import contexts_of_variants

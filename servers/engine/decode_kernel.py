@@ -128,7 +128,7 @@ def _decode(  # type: ignore[no-untyped-def]
         tl.store(slot[:, None] + d[None, :], sums, mask=in_group[:, None])
         tl.store(slot + BLOCK_D, highest, mask=in_group)
         tl.store(slot + BLOCK_D + 1, total, mask=in_group)
-        tl.debug_barrier()  # every thread has stored before the count tells so
+        tl.debug_barrier()  # every thread has stored before the count says so
         if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == parts - 1:
             tl.debug_barrier()
             highest = tl.full([BLOCK_G], -1.0e30, tl.float32)
@@ -156,33 +156,29 @@ class Tiling:
 
     splits: int
     block: int
-    warps: int
     stages: int
 
 
-def tiling(programs: int, context: int, token_bytes: int, processors: int) -> Tiling:
+@functools.cache
+def tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> Tiling:
     """The tiling for `programs` = rows × key heads over at most `context` positions of `token_bytes` a key head.
 
     Rows are split until the programs fill the card about twice: more parts than that cost more to join than they save.
     The kernel is compiled for each number of parts, so there are few: powers of two.
     """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
     block = _BLOCK
     stages = 3 if 2 * 3 * block * token_bytes <= _SHARED_BYTES else 2
     if 2 * stages * block * token_bytes > _SHARED_BYTES:
         block = 32
     most = max(1, min(2 * processors // programs, -(-context // block), _MAX_SPLITS))
-    return Tiling(splits=1 << (most.bit_length() - 1), block=block, warps=4, stages=stages)
+    return Tiling(splits=1 << (most.bit_length() - 1), block=block, stages=stages)
 
 
 def contexts_of_variants(limit: int) -> list[int]:
     """Contexts up to `limit` at which one row or two meet every number of parts that `tiling` can choose for them."""
     steps = (_BLOCK * parts for parts in (1, 2, 4, 8, 16) if _BLOCK * parts < limit)
     return [*steps, limit]
-
-
-@functools.cache
-def _tiling(device: torch.device, programs: int, context: int, token_bytes: int) -> Tiling:
-    return tiling(programs, context, token_bytes, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache
@@ -226,7 +222,7 @@ def launch(
     programs = batch * kv_heads
     block_g = max(16, triton.next_power_of_2(groups))
     block_d = triton.next_power_of_2(max(head_dim, value_dim))
-    plan = _tiling(device, programs, context, block_d * query.element_size())
+    plan = tiling(device, programs, context, block_d * query.element_size())
     splits = plan.splits if block_g * (block_d + 2) <= _PARTIAL else 1
     _decode[(programs, splits)](
         query,
@@ -241,12 +237,9 @@ def launch(
         arrivals(device),
         head_dim**-0.5 if scale is None else scale,
         padding,
-        query.stride(0),
-        query.stride(1),
-        new_key.stride(0),
-        new_key.stride(1),
-        new_value.stride(0),
-        new_value.stride(1),
+        *query.stride()[:2],
+        *new_key.stride()[:2],
+        *new_value.stride()[:2],
         positions.stride(0),
         0 if mask is None else mask.stride(0),
         KV_HEADS=kv_heads,
@@ -259,7 +252,7 @@ def launch(
         BLOCK_N=plan.block,
         MASK=mask is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=plan.warps,
+        num_warps=4,
         num_stages=plan.stages,
     )
     return output
@@ -269,16 +262,5 @@ decode_attention = torch.library.custom_op("tailgate::decode_attention", mutates
 
 
 @decode_attention.register_fake
-def _(
-    query: torch.Tensor,
-    new_key: torch.Tensor,
-    new_value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor | None,
-    padding: int,
-    context: int,
-    scale: float | None,
-) -> torch.Tensor:
+def _(query: torch.Tensor, new_key: torch.Tensor, new_value: torch.Tensor, *rest: object) -> torch.Tensor:
     return query.new_empty((query.shape[0], 1, query.shape[1], new_value.shape[3]))

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 
 from servers.clock import now_ns
+from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Progress, Ready, Shutdown, StepOutput
@@ -43,14 +44,11 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     try:
         arm = ArmConfig.from_dict(table)
         engine = _start(arm, outbox)
-    except ConfigError as error:
-        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error)))
-        arrivals.wait(5.0)
-        return
     except Exception as error:
-        log.exception("the engine could not start")
-        first = str(error).splitlines()[0] if str(error) else ""
-        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=f"{type(error).__name__}: {first}"))
+        is_refused = isinstance(error, ConfigError)
+        if not is_refused:
+            log.exception("the engine could not start")
+        outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error) if is_refused else named(error)))
         arrivals.wait(5.0)
         return
     _loop(engine, arrivals, outbox)
@@ -63,7 +61,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     from servers.engine.runner import ModelRunner
 
     imported_ns = now_ns()
-    recorder = CompileRecorder(tell=outbox.put)
+    recorder = CompileRecorder(publish=outbox.put)
     recorder.install()
     runner = ModelRunner(arm, recorder)
     runner.load()
@@ -77,7 +75,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
     # What start-up leaves behind stays; a collection while serving need not walk through it.
     gc.collect()
     gc.freeze()
-    engine = Engine(arm, runner, recorder)
+    engine = Engine(arm, runner, recorder.drain)
     engine.eos_ids = runner.eos_ids
     outbox.put(
         Ready(
@@ -101,9 +99,8 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
 
 def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object]) -> None:
     while not arrivals.closed:
-        ended = arrivals.take(engine)
-        ended += engine.expire(now_ns())
-        if ended:
+        arrivals.take(engine)
+        if ended := engine.expire(now_ns()):
             outbox.put(StepOutput(emit_ns=now_ns(), finished=ended))
         outputs, events = engine.advance(arrivals)
         for message in (*events, *outputs):

@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
+from servers.complaint import named
 from servers.config import STALLING_KINDS, ArmConfig
 from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
-from servers.engine.scheduler import Job, LaunchedStep, Move, QueueFullError, Scheduler, Step
+from servers.engine.scheduler import Job, LaunchedStep, Move, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
 
@@ -39,24 +40,18 @@ class Runner(Protocol):
         """Copy a cache row."""
 
 
-class Events(Protocol):
-    """What the engine needs of the compile recorder."""
-
-    def drain(self) -> list[CompileEvent]:
-        """The events since the last call."""
-
-
 class Engine:
     """Turns submissions into steps and steps into outputs.
 
     Where the device works by itself, the next step is launched before the tokens of the last one are handed out: a
-    token that ends its answer is then met one step late, and what that step computed for the ended answer is dropped.
+    token that ends its answer is then seen one step late, and what that step computed for the ended answer is dropped.
     A step that may start the compiler is not launched before finished tokens are out: they would wait for the compile.
+    `drain_events` gives the compile events since its last call.
     """
 
-    def __init__(self, arm: ArmConfig, runner: Runner, events: Events) -> None:
+    def __init__(self, arm: ArmConfig, runner: Runner, drain_events: Callable[[], list[CompileEvent]]) -> None:
         self.runner = runner
-        self.events = events
+        self._drain_events = drain_events
         self.scheduler = Scheduler(arm.engine)
         self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
@@ -69,30 +64,28 @@ class Engine:
         """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
 
-    def submit(self, message: Submit) -> Finished | None:
-        """Queue a request; an answer at once when it cannot be queued."""
+    def submit(self, message: Submit) -> None:
+        """Queue a request."""
         job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
         if not job.ignore_eos:
             job.stop_ids |= self.eos_ids
         for start_ns, end_ns in self._stalls:
             # it stood in the pipe while a compile, already over, held this process
             job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
-        try:
-            self.scheduler.submit(job)
-        except QueueFullError:
-            return self._finished(job, "RESOURCE_EXHAUSTED", message="the queue is full")
-        return None
+        self.scheduler.submit(job)
 
-    def cancel(self, request_id: str) -> None:
-        """Free the slot of a request whose client has gone."""
-        self._release(request_id)
+    def release(self, request_id: str) -> None:
+        """Free the slot of a request that is over, or whose client has gone."""
+        move = self.scheduler.release(request_id)
+        if move is not None:
+            self.runner.move(move)
 
     def expire(self, at_ns: int) -> list[Finished]:
         """End every request whose deadline has passed."""
         ended = []
         for job in self.scheduler.expired(at_ns):
             ended.append(self._finished(job, "DEADLINE_EXCEEDED", message="the deadline passed while generating"))
-            self._release(job.request_id)
+            self.release(job.request_id)
         return ended
 
     def advance(self, arrivals: Arrivals) -> tuple[list[StepOutput], list[CompileEvent]]:
@@ -109,47 +102,45 @@ class Engine:
             step = _still_held(step)
         if step is None:
             return outputs, []
-        launched = self._launch(step)
-        rejected = arrivals.take(self)
+        step_id, self._step_id = self._step_id, self._step_id + 1
+        launched = self._launch(step, step_id)
+        arrivals.take(self)
         events = self._settle(step.jobs)
-        if rejected:
-            outputs.append(StepOutput(emit_ns=now_ns(), finished=rejected))
         if pending is not None:
             outputs.append(self._hand_out(pending))
         if isinstance(launched, Exception):
-            outputs.append(self._fail(step.jobs, launched))
+            outputs.append(self._fail(step, step_id, launched))
         elif self.runner.overlaps:
             self._pending = launched
         else:
             outputs.append(self._hand_out(launched))
         return outputs, events
 
-    def _launch(self, step: Step) -> LaunchedStep | Exception:
-        step_id, self._step_id = self._step_id, self._step_id + 1
+    def _launch(self, step: Step, step_id: int) -> LaunchedStep | Exception:
         try:
             launched = self.runner.launch(step, step_id)
         except Exception as error:
-            return self._survivable(error, step_id, step.kind, len(step.jobs))
+            return error
         if step.kind == "prefill":
-            for job in launched.jobs:
+            for job in step.jobs:
                 job.admitted_ns = launched.start_ns
-                job.timing.batch_id, job.timing.batch_size = step_id, len(launched.jobs)
+                job.timing.batch_id, job.timing.batch_size = step_id, len(step.jobs)
                 job.timing.padded_batch, job.timing.padded_length = launched.shape.batch, launched.shape.length
         return launched
 
     def _hand_out(self, launched: LaunchedStep) -> StepOutput:
         """The tokens of a step, and the answers that they end."""
-        jobs = launched.jobs
+        kind, jobs = launched.step.kind, launched.step.jobs
         try:
             tokens = self.runner.collect(launched)
         except Exception as error:
-            return self._fail(jobs, self._survivable(error, launched.batch_id, launched.kind, len(jobs)))
+            return self._fail(launched.step, launched.batch_id, error)
         end_ns = now_ns()
         # while the step before it was still running, this one stood in line
         start_ns = max(launched.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
         for job in jobs:
-            if launched.kind == "decode":
+            if kind == "decode":
                 job.timing.decode_ns += end_ns - start_ns
             else:
                 job.timing.prefill_ns += end_ns - start_ns
@@ -162,10 +153,10 @@ class Engine:
             outcome = self.scheduler.record(job, token)
             if outcome is not None:
                 finished.append(self._finished(job, "OK", reason=outcome))
-                self._release(job.request_id)
+                self.release(job.request_id)
         record = StepRecord(
             step_id=launched.batch_id,
-            kind=launched.kind,
+            kind=kind,
             start_ns=start_ns,
             end_ns=end_ns,
             batch=len(jobs),
@@ -176,18 +167,10 @@ class Engine:
         )
         return StepOutput(emit_ns=end_ns, tokens=emitted, finished=finished, step=record)
 
-    @staticmethod
-    def _survivable(error: Exception, step_id: int, kind: str, jobs: int) -> Exception:
-        """The error of a failed step; raises it when the device is lost, since every later step would fail as well."""
-        log.error("step %d (%s of %d) failed", step_id, kind, jobs, exc_info=error)
-        if type(error).__name__ == "AcceleratorError":
-            raise error
-        return error
-
     def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
         """Charge the compile events of the last step to everyone who waited, and name them in the events."""
         settled = []
-        for event in self.events.drain():
+        for event in self._drain_events():
             waiting = [job for job in self.scheduler if job not in batch and job.recv_ns < event.end_ns]
             held = [*batch, *waiting]
             if event.kind in STALLING_KINDS:
@@ -198,21 +181,19 @@ class Engine:
             settled.append(replace(event, request_ids=tuple(job.request_id for job in held)))
         return settled
 
-    def _fail(self, jobs: Sequence[Job], error: Exception) -> StepOutput:
-        out_of_memory = type(error).__name__ == "OutOfMemoryError"
-        status = "RESOURCE_EXHAUSTED" if out_of_memory else "INTERNAL"
-        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
+    def _fail(self, step: Step, step_id: int, error: Exception) -> StepOutput:
+        """The answers that end with the step. Raises the error when the device is lost: no later step would run."""
+        log.error("step %d (%s of %d) failed", step_id, step.kind, len(step.jobs), exc_info=error)
+        kind = type(error).__name__
+        if kind == "AcceleratorError":
+            raise error
+        status = "RESOURCE_EXHAUSTED" if kind == "OutOfMemoryError" else "INTERNAL"
         finished = []
-        for job in jobs:
+        for job in step.jobs:
             if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile
-                finished.append(self._finished(job, status, message=text))
-                self._release(job.request_id)
+                finished.append(self._finished(job, status, message=named(error)))
+                self.release(job.request_id)
         return StepOutput(emit_ns=now_ns(), finished=finished)
-
-    def _release(self, request_id: str) -> None:
-        move = self.scheduler.release(request_id)
-        if move is not None:
-            self.runner.move(move)
 
     @staticmethod
     def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:
@@ -248,17 +229,15 @@ class Arrivals:
         self.closed = True
         self._something.set()
 
-    def take(self, engine: Engine) -> list[Finished]:
-        """Hand everything that has arrived to `engine`; answers for the requests it could not take."""
-        rejected = []
+    def take(self, engine: Engine) -> None:
+        """Hand everything that has arrived to `engine`."""
         self._something.clear()
         while self._messages:
             message = self._messages.popleft()
             if isinstance(message, Cancel):
-                engine.cancel(message.request_id)
-            elif (answer := engine.submit(message)) is not None:
-                rejected.append(answer)
-        return rejected
+                engine.release(message.request_id)
+            else:
+                engine.submit(message)
 
     def wait(self, timeout_s: float) -> None:
         """Until something arrives, at most `timeout_s`."""

@@ -7,6 +7,7 @@ stays unchanged: it sees an ordinary `Cache`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -16,11 +17,13 @@ from servers.compiler.policy import fix_address
 from servers.compiler.recorder import EagerCanary
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Window:
     """Where the current step writes and what it reads; set by the step before the model runs.
 
     index: [B · T] int64, where each new token is written, as row · (max_length + 1) + position.
     positions: [B, T] int64. rows: [B] int64, the cache row of each batch row; read when `reads` is "rows".
+    padding: the position at which padding tokens are written, past every one that is ever attended to.
     context: positions attended to, unless `reads` is "fresh".
     reads: what attention sees. "fresh": the new tokens alone (whole prompts). "rows": the cache rows named by `rows`
     (later chunks of prompts). "slice": the first B cache rows (decode).
@@ -32,41 +35,25 @@ class Window:
     how many it sees, [B].
     """
 
-    __slots__ = (
-        "canary",
-        "context",
-        "in_kernel",
-        "in_place",
-        "index",
-        "is_causal",
-        "memory",
-        "padding",
-        "positions",
-        "reads",
-        "rows",
-        "segments",
-    )
-
-    def __init__(self, padding: int = 0) -> None:
-        self.index: torch.Tensor | None = None
-        self.positions: torch.Tensor | None = None
-        self.rows: torch.Tensor | None = None
-        self.memory: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.segments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        self.context = 0
-        self.padding = padding
-        self.reads: Literal["fresh", "rows", "slice"] = "fresh"
-        self.is_causal = False
-        self.in_kernel = False
-        self.in_place = False
-        self.canary = EagerCanary()
+    index: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    memory: tuple[torch.Tensor, torch.Tensor] | None = None
+    segments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    context: int = 0
+    padding: int = 0
+    reads: Literal["fresh", "rows", "slice"] = "fresh"
+    is_causal: bool = False
+    in_kernel: bool = False
+    in_place: bool = False
+    canary: EagerCanary = field(default_factory=EagerCanary)
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
     """One layer's keys and values: [slots · (max_length + 1) + spare, kv_heads, head_dim] each, a token's heads side by
     side.
 
-    The extra position of each row takes what padding writes; no mask ever lets attention see it. The tensors are flat
+    The extra position of each row holds what padding writes; no mask ever lets attention see it. The tensors are flat
     because the compiler writes in place only what it was given, not a view of it. `spare` positions follow the last
     row: the padding of a chunk of so many tokens looks beyond its row's end.
     """
@@ -131,6 +118,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         return 0
 
 
+@dataclass(slots=True, eq=False)
 class LayerView:
     """The cache as one layer sees it, for a block that is compiled by itself.
 
@@ -138,10 +126,7 @@ class LayerView:
     ignores the number, so that one graph serves all layers.
     """
 
-    __slots__ = ("layer",)
-
-    def __init__(self, layer: SlotLayer) -> None:
-        self.layer = layer
+    layer: SlotLayer
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -170,11 +155,6 @@ class SlotCache(Cache):  # type: ignore[misc]
                 for _ in range(layers)
             ]
         )
-
-    @property
-    def padding_position(self) -> int:
-        """Where padded tokens are written: past every position that is ever attended to."""
-        return self.max_length
 
     def views(self) -> list[LayerView]:
         """One view for each layer."""

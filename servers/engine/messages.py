@@ -108,11 +108,6 @@ class Ready:
     memory_bytes: dict[str, int]
     startup_ns: dict[str, int]
 
-    @property
-    def startup_groups_ns(self) -> dict[str, int]:
-        """The items summed by group."""
-        return startup_groups(self.startup_ns)
-
 
 def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
     """Start-up by group (process, import, load, prefill, extend, decode, capture, other) and in `total`.

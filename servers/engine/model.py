@@ -80,12 +80,11 @@ _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @torch.no_grad()
-def join_weights(model: nn.Module) -> int:
-    """Weights of projections that read the same input stand side by side in memory; returns how many groups do.
+def join_weights(model: nn.Module) -> None:
+    """Weights of projections that read the same input stand side by side in memory.
 
-    The modules and what they compute are as before. A compiler pass (compilation.py) may then read them as one matrix.
+    The modules and what they compute are as before. `join_linears` may then read them as one matrix.
     """
-    joined = 0
     for parent in model.modules():
         for names in _JOINED:
             parts = [getattr(parent, name, None) for name in names]
@@ -98,8 +97,6 @@ def join_weights(model: nn.Module) -> int:
             rows = torch.split(together, [part.weight.shape[0] for part in linears])
             for part, own in zip(linears, rows, strict=True):
                 part.weight = nn.Parameter(own, requires_grad=False)
-            joined += 1
-    return joined
 
 
 def eos_ids(module: Any) -> frozenset[int]:

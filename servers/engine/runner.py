@@ -23,11 +23,11 @@ from servers.engine import attention, sampling
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
-from servers.engine.scheduler import Job, Kind, LaunchedStep, Move, Step
-from servers.engine.shapes import StepShape, shape_policy
+from servers.engine.scheduler import Job, LaunchedStep, Move, Step
+from servers.engine.shapes import Kind, StepShape, shape_policy
 from servers.engine.startup import memory_peaks
 from servers.engine.steps import DecodeStep, ExtendStep, Outputs, PrefillStep
-from servers.engine.warmup import WARMUP_CALLS, every_planned, warmup_plan
+from servers.engine.warmup import WARMUP_CALLS, warmup_plan
 from servers.fields import ConfigError
 
 log = logging.getLogger("tailgate.runner")
@@ -51,8 +51,8 @@ class ModelRunner:
         self.shapes = shape_policy(arm.shapes, arm.engine)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
-        self._seen: set[tuple[Kind, StepShape]] = set()
-        self._graphs: dict[tuple[Kind, StepShape], CapturedStep] = {}
+        self._seen: set[StepShape] = set()
+        self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
 
@@ -63,7 +63,7 @@ class ModelRunner:
         started_ns = now_ns()
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
-        # cuDNN's attention builds a plan for every size it has not met, 40 ms and more each time. Exact shapes are new
+        # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new
         # at almost every step, so an eager control would pay for compiles of its own.
         torch.backends.cuda.enable_cudnn_sdp(False)
         try:
@@ -79,6 +79,7 @@ class ModelRunner:
 
     def _build(self) -> None:
         policy, engine = self.arm.compile, self.arm.engine
+        planned = list(self.shapes.planned())
         self.model = load_model(self.arm.model)
         if policy.join_projections:
             join_weights(self.model)
@@ -88,11 +89,13 @@ class ModelRunner:
         self.vocab_size = int(text_config.vocab_size)
         self.eos_ids = eos_ids(self.model)
         attention.prepare(self.device)
+        # what a later chunk of a prompt may be padded to
+        extends = [shape.length for shape in planned if shape.kind == "extend"]
         self.cache = SlotCache(
             layers=text_config.num_hidden_layers,
             slots=self.cache_rows,
             max_length=engine.max_length,
-            spare=self._longest_chunk(),
+            spare=max(engine.prefill_tokens, *extends) if extends else 0,
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
         self._rows = torch.arange(self.cache_rows, device=self.device)
@@ -101,12 +104,12 @@ class ModelRunner:
         self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
         compiler_policy.configure_compiler(
             policy,
-            planned_shapes=sum(1 for _ in every_planned(self.shapes)),
+            planned_shapes=len(planned),
             closed=self.shapes.is_closed(),
             layers=len(self.cache.layers),
         )
         # a bucket may be longer than any prompt
-        widest = max([engine.max_length, *(shape.length for shape in self.shapes.every_prefill())])
+        widest = max(engine.max_length, *(shape.length for shape in planned))
         steps = {
             "prefill": PrefillStep(self.model, self.cache, widest),
             "extend": ExtendStep(self.model, self.cache, widest),
@@ -125,11 +128,6 @@ class ModelRunner:
         """Rows in the cache: the slots, and never fewer than the smallest or the largest batch that is run."""
         return max(self.arm.engine.slots, self.arm.shapes.min_size, *self.arm.shapes.batch_ladder)
 
-    def _longest_chunk(self) -> int:
-        """Tokens of the longest chunk that a later part of a prompt may be padded to, 0 where prompts are never cut."""
-        extends = [shape.length for shape in self.shapes.every_extend()]
-        return max(self.arm.engine.prefill_tokens, *extends) if extends else 0
-
     @torch.no_grad()
     def _allocate(self, prefill: nn.Module) -> None:
         # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
@@ -141,46 +139,46 @@ class ModelRunner:
 
         `report(done, total, detail)` is called before each shape and once at the end.
         """
-        plan = warmup_plan(self.arm.compile, self.shapes, longest=self.arm.engine.prefill_tokens)
-        for done, (kind, shape) in enumerate(plan):
-            report(done, len(plan), f"{kind} {shape}")
+        plan = warmup_plan(self.arm, self.shapes)
+        for done, shape in enumerate(plan):
+            report(done, len(plan), str(shape))
             started_ns = now_ns()
-            self._warm(kind, shape)
-            self.startup_ns[f"{kind} {shape}"] = now_ns() - started_ns
+            self._warm(shape)
+            self.startup_ns[str(shape)] = now_ns() - started_ns
             if self.arm.compile.capture:
-                self._capture(kind, shape)
+                self._capture(shape)
         self._warm_kernels()
         compiler_policy.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 
-    def _warm(self, kind: Kind, shape: StepShape) -> None:
-        self.recorder.trigger = Trigger(shape=f"{kind} {shape}")
-        step = filling_step(kind, shape, self.vocab_size)
+    def _warm(self, shape: StepShape) -> None:
+        self.recorder.trigger = Trigger(shape=str(shape))
+        step = filling_step(shape, self.vocab_size)
         for _ in range(WARMUP_CALLS):
             try:
                 self.run(step, shape)
             except compiler_policy.UnprovenBounds as error:
-                if kind in self._unpromised or self.arm.compile.has_bounds:
+                if shape.kind in self._unpromised or self.arm.compile.has_bounds:
                     raise
-                # Conditions with remainders, as padded masks bring them, always hold and are still not proven. The
-                # warm-up meets both ends of every range: what needs a graph of its own has it before serving.
-                self._unpromised.add(kind)
-                log.warning("%s %s: compiled without promised bounds: %s", kind, shape, str(error).partition("\n")[0])
+                # Conditions with remainders, as padded masks have them, always hold and are still not proven. The
+                # warm-up runs both ends of every range: a size that needs its own graph has it before serving.
+                self._unpromised.add(shape.kind)
+                log.warning("%s: compiled without promised bounds: %s", shape, str(error).partition("\n")[0])
                 self.run(step, shape)
             self._note_canary(0, 0)
         self._finish()
 
     @torch.no_grad()
     def _warm_kernels(self) -> None:
-        """The decode kernel is there in every variant that exact shapes may ask for. Planned shapes have met theirs."""
+        """The decode kernel is compiled in every variant that exact shapes may need. Planned shapes have theirs."""
         if self.shapes.is_closed():
             return
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
         started_ns = now_ns()
         for context in contexts:
             shape = self.shapes.decode(1, context)
-            varying, fixed = self._inputs(filling_step("decode", shape, self.vocab_size), shape)
-            with compiler_policy.uncompiled():
+            varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
+            with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
                 self._steps["decode"](*varying, *fixed)
         self._finish()
         self.cache.window.canary.ran_eagerly()
@@ -188,18 +186,18 @@ class ModelRunner:
             self.startup_ns["decode kernels"] = now_ns() - started_ns
 
     @torch.no_grad()
-    def _capture(self, kind: Kind, shape: StepShape) -> None:
+    def _capture(self, shape: StepShape) -> None:
         if self.device.type != "cuda":
             self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
             return
         started_ns = now_ns()
-        varying, fixed = self._inputs(filling_step(kind, shape, self.vocab_size), shape)
+        varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        self._graphs[kind, shape] = CapturedStep(self._steps[kind], varying, fixed, self._pool)
+        self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
         self._finish()
         ended_ns = now_ns()
         self.recorder.record_capture(started_ns, ended_ns)
-        self.startup_ns[f"capture {kind} {shape}"] = ended_ns - started_ns
+        self.startup_ns[f"capture {shape}"] = ended_ns - started_ns
 
     # steps
 
@@ -218,12 +216,12 @@ class ModelRunner:
         is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
         if not policy.enabled or policy.guarded or is_marked:
             return True
-        return (step.kind, self.shape_of(step)) in self._seen
+        return self.shape_of(step) in self._seen
 
     def launch(self, step: Step, batch_id: int) -> DeviceStep:
         """`step` is on its way; its jobs' rows are set. Errors of the device may show here or in `collect`."""
         shape = self.shape_of(step)
-        self.recorder.trigger = Trigger(batch_id=batch_id, shape=f"{step.kind} {shape}", phase="serving")
+        self.recorder.trigger = Trigger(batch_id=batch_id, shape=str(shape), phase="serving")
         started_ns = now_ns()
         jobs = step.jobs
         answers = tuple(stop == len(job.prompt) for job, (_, stop) in zip(jobs, step.chunks, strict=False))
@@ -241,8 +239,7 @@ class ModelRunner:
             torch.cuda.empty_cache()
             raise
         return DeviceStep(
-            kind=step.kind,
-            jobs=jobs,
+            step=step,
             answers=answers or (True,) * len(jobs),
             shape=shape,
             real_tokens=sum(stop - start for start, stop in step.chunks) or len(jobs),
@@ -260,10 +257,6 @@ class ModelRunner:
             launched.done.synchronize()
         tokens: list[int] = launched.tokens.tolist()
         return [tokens[place] for place in launched.places]
-
-    def step(self, step: Step, batch_id: int) -> list[int]:
-        """Launch and collect: the token sampled for each job."""
-        return self.collect(self.launch(step, batch_id))
 
     @torch.no_grad()
     def logits(self, step: Step) -> torch.Tensor:
@@ -306,18 +299,18 @@ class ModelRunner:
     def run(self, step: Step, shape: StepShape) -> Outputs:
         """Outputs of the step at its padded shape: B = shape.batch rows."""
         varying, fixed = self._inputs(step, shape)
-        self._seen.add((step.kind, shape))
-        graph = self._graphs.get((step.kind, shape))
+        self._seen.add(shape)
+        graph = self._graphs.get(shape)
         if graph is not None:
             logits, greedy = graph(varying)
             return logits, greedy
         self._mark(step.kind, varying, fixed)
-        with compiler_policy.step_boundary(self.arm.compile):
-            return self._steps[step.kind](*varying, *fixed)
+        compiler_policy.begin_step(self.arm.compile)
+        return self._steps[step.kind](*varying, *fixed)
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
         """(inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
-        padding = self.cache.padding_position
+        padding = self.cache.max_length
         if step.kind == "decode":
             positions = [[padding]] * shape.batch
             for job in step.jobs:
@@ -344,9 +337,8 @@ class ModelRunner:
         self, logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]
     ) -> torch.Tensor:
         table = sampling.draw_table(jobs, places, logits.shape[0])
-        draws = sampling.Draws(*self._tensor(table, torch.float32))
         ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
-        return sampling.choose(logits, greedy, draws, ranked=ranked)
+        return sampling.choose(logits, greedy, self._tensor(table, torch.float32), ranked=ranked)
 
     def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
         if self.device.type != "cuda":
@@ -398,10 +390,10 @@ class ModelRunner:
             torch.cuda.synchronize(self.device)
 
 
-def filling_step(kind: Kind, shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:
+def filling_step(shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:
     """A step of fresh random prompts that fills `shape`."""
     # a decode step feeds the first output at the position after the prompt
-    size = shape.context - 1 if kind == "decode" else shape.context
+    size = shape.context - 1 if shape.kind == "decode" else shape.context
     jobs = tuple(
         Job(
             request_id=f"{row}",
@@ -413,5 +405,5 @@ def filling_step(kind: Kind, shape: StepShape, vocab_size: int, rng: torch.Gener
         )
         for row in range(shape.batch)
     )
-    chunks = () if kind == "decode" else ((max(0, shape.context - shape.length), shape.context),) * shape.batch
-    return Step(kind, jobs, chunks)
+    chunks = () if shape.kind == "decode" else ((max(0, shape.context - shape.length), shape.context),) * shape.batch
+    return Step(shape.kind, jobs, chunks)

@@ -8,23 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from servers.engine.scheduler import Job
 
 _PARTS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What each of B rows asks for, float32 [B]: temperature 0 is greedy, top_k and top_p 0 are off."""
-
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    uniform: torch.Tensor
 
 
 def largest(logits: torch.Tensor) -> torch.Tensor:
@@ -47,7 +36,10 @@ def is_greedy(jobs: Sequence[Job]) -> bool:
 
 
 def draw_table(jobs: Sequence[Job], rows: Sequence[int], batch: int) -> list[list[float]]:
-    """The four columns of `Draws`, for `batch` rows of which `rows[i]` belongs to `jobs[i]`; the others are greedy."""
+    """Temperature, top_k, top_p and draw [4][batch], where `rows[i]` belongs to `jobs[i]`; the other rows are greedy.
+
+    Temperature 0 is greedy, top_k and top_p 0 are off.
+    """
     table = [[0.0] * batch for _ in range(4)]
     for job, row in zip(jobs, rows, strict=True):
         values = (job.temperature, float(job.top_k), job.top_p, uniform(job.seed, job.launched - 1))
@@ -63,23 +55,24 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 40) / (1 << 24)
 
 
-def choose(logits: torch.Tensor, greedy: torch.Tensor, draws: Draws, *, ranked: bool) -> torch.Tensor:
-    """Token ids [B] from logits [B, vocab] and their argmax [B].
+def choose(logits: torch.Tensor, greedy: torch.Tensor, draws: torch.Tensor, *, ranked: bool) -> torch.Tensor:
+    """Token ids [B] from logits [B, vocab], their argmax [B] and a `draw_table` float32 [4, B].
 
     Rows with a temperature take the token at which the cumulative probability passes the row's draw. `ranked` says
     that some row has a top_k or top_p, which needs the vocabulary in order of probability.
     """
-    scaled = logits.float() / draws.temperature.clamp_min(1e-6)[:, None]
+    temperature, top_k, top_p, numbers = draws
+    scaled = logits.float() / temperature.clamp_min(1e-6)[:, None]
     if not ranked:
         passed = scaled.softmax(dim=-1).cumsum(dim=-1)
-        tokens = _first_above(passed, draws.uniform)
-        return torch.where(draws.temperature > 0, tokens, greedy)
+        tokens = _first_above(passed, numbers)
+        return torch.where(temperature > 0, tokens, greedy)
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    kept = allowed_probabilities(ordered, top_k=draws.top_k, top_p=draws.top_p)
-    place = _first_above(kept.cumsum(dim=-1), draws.uniform)
+    kept = allowed_probabilities(ordered, top_k=top_k, top_p=top_p)
+    place = _first_above(kept.cumsum(dim=-1), numbers)
     place = torch.minimum(place, (kept > 0).sum(dim=-1) - 1)
     tokens = order.gather(1, place[:, None])[:, 0]
-    return torch.where(draws.temperature > 0, tokens, greedy)
+    return torch.where(temperature > 0, tokens, greedy)
 
 
 def allowed_probabilities(ordered: torch.Tensor, *, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

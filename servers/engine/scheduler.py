@@ -1,6 +1,7 @@
-"""Iteration-level batching: a bounded queue, rows, deadlines, cancellation. No tensors and no clock of its own.
+"""Iteration-level batching: a queue, rows, deadlines, cancellation. No tensors and no clock of its own.
 
-The scheduler decides what the next engine step is; the runner executes it. Rows stay dense: the active requests
+How many requests may wait is decided where they are admitted (servers/front/front.py). The scheduler decides what the
+next engine step is; the runner executes it. Rows stay dense: the active requests
 always hold rows 0 … n-1, so that a decode step is a plain slice of the cache. When a request leaves, the last row
 moves into its place.
 
@@ -17,7 +18,7 @@ from typing import Literal
 
 from servers.config import EngineConfig
 from servers.engine.messages import Submit, Timing
-from servers.engine.shapes import StepShape
+from servers.engine.shapes import Kind, StepShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,7 +48,6 @@ class Job(Submit):
 
 
 Outcome = Literal["length", "stop"]
-Kind = Literal["prefill", "extend", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ class Step:
 class LaunchedStep:
     """A step on its way through the device. What its tokens are a runner knows by the class that it makes of this."""
 
-    kind: Kind
-    jobs: tuple[Job, ...]
+    step: Step
     answers: tuple[bool, ...]  # whether the job gets a token: not for a chunk with more of the prompt to come
     shape: StepShape
     real_tokens: int  # computed for jobs, padding apart
@@ -83,10 +82,6 @@ class Move:
     positions: int = 0
 
 
-class QueueFullError(Exception):
-    """The bounded queue is full; the request was not taken."""
-
-
 class Scheduler:
     """Queue, rows and the order of steps.
 
@@ -102,9 +97,7 @@ class Scheduler:
         self._decodes_due = 0
 
     def submit(self, job: Job) -> None:
-        """Queue `job`. Raises QueueFullError when every slot is taken and the queue holds `max_queue` jobs."""
-        if len(self._jobs) >= self._limits.slots + self._limits.max_queue:
-            raise QueueFullError
+        """Queue `job`."""
         self._jobs[job.request_id] = job
         self._queue.append(job)
 
@@ -181,13 +174,3 @@ class Scheduler:
 
     def __len__(self) -> int:
         return len(self._jobs)
-
-    @property
-    def active(self) -> tuple[Job, ...]:
-        """Jobs that hold a row, in row order."""
-        return tuple(self._active)
-
-    @property
-    def waiting(self) -> int:
-        """Jobs in the queue."""
-        return len(self._queue)

@@ -9,23 +9,28 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import product
+from typing import Literal, Protocol
 
 from servers.config import EngineConfig, ShapeConfig, prefill_lengths, prompt_contexts
 from servers.fields import ConfigError
 from servers.ladders import default_batches
 
+# Beginnings of prompts, later chunks of prompts, or one token a row.
+Kind = Literal["prefill", "extend", "decode"]
 
-@dataclass(frozen=True, slots=True, order=True)
+
+@dataclass(frozen=True, slots=True)
 class StepShape:
     """The size of one engine step: `batch` rows × `length` new tokens a row, attending to `context` positions."""
 
+    kind: Kind
     batch: int
     length: int
     context: int
 
     def __str__(self) -> str:
-        return f"batch {self.batch} × length {self.length}, context {self.context}"
+        return f"{self.kind} batch {self.batch} × length {self.length}, context {self.context}"
 
     @property
     def tokens(self) -> int:
@@ -46,16 +51,10 @@ class ShapePolicy(Protocol):
         """The shape for one token on `batch` rows of which the longest holds `context` positions, the new included."""
 
     def is_closed(self) -> bool:
-        """Whether `every_prefill` and `every_decode` list all the shapes that can ever run."""
+        """Whether `planned` lists all the shapes that can ever run."""
 
-    def every_prefill(self) -> Iterator[StepShape]:
-        """The prefill shapes to warm, in order."""
-
-    def every_extend(self) -> Iterator[StepShape]:
-        """The shapes of later chunks to warm, in order; none where prompts are never cut."""
-
-    def every_decode(self) -> Iterator[StepShape]:
-        """The decode shapes to warm, in order."""
+    def planned(self) -> Iterator[StepShape]:
+        """The shapes to warm, in order; later chunks only where prompts are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,44 +67,37 @@ class ExactShape:
     def prefill(self, batch: int, length: int) -> StepShape:
         rows = batch if self.engine.prefill_batch == 1 else max(batch, self.min_size)
         padded = max(length, self.min_size)
-        return StepShape(rows, padded, padded)
+        return StepShape("prefill", rows, padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
         shape = self.prefill(batch, length)
-        return StepShape(shape.batch, shape.length, max(context, self.min_size))
+        return StepShape("extend", shape.batch, shape.length, max(context, self.min_size))
 
     def decode(self, batch: int, context: int) -> StepShape:
-        return StepShape(max(batch, self.min_size), 1, max(context, self.min_size))
+        return StepShape("decode", max(batch, self.min_size), 1, max(context, self.min_size))
 
     def is_closed(self) -> bool:
         return False
 
-    def every_prefill(self) -> Iterator[StepShape]:
+    def planned(self) -> Iterator[StepShape]:
         # Two sizes that differ in every free dimension: a graph that served both has no size of its own left.
         # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
         # Largest first: the compiler tunes a dynamic graph for the sizes of its first call.
-        lengths = _spread(self.engine.prefill_tokens)
+        engine = self.engine
+        lengths, rows = _spread(engine.prefill_tokens), min(engine.prefill_batch, 2)
         for length in lengths:
-            yield self.prefill(min(self.engine.prefill_batch, 2), length)
-        if self.engine.prefill_batch > 2:
-            yield self.prefill(self.engine.prefill_batch, lengths[0])
-
-    def every_extend(self) -> Iterator[StepShape]:
-        if self.engine.prefill_tokens >= self.engine.max_prompt_tokens:
-            return
-        lengths, contexts = _spread(self.engine.prefill_tokens), _spread(self.engine.max_prompt_tokens)
-        for length, context in zip(lengths, contexts, strict=False):
-            yield self.extend(min(self.engine.prefill_batch, 2), length, max(context, length + 2))
-        if self.engine.prefill_batch > 2:
-            yield self.extend(self.engine.prefill_batch, lengths[0], contexts[0])
-
-    def decode_batches(self) -> list[int]:
-        """Batch sizes that a warm-up visits: the largest, one between, the smallest."""
-        return sorted({self.min_size, min(3, self.engine.slots), self.engine.slots}, reverse=True)
-
-    def every_decode(self) -> Iterator[StepShape]:
-        contexts = _spread(self.engine.max_length)
-        for position, batch in enumerate(self.decode_batches()):
+            yield self.prefill(rows, length)
+        if engine.prefill_batch > 2:
+            yield self.prefill(engine.prefill_batch, lengths[0])
+        if engine.prefill_tokens < engine.max_prompt_tokens:
+            ends = _spread(engine.max_prompt_tokens)
+            for length, end in zip(lengths, ends, strict=False):
+                yield self.extend(rows, length, max(end, length + 2))
+            if engine.prefill_batch > 2:
+                yield self.extend(engine.prefill_batch, lengths[0], ends[0])
+        contexts = _spread(engine.max_length)
+        batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
+        for position, batch in enumerate(batches):
             yield self.decode(batch, contexts[position % len(contexts)])
 
 
@@ -121,37 +113,27 @@ class Buckets:
 
     def prefill(self, batch: int, length: int) -> StepShape:
         padded = _round_up(length, self.lengths, "prompt", "tokens")
-        return StepShape(_round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
+        return StepShape("prefill", _round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
         # a later chunk is padded to the full chunk: its length is no dimension of its own in the ladder
-        padded = self.prefill(batch, length)
-        return StepShape(padded.batch, self.lengths[-1], _round_up(context, self.prompt_contexts, "prompt", "tokens"))
+        rows = self.prefill(batch, length).batch
+        return StepShape("extend", rows, self.lengths[-1], _round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
-        return StepShape(
-            _round_up(batch, self.batches, "batch", "rows"),
-            1,
-            _round_up(context, self.contexts, "context", "positions"),
-        )
+        rows = _round_up(batch, self.batches, "batch", "rows")
+        return StepShape("decode", rows, 1, _round_up(context, self.contexts, "context", "positions"))
 
     def is_closed(self) -> bool:
         return True
 
-    def every_prefill(self) -> Iterator[StepShape]:
-        for length in self.lengths:
-            for batch in self.prefill_batches:
-                yield StepShape(batch, length, length)
-
-    def every_extend(self) -> Iterator[StepShape]:
-        for context in self.prompt_contexts:
-            for batch in self.prefill_batches:
-                yield StepShape(batch, self.lengths[-1], context)
-
-    def every_decode(self) -> Iterator[StepShape]:
-        for context in self.contexts:
-            for batch in self.batches:
-                yield StepShape(batch, 1, context)
+    def planned(self) -> Iterator[StepShape]:
+        for length, batch in product(self.lengths, self.prefill_batches):
+            yield StepShape("prefill", batch, length, length)
+        for context, batch in product(self.prompt_contexts, self.prefill_batches):
+            yield StepShape("extend", batch, self.lengths[-1], context)
+        for context, batch in product(self.contexts, self.batches):
+            yield StepShape("decode", batch, 1, context)
 
 
 def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
@@ -169,12 +151,6 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
         ),
         prompt_contexts=prompt_contexts(shapes, engine),
     )
-
-
-def first_prompt(shapes: ShapePolicy, *, longest: int, minimal: bool) -> int:
-    """Tokens of the prompt that a warm-up has met, whole or `minimal`, and no more than `longest`: what a replica asks
-    itself before it serves."""
-    return min(5 if minimal else min(shape.length for shape in shapes.every_prefill()), longest)
 
 
 def _round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:

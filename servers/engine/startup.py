@@ -13,7 +13,7 @@ from servers.clock import now_ns
 
 
 def process_started_ns(pid: int) -> int:
-    """When the process `pid` began, to about 10 ms; now, where the system does not tell."""
+    """When the process `pid` began, to about 10 ms; now, where the system does not say."""
     try:
         # the name of a program may hold anything, so fields are counted from its closing bracket
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -31,7 +31,7 @@ def itemised(
     return {**known, "other": max(0, ready_ns - started_ns - sum(known.values()))}
 
 
-def memory_peaks(segments: Iterable[Mapping[str, Any]] = ()) -> dict[str, int]:
+def memory_peaks(segments: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """The most memory that this process ever held on the host, and what CUDA graphs hold of the device's.
 
     `segments` are those of torch.cuda.memory_snapshot(): graphs draw from pools of their own.

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from servers.config import CompileConfig
-from servers.engine.scheduler import Kind
-from servers.engine.shapes import ShapePolicy, StepShape, first_prompt
+from servers.config import ArmConfig
+from servers.engine.shapes import ShapePolicy, StepShape
 
 # Each shape runs this often in a warm-up: under CUDA graphs the first call compiles, the second warms the memory
 # pool, the third records.
 WARMUP_CALLS = 3
 
 
-def warmup_plan(policy: CompileConfig, shapes: ShapePolicy, *, longest: int) -> list[tuple[Kind, StepShape]]:
-    """The steps to run before serving, where a step takes at most `longest` tokens of a prompt.
+def warmup_plan(arm: ArmConfig, shapes: ShapePolicy) -> list[StepShape]:
+    """The steps to run before serving. A replica's request to itself always meets shapes among them.
 
-    `minimal` is what an unsuspecting deployment does: one short request, then open the doors. The request that a
-    replica asks itself is always among them.
+    `minimal` is what an unsuspecting deployment does: one short request, then open the doors.
     """
-    minimal = policy.warmup == "minimal"
-    prompt = first_prompt(shapes, longest=longest, minimal=minimal)
-    first: list[tuple[Kind, StepShape]] = [
-        ("prefill", shapes.prefill(1, prompt)),
-        ("decode", shapes.decode(1, prompt + 1)),
-    ]
-    if minimal:
+    prompt = first_prompt(arm, shapes)
+    first = [shapes.prefill(1, prompt), shapes.decode(1, prompt + 1)]
+    if arm.compile.warmup == "minimal":
         return first
-    plan = list(every_planned(shapes))
-    if not policy.enabled or policy.mark_dynamic:
+    plan = list(shapes.planned())
+    if not arm.compile.enabled or arm.compile.mark_dynamic:
         return plan  # nothing is compiled for a size
-    return plan + [step for step in first if step not in plan]
+    return plan + [shape for shape in first if shape not in plan]
 
 
-def every_planned(shapes: ShapePolicy) -> Iterator[tuple[Kind, StepShape]]:
-    """The steps that the policy plans for, in the order in which they are warmed."""
-    yield from (("prefill", shape) for shape in shapes.every_prefill())
-    yield from (("extend", shape) for shape in shapes.every_extend())
-    yield from (("decode", shape) for shape in shapes.every_decode())
+def first_prompt(arm: ArmConfig, shapes: ShapePolicy) -> int:
+    """Tokens of the prompt that a replica sends itself before it serves: a length that the warm-up has run."""
+    planned = 5
+    if arm.compile.warmup != "minimal":
+        planned = min(shape.length for shape in shapes.planned() if shape.kind == "prefill")
+    return min(planned, arm.engine.prefill_tokens)

@@ -14,11 +14,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 
-class _Undecodable:
-    """Stands for a message that could not be read."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+class _Undecodable(int):
+    """The size in bytes of a message that could not be read."""
 
 
 class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -36,10 +33,12 @@ class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         message = getattr(handler.request_deserializer, "__self__", None)
         name = handler_call_details.method.rpartition("/")[2]  # type: ignore[attr-defined]
         what = getattr(getattr(message, "DESCRIPTOR", None), "full_name", f"request of {name}")
-        shape = _SHAPES[handler.request_streaming, handler.response_streaming]
+        method = "_".join(
+            "stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming)
+        )
         return handler._replace(  # type: ignore[no-any-return]
             request_deserializer=partial(_read, handler.request_deserializer),
-            **{shape: _WRAPPERS[shape](getattr(handler, shape), what)},
+            **{method: _checked(getattr(handler, method), what)},
         )
 
 
@@ -50,54 +49,32 @@ def _read(deserialize: Callable[[bytes], Any], body: bytes) -> Any:
         return _Undecodable(len(body))
 
 
-async def _refuse(what: str, request: _Undecodable, context: Any) -> None:
-    await context.abort(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"the message of {request.size} bytes is no {what}: send it as protobuf, made from the same .proto",
-    )
+def _checked(method: Callable[..., Any], what: str) -> Callable[..., Awaitable[Any]]:
+    """`method`, one answer or a stream of them, behind a check of its request or of each of its requests."""
 
-
-def _one_answer(answer: Callable[..., Awaitable[Any]], what: str) -> Callable[..., Awaitable[Any]]:
     async def checked(request: Any, context: Any) -> Any:
-        if isinstance(request, _Undecodable):
-            await _refuse(what, request, context)
-        return await answer(request, context)
-
-    return checked
-
-
-def _many_answers(answers: Callable[..., AsyncIterator[Any]], what: str) -> Callable[..., AsyncIterator[Any]]:
-    async def checked(request: Any, context: Any) -> AsyncIterator[Any]:
-        if isinstance(request, _Undecodable):
-            await _refuse(what, request, context)
-        async for item in answers(request, context):
-            yield item
+        if hasattr(request, "__aiter__"):
+            answer = method(_each_checked(request, what, context), context)
+        else:
+            answer = method(await _decoded(request, what, context), context)
+        if not hasattr(answer, "__aiter__"):
+            return await answer
+        async for item in answer:
+            await context.write(item)
+        return None
 
     return checked
 
 
 async def _each_checked(requests: AsyncIterator[Any], what: str, context: Any) -> AsyncIterator[Any]:
     async for request in requests:
-        if isinstance(request, _Undecodable):
-            await _refuse(what, request, context)
-        yield request
+        yield await _decoded(request, what, context)
 
 
-def _many_requests(answers: Callable[..., AsyncIterator[Any]], what: str) -> Callable[..., AsyncIterator[Any]]:
-    async def checked(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        async for item in answers(_each_checked(requests, what, context), context):
-            yield item
-
-    return checked
-
-
-_SHAPES = {
-    (False, False): "unary_unary",
-    (False, True): "unary_stream",
-    (True, True): "stream_stream",
-}
-_WRAPPERS: dict[str, Callable[..., Any]] = {
-    "unary_unary": _one_answer,
-    "unary_stream": _many_answers,
-    "stream_stream": _many_requests,
-}
+async def _decoded(request: Any, what: str, context: Any) -> Any:
+    if isinstance(request, _Undecodable):
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the message of {request} bytes is no {what}: send it as protobuf, made from the same .proto",
+        )
+    return request

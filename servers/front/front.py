@@ -14,26 +14,17 @@ import grpc
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.config import ArmConfig
-from servers.engine.messages import (
-    Cancel,
-    Finished,
-    Progress,
-    Ready,
-    StepOutput,
-    StepRecord,
-    Submit,
-)
+from servers.engine.messages import Cancel, Finished, Progress, Ready, StepOutput, StepRecord, Submit
 from servers.front.metrics import FrontMetrics
 from servers.front.request_limits import RefusedError
 from servers.front.tokenizer import Tokenizer
 from servers.front.watcher import Watcher
 
-# What Telemetry.Watch tells.
+# What Telemetry.Watch streams.
 TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts
 
-# What Telemetry.Watch can replay to a late subscriber.
-RETAINED_EVENTS = 100_000
-RETAINED_STEPS = 200_000
+# How many of each Telemetry.Watch can replay to a late subscriber.
+_RETAINED = {Progress: 1000, CompileEvent: 100_000, StepRecord: 200_000, CompilerFacts: 1}
 
 
 class Answer:
@@ -54,7 +45,7 @@ class Answer:
         self._changed.set()
 
     def finish(self, finished: Finished) -> None:
-        """Say how the request ended."""
+        """The request has ended."""
         self.finished = finished
         self._changed.set()
 
@@ -85,25 +76,18 @@ class Front:
         self.replica = replica
         self.tokenizer = tokenizer
         self.metrics = metrics
-        self.warm: Ready | None = None  # the engine's word; `ready` once it was put to the test
+        self.warm: Ready | None = None  # as the engine reports it; `ready` once it has answered a request
         self.ready: Ready | None = None
         self.draining = False
         self.failure = ""
-        self.counters = {
-            "requests": 0,
-            "tokens": 0,
-            "rejected": 0,
-            "compile_events": 0,
-            "steps": 0,
-            "eager_fallback_steps": 0,
-        }
+        names = ("requests", "tokens", "rejected", "compile_events", "steps", "eager_fallback_steps")
+        self.counters = dict.fromkeys(names, 0)
         self.facts = CompilerFacts(graph_breaks={}, cudagraph_skips={})
-        self.compile_log: deque[CompileEvent] = deque(maxlen=RETAINED_EVENTS)
-        self.step_log: deque[StepRecord] = deque(maxlen=RETAINED_STEPS)
-        self.progress_log: deque[Progress] = deque(maxlen=1000)
+        self._watchers: set[Watcher[TelemetryEvent]] = set()
+        self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
+        self.publish(self.facts)
         self._send = send
         self._answers: dict[str, Answer] = {}
-        self._watchers: set[Watcher[TelemetryEvent]] = set()
 
     # requests
 
@@ -134,22 +118,19 @@ class Front:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f'request_id "{submit.request_id}" is already in flight: use a new id for each request',
             )
-        answer = self._take(submit)
+        answer = self.take(submit)
         self.counters["requests"] += 1
         self.metrics.in_flight.set(self.in_flight)
         return answer
 
-    def try_out(self, submit: Submit) -> Answer:
-        """Pass a request of the replica's own on to the warm engine, before it serves; nothing counts or records it."""
-        return self._take(submit)
-
-    def _take(self, submit: Submit) -> Answer:
+    def take(self, submit: Submit) -> Answer:
+        """Pass a request on to the engine, neither refused nor counted: an admitted one, or the replica's own."""
         answer = self._answers[submit.request_id] = Answer()
         self._send(submit)
         return answer
 
     def abandon(self, request_id: str) -> None:
-        """The client has gone, or has enough: free the request's slot."""
+        """The client has gone or needs no more: free the request's slot."""
         if self._answers.pop(request_id, None) is not None:
             self.metrics.in_flight.set(self.in_flight)
             self._send(Cancel(request_id=request_id))
@@ -157,25 +138,24 @@ class Front:
     # messages of the engine
 
     def receive(self, messages: Iterable[object]) -> None:
-        """Take what the engine said, in order."""
+        """Take the engine's messages, in order."""
         for message in messages:
             if isinstance(message, StepOutput):
                 self._take_output(message)
             elif isinstance(message, CompileEvent):
                 if self._is_on_trial:
                     message = replace(message, phase="warmup")
-                self.compile_log.append(message)
                 self.counters["compile_events"] += 1
                 self.metrics.count_compile(message)
-                self._publish(message)
+                self.publish(message)
             elif isinstance(message, CompilerFacts):
                 self.metrics.count_facts(message, self.facts)
                 self.facts = message
-                self._publish(message)
+                self.publish(message)
             elif isinstance(message, Progress):
                 if message.stage == "failed":
                     self.failure = message.detail
-                self.report(message)
+                self.publish(message)
             elif isinstance(message, Ready):
                 self.warm = message
 
@@ -189,7 +169,7 @@ class Front:
         assert self.warm is not None
         self.ready = self.warm
         self.metrics.show_start(self.ready)
-        self.report(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
+        self.publish(Progress(at_ns=now_ns(), stage="serving", detail=f"{self.ready.device} {self.ready.dtype}"))
 
     def _take_output(self, output: StepOutput) -> None:
         if not self._is_on_trial:
@@ -208,45 +188,30 @@ class Front:
             fell_back = self.arm.compile.enabled and not output.step.compiled
             self.counters["steps"] += 1
             self.counters["eager_fallback_steps"] += fell_back
-            self.metrics.steps.labels(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
-            self.step_log.append(output.step)
-            self._publish(output.step)
+            self.metrics.steps(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()
+            self.publish(output.step)
 
     def fail(self, message: str) -> None:
         """The engine process has died: every request in flight ends with UNAVAILABLE."""
         self.failure = self.failure or message
-        self.report(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
+        self.publish(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
         for request_id, answer in self._answers.items():
             answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
 
     # telemetry
 
-    @property
-    def eager_fallback_share(self) -> float:
-        """The share of steps that should have run compiled code and ran plain Python."""
-        return self.counters["eager_fallback_steps"] / max(1, self.counters["steps"])
-
-    def report(self, progress: Progress) -> None:
-        """Tell the watchers where the start-up stands."""
-        self.progress_log.append(progress)
-        self._publish(progress)
-
-    def _publish(self, event: TelemetryEvent) -> None:
+    def publish(self, event: TelemetryEvent) -> None:
+        """The event is retained, and in the queue of each watcher of its kind."""
+        self._logs[type(event)].append(event)
         for watcher in self._watchers:
             watcher.put(event)
 
     @contextlib.contextmanager
     def watch(self, *kinds: type) -> Iterator[Watcher[TelemetryEvent]]:
-        """A queue that holds everything retained of `kinds` (all by default) and receives everything to come."""
-        watched = kinds or (Progress, CompileEvent, StepRecord, CompilerFacts)
-        logs: dict[type, Iterable[TelemetryEvent]] = {
-            Progress: self.progress_log,
-            CompileEvent: self.compile_log,
-            StepRecord: self.step_log,
-            CompilerFacts: (self.facts,),
-        }
-        watcher = Watcher(watched, itertools.chain.from_iterable(log for kind, log in logs.items() if kind in watched))
+        """A queue that holds everything retained of `kinds` and receives everything to come."""
+        retained = (log for kind, log in self._logs.items() if kind in kinds)
+        watcher = Watcher(kinds, itertools.chain.from_iterable(retained))
         self._watchers.add(watcher)
         try:
             yield watcher

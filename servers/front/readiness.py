@@ -1,13 +1,14 @@
-"""The request that a replica asks itself before it says that it serves: a warm engine may still fail every answer.
+"""The request that a replica sends itself before it serves: a warm engine may still fail every answer.
 
-It takes the way of any other, from the checks of a request to the chunks of its answer, at sizes that the warm-up has
-met. It is in no count and no record.
+It passes the same checks and takes the same path as any other, at sizes that the warm-up has run. It is in no count and
+no record.
 """
 
 from __future__ import annotations
 
 from servers.config import ArmConfig
-from servers.engine.shapes import first_prompt, shape_policy
+from servers.engine.shapes import shape_policy
+from servers.engine.warmup import first_prompt
 from servers.front.front import Front
 from servers.front.request_limits import RefusedError
 from servers.front.service import InferenceService, check_request
@@ -17,14 +18,12 @@ REQUEST_ID = "readiness"
 
 
 def first_request(arm: ArmConfig, vocab_size: int) -> inference_pb2.GenerateRequest:
-    """A prompt of a length that the warm-up has met; its answer takes a prefill and a decode step, if it may."""
-    engine = arm.engine
-    policy = shape_policy(arm.shapes, engine)
-    tokens = first_prompt(policy, longest=engine.prefill_tokens, minimal=arm.compile.warmup == "minimal")
+    """A prompt of a length that the warm-up has run; the answer takes a decode step too, where limits allow."""
+    tokens = first_prompt(arm, shape_policy(arm.shapes, arm.engine))
     return inference_pb2.GenerateRequest(
         request_id=REQUEST_ID,
         token_ids=inference_pb2.TokenIds(ids=[index % vocab_size for index in range(tokens)]),
-        max_tokens=min(2, engine.max_new_tokens),
+        max_tokens=min(2, arm.engine.max_new_tokens),
         ignore_eos=True,
     )
 
@@ -38,13 +37,14 @@ async def try_out(front: Front) -> str:
         submit = await check_request(request, front.arm, front.tokenizer, vocab)
     except RefusedError as refusal:
         return f"its own first request is refused: {refusal.message}"
-    answer = front.try_out(submit)
+    answer = front.take(submit)
     tokens = 0
     async for chunk in InferenceService(front).stream(request, submit, answer):
         tokens += len(chunk.token_ids)
     finished = answer.finished
-    if finished is None or finished.status != "OK":
-        why = "no end" if finished is None else f"{finished.status}: {finished.message}"
+    assert finished is not None  # no stop string can have ended the stream
+    if finished.status != "OK":
+        why = f"{finished.status}: {finished.message}"
         return f"it is warm and cannot answer a request of {len(submit.prompt)} tokens ({why})"
     if tokens != request.max_tokens:
         return f"it is warm and answered {tokens} of {request.max_tokens} tokens"

@@ -1,6 +1,6 @@
-"""How much one request may hold. A server that reads what nobody bounded stands still for everybody else.
+"""How much one request may hold, so that reading one request never holds up the others.
 
-What depends on the arm follows from `max_prompt_tokens`; the rest is fixed. docs/arms.md states all of it.
+Limits that depend on the arm follow from `max_prompt_tokens`; the rest are fixed. docs/arms.md lists all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAST_MESSAGE_BYTES = 4 << 20
 _OTHER_FIELDS_BYTES = 1 << 20
 METADATA_BYTES = 16 << 10
 
-# Longer texts are tokenized beside the event loop.
+# Longer texts are tokenized outside the event loop.
 TEXT_AT_ONCE_CHARACTERS = 4 << 10
 
 
@@ -42,11 +42,6 @@ def invalid(message: str) -> RefusedError:
     return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
-def text_bytes(engine: EngineConfig) -> int:
-    """The longest prompt text, in bytes of UTF-8."""
-    return engine.max_prompt_tokens * BYTES_A_TOKEN
-
-
 def message_bytes(engine: EngineConfig) -> int:
     """The largest message that the server reads; gRPC itself answers a larger one with RESOURCE_EXHAUSTED."""
     return max(_LEAST_MESSAGE_BYTES, engine.max_prompt_tokens * max(BYTES_A_TOKEN, _ID_BYTES) + _OTHER_FIELDS_BYTES)
@@ -55,21 +50,18 @@ def message_bytes(engine: EngineConfig) -> int:
 def check_sizes(request: inference_pb2.GenerateRequest, engine: EngineConfig) -> None:
     """Nothing in `request` is longer than it may be. Otherwise RefusedError. Takes no time that grows with the prompt
     but for counting the bytes of its text."""
-    for name, value in (("request_id", request.request_id), ("session_id", request.session_id)):
-        if len(value) > ID_CHARACTERS:
-            raise invalid(f"{name} has {len(value)} characters; the limit is {ID_CHARACTERS}: give a shorter one")
-    if len(request.stop) > STOP_STRINGS:
-        raise invalid(f"stop has {len(request.stop)} strings; the limit is {STOP_STRINGS}: give fewer")
-    longest = max(map(len, request.stop), default=0)
-    if longest > STOP_CHARACTERS:
-        raise invalid(f"a stop string has {longest} characters; the limit is {STOP_CHARACTERS}: give a shorter one")
-    if len(request.stop_token_ids) > STOP_TOKEN_IDS:
-        raise invalid(
-            f"stop_token_ids has {len(request.stop_token_ids)} ids; the limit is {STOP_TOKEN_IDS}: give fewer"
-        )
+    for name, size, unit, limit, remedy in (
+        ("request_id", len(request.request_id), "characters", ID_CHARACTERS, "a shorter one"),
+        ("session_id", len(request.session_id), "characters", ID_CHARACTERS, "a shorter one"),
+        ("stop", len(request.stop), "strings", STOP_STRINGS, "fewer"),
+        ("a stop string", max(map(len, request.stop), default=0), "characters", STOP_CHARACTERS, "a shorter one"),
+        ("stop_token_ids", len(request.stop_token_ids), "ids", STOP_TOKEN_IDS, "fewer"),
+    ):
+        if size > limit:
+            raise invalid(f"{name} has {size} {unit}; the limit is {limit}: give {remedy}")
     if len(request.token_ids.ids) > engine.max_prompt_tokens:
         raise too_many_tokens(len(request.token_ids.ids), engine)
-    size, limit = len(request.text.encode()), text_bytes(engine)
+    size, limit = len(request.text.encode()), engine.max_prompt_tokens * BYTES_A_TOKEN
     if size > limit:
         raise invalid(
             f"prompt text has {size} bytes; the limit is {limit}, {BYTES_A_TOKEN} for each of max_prompt_tokens = "

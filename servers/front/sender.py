@@ -1,6 +1,6 @@
-"""Messages to the engine process, sent without ever waiting: it may stand still while its pipe is full.
+"""Messages to the engine process, sent without waiting: it may stand still while its pipe is full.
 
-A front that waited would answer no health check and no signal either.
+A front that waited could answer neither health checks nor signals.
 """
 
 from __future__ import annotations

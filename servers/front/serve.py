@@ -16,17 +16,18 @@ import os
 import signal
 import sys
 import threading
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
 
 from servers import stdout
 from servers.address import joined
 from servers.clock import anchored_environment, now_ns
+from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.device import serve_engine
 from servers.engine.messages import Progress, Shutdown
@@ -41,12 +42,10 @@ from servers.front.service import InferenceService, TelemetryService, TokenCheck
 from servers.front.tokenizer import load_tokenizer
 from servers.metadata import INFERENCE_SERVICE
 from servers.program import compile_cache, exit_code, log_to_stderr, read_arm
-from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import ServerTls, check_named, server_tls, token_from_variable
 
 log = logging.getLogger("tailgate.serve")
-
-SERVICES = ("", INFERENCE_SERVICE)
 
 SERVER_OPTIONS = (
     # grpcio answers CANCELLED at random once about 1,000 calls are pending; a burst must not look like a model failure.
@@ -63,96 +62,72 @@ SERVER_OPTIONS = (
 
 
 async def serve(
-    arm: ArmConfig,
-    *,
-    host: str,
-    port: int,
-    replica: str,
-    cache_dir: str,
-    metrics_port: int,
-    tls: ServerTls | None = None,
-    token: str = "",
-    as_json: bool = False,
+    arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, tls: ServerTls | None, token: str
 ) -> int:
     """Run the replica until it is told to stop; returns the exit code: 0 drained, 1 the engine failed."""
     loop = asyncio.get_running_loop()
+    replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
     front_end, engine_end = spawn.Pipe()
     engine = spawn.Process(target=serve_engine, args=(engine_end, arm.to_dict(), cache_dir), name=replica)
     send = Sender(front_end).send
-    metrics = FrontMetrics(arm.name, replica)
-    front = Front(arm, replica, send, load_tokenizer(arm.model.id), metrics)
+    front = Front(arm, replica, send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))
     health_service = health.aio.HealthServicer()
 
     async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for service in SERVICES:
+        for service in ("", INFERENCE_SERVICE):
             await health_service.set(service, status)
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(arm.engine)))
-    checks = (*((TokenCheck(token),) if token else ()), DecodeCheck())
-    server = grpc.aio.server(options=options, interceptors=checks)
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    names = (
-        inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
-        telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"].full_name,
-        health.SERVICE_NAME,
-        reflection.SERVICE_NAME,
-    )
-    reflection.enable_server_reflection(names, server)
-    try:
-        address = joined(host, port)
-        bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, _credentials(tls))
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        raise ConfigError(f"port {port} on {host} is in use or not allowed: choose another --port, or 0 for a free one")
+    server = _server(front, health_service, token)
+    port = _listen(server, options.host, options.port, tls)
     await server.start()
-    if metrics_port:
-        metrics.serve(host, metrics_port)
+    if options.metrics_port:
+        start_http_server(options.metrics_port, addr=options.host, registry=front.metrics.registry)
 
     os.environ.update(anchored_environment())
     engine.start()
     engine_end.close()
-    stop = asyncio.Event()
-    engine_gone = asyncio.Event()
+    stop, engine_gone, unready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    readiness: asyncio.Task[None] | None = None
 
-    useless = asyncio.Event()
-    proof: asyncio.Task[None] | None = None
-
-    async def prove() -> None:
+    async def check_readiness() -> None:
         try:
             fault = await try_out(front)
         except Exception as error:
             log.exception("the first request of its own")
-            fault = f"{type(error).__name__}: {error}"
+            fault = named(error)
         if fault:
             front.fail(fault)
-            useless.set()
+            unready.set()
             return
         front.open()
         await set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("%s is warm and has answered", replica)
 
-    async def take(messages: list[object]) -> None:
-        nonlocal proof
+    def take(messages: list[object]) -> None:
+        nonlocal readiness
         front.receive(messages)
-        if front.warm is not None and proof is None:
-            proof = asyncio.create_task(prove())
+        if front.warm is not None and readiness is None:
+            readiness = asyncio.create_task(check_readiness())
 
-    reader = threading.Thread(target=_read, args=(front_end, loop, take, engine_gone), daemon=True)
-    reader.start()
+    def read() -> None:
+        with contextlib.suppress(EOFError, OSError, RuntimeError):
+            while True:
+                loop.call_soon_threadsafe(take, front_end.recv())
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(engine_gone.set)
+
+    threading.Thread(target=read, daemon=True).start()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    log.info("%s listens on %s:%d (pid %d) and warms up", replica, host, bound, os.getpid())
-    stdout.write("", {"port": bound, "pid": os.getpid()}, as_json=as_json)
+    log.info("%s listens on %s:%d (pid %d) and warms up", replica, options.host, port, os.getpid())
+    stdout.write("", {"port": port, "pid": os.getpid()}, as_json=options.json)
 
-    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, useless)]
+    waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, unready)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-    failed = (engine_gone.is_set() or useless.is_set()) and not stop.is_set()
+    failed = not stop.is_set()
     if failed:
         if engine_gone.is_set():
             engine.join(5.0)
@@ -160,7 +135,7 @@ async def serve(
         log.error("%s: %s", replica, front.failure)
     else:
         front.draining = True
-        front.report(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
+        front.publish(Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
         deadline = loop.time() + arm.engine.drain_grace_s
         while front.in_flight and not engine_gone.is_set() and loop.time() < deadline:
             await asyncio.sleep(0.02)
@@ -172,9 +147,35 @@ async def serve(
     send(Shutdown())
     engine.join(1.0)
     if engine.is_alive():
-        engine.kill()  # a compile holds it; nothing in it is worth waiting for
+        engine.kill()  # a compile holds it, and it has nothing left to do
         engine.join()
     return 1 if failed else 0
+
+
+def _server(front: Front, health_service: health.aio.HealthServicer, token: str) -> grpc.aio.Server:
+    """The services of a replica, behind token and message checks."""
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes(front.arm.engine)))
+    checks = (*((TokenCheck(token),) if token else ()), DecodeCheck())
+    server = grpc.aio.server(options=options, interceptors=checks)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), server)  # type: ignore[no-untyped-call]
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(front), server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    telemetry = telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"].full_name
+    names = (INFERENCE_SERVICE, telemetry, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
+    """The port that the server listens on. Raises ConfigError when `port` cannot be had."""
+    try:
+        address = joined(host, port)
+        bound: int = server.add_secure_port(address, _credentials(tls)) if tls else server.add_insecure_port(address)
+        return bound
+    except RuntimeError:
+        raise ConfigError(
+            f"port {port} on {host} is in use or not allowed: choose another --port, or 0 for a free one"
+        ) from None
 
 
 def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
@@ -183,17 +184,8 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
-def _read(connection: Connection, loop: asyncio.AbstractEventLoop, take: object, gone: asyncio.Event) -> None:
-    with contextlib.suppress(EOFError, OSError, RuntimeError):
-        while True:
-            messages = connection.recv()
-            asyncio.run_coroutine_threadsafe(take(messages), loop)  # type: ignore[operator]
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(gone.set)
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line of `python -m servers.front.serve`."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m servers.front.serve", description="Serve one arm replica over gRPC."
     )
@@ -210,12 +202,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--token-env", default=None, help="environment variable with the bearer token that calls need")
     parser.add_argument("--json", action="store_true", help="say port and pid as JSON at a terminal too")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    return exit_code(lambda: _serve(parse(arguments)))
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _serve(options))
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -226,19 +214,7 @@ def _serve(options: argparse.Namespace) -> int:
     tls = server_tls(options.tls_certificate or "", options.tls_key or "", options.tls_client_ca or "")
     token = token_from_variable(options.token_env, key="--token-env") if options.token_env else ""
     with compile_cache(options.cache_dir) as cache:
-        return asyncio.run(
-            serve(
-                arm,
-                host=options.host,
-                port=options.port,
-                replica=options.replica or f"{arm.name}-0",
-                cache_dir=cache,
-                metrics_port=options.metrics_port,
-                tls=tls,
-                token=token,
-                as_json=options.json,
-            )
-        )
+        return asyncio.run(serve(arm, options, cache_dir=cache, tls=tls, token=token))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The gRPC front of an arm replica: checks requests, streams tokens, tells telemetry. Holds no model and no torch.
+"""The gRPC front of an arm replica: checks requests, streams tokens and telemetry. Holds no model and no torch.
 
 Errors become status codes in one place, `RefusedError` and `InferenceService.Generate`.
 """
@@ -19,7 +19,7 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import one_line
 from servers.config import ArmConfig
-from servers.engine.messages import Progress, StepRecord, Submit, Timing
+from servers.engine.messages import Progress, StepRecord, Submit, Timing, startup_groups
 from servers.front.front import Answer, Front, TelemetryEvent
 from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
 from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
@@ -99,7 +99,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             answer = front.admit(submit)
         except RefusedError as refusal:
             self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
-            front.metrics.requests.labels(status=refusal.code.name).inc()
+            front.metrics.requests(status=refusal.code.name).inc()
             await context.abort(refusal.code, one_line(refusal.message))
             raise AssertionError("abort returned") from None
         status = "CANCELLED"
@@ -112,7 +112,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if finished is not None and finished.status != "OK":
                 await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
         finally:
-            front.metrics.requests.labels(status=status).inc()
+            front.metrics.requests(status=status).inc()
             front.abandon(submit.request_id)
 
     async def stream(
@@ -189,10 +189,7 @@ async def _refuse_stranger(_: object, context: grpc.aio.ServicerContext[Any, Any
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{what}: send authorization: Bearer TOKEN")
 
 
-_REASONS = {
-    "length": inference_pb2.FINISH_REASON_LENGTH,
-    "stop": inference_pb2.FINISH_REASON_STOP,
-}
+_REASONS = {"length": inference_pb2.FINISH_REASON_LENGTH, "stop": inference_pb2.FINISH_REASON_STOP}
 
 
 # How steps gather into one message: for how long, and how many at most.
@@ -254,12 +251,12 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         answer.counters.update({**front.counters, "in_flight": front.in_flight})
         answer.graph_breaks.update(front.facts.graph_breaks)
         answer.cudagraph_skips.update(front.facts.cudagraph_skips)
-        answer.eager_fallback_share = front.eager_fallback_share
+        answer.eager_fallback_share = front.counters["eager_fallback_steps"] / max(1, front.counters["steps"])
         if front.ready is not None:
             answer.versions.update(front.ready.versions)
             answer.memory_bytes.update(front.ready.memory_bytes)
             answer.startup_ns.update(front.ready.startup_ns)
-            answer.startup_groups_ns.update(front.ready.startup_groups_ns)
+            answer.startup_groups_ns.update(startup_groups(front.ready.startup_ns))
             answer.device = front.ready.device
             answer.dtype = front.ready.dtype
             answer.vocab_size = front.ready.vocab_size
@@ -268,17 +265,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
 
 def step_records(steps: Sequence[StepRecord]) -> telemetry_pb2.TelemetryEvent:
     """The wire form of engine steps."""
-    records = [telemetry_pb2.StepRecord(**_fields(step)) for step in steps]
-    return telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=records))
+    return telemetry_pb2.TelemetryEvent(steps={"records": [_fields(step) for step in steps]})
 
 
 def telemetry_event(event: CompileEvent | CompilerFacts | Progress) -> telemetry_pb2.TelemetryEvent:
     """The wire form of an event; field names are the same on both sides."""
-    if isinstance(event, CompileEvent):
-        return telemetry_pb2.TelemetryEvent(compile=telemetry_pb2.CompileEvent(**_fields(event)))
-    if isinstance(event, CompilerFacts):
-        return telemetry_pb2.TelemetryEvent(facts=telemetry_pb2.CompilerFacts(**_fields(event)))
-    return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(**_fields(event)))
+    name = {CompileEvent: "compile", CompilerFacts: "facts", Progress: "progress"}[type(event)]
+    return telemetry_pb2.TelemetryEvent(**{name: _fields(event)})
 
 
 def _fields(event: TelemetryEvent) -> dict[str, Any]:

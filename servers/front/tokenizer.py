@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -63,10 +62,10 @@ class ModelTokenizer:
         return ids
 
     def stream(self) -> TextStream:
-        return _ModelStream(self._tokenizer)
+        return ModelStream(self._tokenizer)
 
 
-class _ModelStream:
+class ModelStream:
     """Decodes the newest tokens beside a few before them, since a token's text may depend on its neighbours (a space
     that only stands inside a line). So the time does not grow with the answer."""
 
@@ -105,61 +104,29 @@ class StopStrings:
     """Cuts text at the first stop string, holding back what might be the beginning of one.
 
     First is the one that ends first, and of those that end together the longest, so that the cut does not depend on
-    how the text came in pieces. Each character is looked at once, whatever the strings are: A. V. Aho and M. J.
-    Corasick, "Efficient string matching" (1975). Making one takes time and memory in the length of all strings.
+    how the text came in pieces. Each character costs no more than comparisons with the longest beginning, whatever the
+    strings are: what is held back only grows by one or shrinks.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        self._children: list[dict[str, int]] = [{}]  # of each node of a tree of all beginnings; node 0 is ""
-        self._depth = [0]
-        self._stop = [0]  # length of the longest stop string that ends in this node
-        for stop in stops:
-            self._add(stop)
-        self._shorter = self._links()
-        self._node = 0
-        self._held = ""
-
-    def _add(self, stop: str) -> None:
-        node = 0
-        for character in stop:
-            children = self._children[node]
-            if character not in children:
-                children[character] = len(self._children)
-                self._children.append({})
-                self._depth.append(self._depth[node] + 1)
-                self._stop.append(0)
-            node = children[character]
-        self._stop[node] = self._depth[node]
-
-    def _links(self) -> list[int]:
-        """For each node, the node of its longest ending that also begins a stop string."""
-        links = [0] * len(self._children)
-        level = deque([0])
-        while level:
-            node = level.popleft()
-            for character, child in self._children[node].items():
-                links[child] = self._follow(links, links[node], character) if node else 0
-                self._stop[child] = self._stop[child] or self._stop[links[child]]
-                level.append(child)
-        return links
-
-    def _follow(self, links: list[int], node: int, character: str) -> int:
-        while node and character not in self._children[node]:
-            node = links[node]
-        return self._children[node].get(character, 0)
+        self._stops = tuple(stop for stop in stops if stop)
+        self._beginnings = {stop[:size] for stop in self._stops for size in range(len(stop) + 1)}
+        self._held = ""  # the longest ending of the text that begins a stop string
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string was met)."""
-        if len(self._children) == 1:
+        if not self._stops:
             return text, False
+        held = self._held
         for number, character in enumerate(text, start=1):
-            self._node = self._follow(self._shorter, self._node, character)
-            if length := self._stop[self._node]:
+            held += character
+            while held not in self._beginnings:
+                held = held[1:]
+            if held.endswith(self._stops):
+                length = max(len(stop) for stop in self._stops if held.endswith(stop))
                 return (self._held + text[:number])[:-length], True
-        held = self._held + text
-        cut = len(held) - self._depth[self._node]
-        self._held = held[cut:]
-        return held[:cut], False
+        known, self._held = self._held + text, held
+        return known[: len(known) - len(held)], False
 
     def rest(self) -> str:
         """What was held back, once no more text comes."""

@@ -1,4 +1,4 @@
-"""What one subscriber of the telemetry has still to be told: all that is retained, then what comes, up to a limit."""
+"""The events that wait for one subscriber of the telemetry: those retained, then new ones, up to a limit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Generic, TypeVar
 
 E = TypeVar("E")
 
-# More than is ever retained: who is further behind has stopped reading, and would take this process's memory.
+# More than is ever retained: a subscriber further behind has stopped reading, and would fill this process's memory.
 MOST_WAITING = 500_000
 
 
 class Watcher(Generic[E]):
-    """A queue of events with an end. `fell_behind` says that the end came because nobody read."""
+    """A queue of events with an end. `fell_behind` says that the end came because the subscriber did not read."""
 
     def __init__(self, kinds: tuple[type, ...], retained: Iterable[E], *, limit: int = MOST_WAITING) -> None:
         self.fell_behind = False
@@ -25,7 +25,7 @@ class Watcher(Generic[E]):
         self._closed = False
 
     def put(self, event: E) -> None:
-        """The subscriber will be told `event`, if it is of a kind that was asked for."""
+        """The subscriber will get `event`, if it is of a kind that it watches."""
         if self._closed or not isinstance(event, self._kinds):
             return
         if len(self._events) >= self._limit:
@@ -46,10 +46,6 @@ class Watcher(Generic[E]):
         while not self._events and not self._closed:
             self._changed.clear()
             await self._changed.wait()
-        return self.get_nowait()
-
-    def get_nowait(self) -> E | None:
-        """The next event, None where there is none now."""
         return self._events.popleft() if self._events else None
 
     def empty(self) -> bool:

@@ -23,19 +23,15 @@ from servers.inspect.listed_shapes import NOTATION, parse_shapes
 from servers.program import compile_cache, exit_code, log_to_stderr, read_arm
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line of `python -m servers.inspect`."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m servers.inspect", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True, help="the arm as JSON (ArmConfig.to_dict())")
     parser.add_argument("--shapes", default="", help=f"shapes to run, separated by commas: {NOTATION[6:]}")
     parser.add_argument("--cache-dir", default="", help="keep compiled code here (default: nowhere)")
     parser.add_argument("--json", action="store_true", help="print one JSON object alone")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    return exit_code(lambda: _inspect(parse(arguments)))
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _inspect(options))
 
 
 def _inspect(options: argparse.Namespace) -> int:

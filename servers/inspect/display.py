@@ -12,8 +12,9 @@ from rich.text import Text
 
 from servers.compiler.events import CompileEvent
 from servers.engine.messages import startup_groups
+from servers.engine.shapes import StepShape
 from servers.inspect.inspection import Inspection, Outcome, Visit
-from servers.inspect.listed_shapes import ListedShape
+from servers.inspect.listed_shapes import listed, size_of
 
 # How each outcome reads, and its colour.
 SHOWN: dict[Outcome, tuple[str, str]] = {
@@ -68,19 +69,17 @@ def show(inspection: Inspection, console: Console) -> None:
 
 def _shape_table(visits: Sequence[Visit]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
-    table.add_column("shape", no_wrap=True)
-    table.add_column("padded to", no_wrap=True)
-    table.add_column("planned", no_wrap=True)
-    table.add_column("met", no_wrap=True)
-    table.add_column("first", justify="right", no_wrap=True)
-    table.add_column("again", justify="right", no_wrap=True)
+    for name in ("shape", "padded to", "planned", "met"):
+        table.add_column(name, no_wrap=True)
+    for name in ("first", "again"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     for visit in visits:
         word, style = SHOWN[visit.outcome]
         first, _, more = visit.reason.partition("\n")
         table.add_row(
-            str(visit.shape),
-            Text("as it is", "dim") if visit.padded == visit.shape else visit.padded.size,
+            listed(visit.shape),
+            Text("as it is", "dim") if visit.padded == visit.shape else size_of(visit.padded),
             "yes" if visit.planned else Text("no", "dim"),
             Text(word, style),
             _seconds(visit.first_s),
@@ -119,20 +118,20 @@ def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
 def _briefly(match: re.Match[str]) -> str:
     kind, *sizes = match.groups()
     batch, length, context = map(int, sizes)
-    return str(ListedShape(kind=kind, batch=batch, length=length, context=context))  # type: ignore[arg-type]
+    return listed(StepShape(kind, batch, length, context))  # type: ignore[arg-type]
 
 
 def _verdict(inspection: Inspection) -> Text:
     total = len(inspection.visits)
     guarded = sum(visit.outcome == "guarded" for visit in inspection.visits)
-    aside = f" {guarded} run eagerly, as compile.guarded asks." if guarded else ""
+    aside = f" {guarded} run eagerly, as compile.guarded allows." if guarded else ""
     if not inspection.arm.compile.enabled:
         return Text(f"This arm compiles nothing: all {total} shapes run eagerly.", "bold")
     if not inspection.unready:
         return Text(f"None of the {total} shapes makes the compiler run.{aside}", "bold green")
     groups: dict[str, list[str]] = {}
     for visit in inspection.unready:
-        groups.setdefault(SHOWN[visit.outcome][0], []).append(str(visit.shape))
+        groups.setdefault(SHOWN[visit.outcome][0], []).append(listed(visit.shape))
     named = "; ".join(f"{word}: {', '.join(shapes)}" for word, shapes in groups.items())
     return Text(f"{len(inspection.unready)} of {total} shapes are not ready. {named}.{aside}", "bold red")
 

@@ -1,4 +1,4 @@
-"""What each shape of a warmed arm meets: a graph, a compile, a capture or plain Python."""
+"""What running each shape of a warmed arm takes: a ready graph, a compile, a capture or plain Python."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.complaint import named
 from servers.config import ArmConfig
+from servers.engine.shapes import StepShape
 from servers.engine.startup import itemised, process_started_ns
 from servers.engine.warmup import WARMUP_CALLS, warmup_plan
-from servers.inspect.listed_shapes import ListedShape, unplanned_shapes
+from servers.inspect.listed_shapes import listed, size_of, unplanned_shapes
 
 if TYPE_CHECKING:
     from servers.compiler.recorder import CompileRecorder
@@ -22,16 +24,16 @@ EXIT_COMPILES = 99
 
 Outcome = Literal["ready", "compile", "recompile", "capture", "limit", "guarded", "error", "off"]
 
-# A request that meets one of these waits, is slow without a word, or fails.
+# A request with one of these outcomes waits, runs slowly unnoticed, or fails.
 UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "capture", "limit", "error"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What one listed shape met."""
+    """What running one listed shape took."""
 
-    shape: ListedShape
-    padded: ListedShape
+    shape: StepShape
+    padded: StepShape
     planned: bool
     outcome: Outcome
     reason: str
@@ -59,7 +61,7 @@ class Inspection:
 
     @property
     def exit_code(self) -> int:
-        """0 when every shape found what it needs."""
+        """0 when every shape was ready."""
         return EXIT_COMPILES if self.unready else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,9 +71,9 @@ class Inspection:
             "device": self.device,
             "dtype": self.dtype,
             "exit_code": self.exit_code,
-            "unready": [str(visit.shape) for visit in self.unready],
+            "unready": [listed(visit.shape) for visit in self.unready],
             "shapes": [
-                asdict(visit) | {"shape": str(visit.shape), "padded": visit.padded.size} for visit in self.visits
+                asdict(visit) | {"shape": listed(visit.shape), "padded": size_of(visit.padded)} for visit in self.visits
             ],
             "graphs": [
                 {
@@ -99,10 +101,10 @@ class Inspection:
         }
 
 
-def inspect_arm(arm: ArmConfig, shapes: Sequence[ListedShape], *, report: Callable[[str], None]) -> Inspection:
+def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable[[str], None]) -> Inspection:
     """The arm is loaded, warmed as it would be served, and has run each shape; by default planned and unplanned ones.
 
-    A shape that compiles changes what later ones meet, as it does while serving. `report` hears what goes on.
+    A shape that compiles changes the outcome of later ones, as it does while serving. `report` gets progress lines.
     """
     entered_ns = now_ns()
     report(f"loading {arm.model.id}")
@@ -124,15 +126,14 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[ListedShape], *, report: Callab
             ready_ns=now_ns(),
         )
         warm = recorder.drain()
-        steps = warmup_plan(arm.compile, runner.shapes, longest=arm.engine.prefill_tokens)
-        planned = [ListedShape.of(kind, shape) for kind, shape in steps]
+        planned = warmup_plan(arm, runner.shapes)
         visits: list[Visit] = []
         events = list(warm)
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm.engine)])):
-            report(f"shape {number + 1}: {shape}")
-            visit, met = _visit(runner, recorder, shape, planned, events)
+            report(f"shape {number + 1}: {listed(shape)}")
+            visit, caused = _visit(runner, recorder, shape, planned, events)
             visits.append(visit)
-            events += met
+            events += caused
     finally:
         recorder.remove()
     return Inspection(
@@ -150,18 +151,18 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[ListedShape], *, report: Callab
 def _visit(
     runner: ModelRunner,
     recorder: CompileRecorder,
-    shape: ListedShape,
-    planned: Sequence[ListedShape],
+    shape: StepShape,
+    planned: Sequence[StepShape],
     before: Sequence[CompileEvent],
 ) -> tuple[Visit, list[CompileEvent]]:
-    """Run the shape as often as graph capture needs. Under graph trees the second or third call records."""
+    """The shape has run as often as graph capture needs: under graph trees the second or third call records."""
     import torch
 
     from servers.engine.runner import filling_step
 
-    step = filling_step(shape.kind, shape.step_shape, runner.vocab_size, torch.Generator().manual_seed(0))
-    padded = ListedShape.of(shape.kind, runner.shape_of(step))
-    met: list[CompileEvent] = []
+    step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
+    padded = runner.shape_of(step)
+    caused: list[CompileEvent] = []
     seconds: list[float] = []
     compiled, error = True, ""
     for _ in range(WARMUP_CALLS):
@@ -171,12 +172,12 @@ def _visit(
             runner.collect(launched)
             compiled = launched.compiled
         except Exception as raised:  # the engine, too, fails the requests of a step and goes on
-            error = f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0]}"
+            error = named(raised)
         seconds.append((now_ns() - started_ns) / 1e9)
-        met += recorder.drain()
+        caused += recorder.drain()
         if error:
             break
-    outcome, reason = _outcome(runner.arm, met, before, compiled=compiled, error=error)
+    outcome, reason = _outcome(runner.arm, caused, before, compiled=compiled, error=error)
     visit = Visit(
         shape=shape,
         padded=padded,
@@ -186,28 +187,28 @@ def _visit(
         first_s=seconds[0],
         again_s=seconds[-1],
     )
-    return visit, met
+    return visit, caused
 
 
 def _outcome(
-    arm: ArmConfig, met: Sequence[CompileEvent], before: Sequence[CompileEvent], *, compiled: bool, error: str
+    arm: ArmConfig, caused: Sequence[CompileEvent], before: Sequence[CompileEvent], *, compiled: bool, error: str
 ) -> tuple[Outcome, str]:
-    """What a shape met, and why."""
+    """The outcome of a shape whose run `caused` these events, and why."""
     if error:
         return "error", error
     if not arm.compile.enabled:
         return "off", ""
     if not compiled:
-        limit = next((event for event in (*met, *before) if event.kind == "limit_hit"), None)
+        limit = next((event for event in (*caused, *before) if event.kind == "limit_hit"), None)
         if limit is not None:
             return "limit", f"the recompile limit was reached at {limit.shape or 'an earlier shape'}\n{limit.reason}"
         if arm.compile.guarded:
             return "guarded", "no graph fits, and compile.guarded forbids a compile while serving"
         return "limit", "part of the step runs as plain Python: see the graph breaks"
     for kind in ("recompile", "compile"):
-        reasons = [event.reason for event in met if event.kind == kind]
+        reasons = [event.reason for event in caused if event.kind == kind]
         if reasons:
             return kind, next((reason for reason in reasons if reason), "no graph of this step was there")  # type: ignore[return-value]
-    if any(event.kind == "graph_capture" for event in met):
+    if any(event.kind == "graph_capture" for event in caused):
         return "capture", "its CUDA graph was not recorded in the warm-up"
     return "ready", ""

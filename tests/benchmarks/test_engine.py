@@ -20,6 +20,7 @@ from benchmarks.inprocess import InProcess
 from benchmarks.traffic import Request, churn_set, prompts
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError
+from tests.servers.compiler.reset import reset_compiler
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
 ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=1)
@@ -28,11 +29,9 @@ ENGINE = EngineConfig(slots=3, max_prompt_tokens=24, max_new_tokens=10, threads=
 @pytest.fixture(autouse=True)
 def _own_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
+    reset_compiler()
     yield
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.fx.experimental._config.use_duck_shape = True
+    reset_compiler()
 
 
 def loaded(preset: str) -> Iterator[InProcess]:
@@ -116,10 +115,14 @@ def test_a_planned_arm_is_quiet_while_requests_join_and_leave(padded: InProcess)
     assert "CANCELLED" in session.failed
 
 
-def test_requests_that_fail_are_not_quiet_either(eager: InProcess) -> None:
-    session = eager.serve([Request(prompt=[5] * 6, max_tokens=3)] * (ENGINE.slots + ENGINE.max_queue + 1))
-    assert session.failed == {"RESOURCE_EXHAUSTED": 1}
-    assert quiet.quietness(session)["failed"] == "requests ended RESOURCE_EXHAUSTED (1)"
+def test_requests_that_fail_are_not_quiet_either(eager: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(step: object, batch_id: int) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(eager.runner, "launch", fail)
+    session = eager.serve([Request(prompt=[5] * 6, max_tokens=3)])
+    assert session.failed == {"INTERNAL": 1}
+    assert quiet.quietness(session)["failed"] == "requests ended INTERNAL (1)"
 
 
 def test_a_replay_sends_on_schedule_and_counts_from_it(eager: InProcess) -> None:

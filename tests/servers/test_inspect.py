@@ -10,10 +10,12 @@ import torch
 from rich.console import Console
 
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.engine.shapes import StepShape
 from servers.fields import ConfigError
 from servers.inspect.display import show
 from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
-from servers.inspect.listed_shapes import ListedShape, parse_shapes, unplanned_shapes
+from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplanned_shapes
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
@@ -21,15 +23,11 @@ ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> Iterator[None]:
     yield
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.compiler.set_stance("default")
+    reset_compiler()
 
 
 def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.compiler.set_stance("default")
+    reset_compiler()
     listed = parse_shapes(shapes, arm.engine) if shapes else []
     return inspect_arm(arm, listed, report=lambda line: None)
 
@@ -45,20 +43,20 @@ def naive() -> Inspection:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prefill 1x7", [ListedShape(kind="prefill", batch=1, length=7, context=7)]),
-        ("extend 1×4@12", [ListedShape(kind="extend", batch=1, length=4, context=12)]),
+        ("prefill 1x7", [StepShape("prefill", 1, 7, 7)]),
+        ("extend 1×4@12", [StepShape("extend", 1, 4, 12)]),
         (
             "decode 3 @ 50 , decode 1@2",
             [
-                ListedShape(kind="decode", batch=3, length=1, context=50),
-                ListedShape(kind="decode", batch=1, length=1, context=2),
+                StepShape("decode", 3, 1, 50),
+                StepShape("decode", 1, 1, 2),
             ],
         ),
     ],
 )
-def test_shapes_are_read_as_they_are_written(text: str, expected: list[ListedShape]) -> None:
+def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape]) -> None:
     assert parse_shapes(text, ENGINE) == expected
-    assert parse_shapes(", ".join(map(str, expected)), ENGINE) == expected
+    assert parse_shapes(", ".join(map(listed, expected)), ENGINE) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, .
 )
 def test_the_sizes_that_nobody_planned_are_sizes_that_can_run(engine: EngineConfig) -> None:
     shapes = list(unplanned_shapes(engine))
-    assert parse_shapes(", ".join(map(str, shapes)), engine) == shapes
+    assert parse_shapes(", ".join(map(listed, shapes)), engine) == shapes
     assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
 
 
@@ -134,7 +132,7 @@ def test_the_tables_say_what_the_inspection_holds(naive: Inspection) -> None:
         show(naive, console)
     text = captured.get()
     for visit in naive.visits:
-        assert str(visit.shape) in text
+        assert listed(visit.shape) in text
     *_, verdict = text.strip().splitlines()
     assert verdict.startswith(f"{len(naive.unready)} of {len(naive.visits)} shapes are not ready. recompiles: prefill")
     assert "decode 1@17" in verdict
@@ -149,7 +147,7 @@ def test_planned_shapes_are_ready_though_every_block_is_compiled_by_itself() -> 
     arm = ArmConfig(name="blocks", shapes=ShapeConfig(kind="buckets"), compile=policy, engine=ENGINE)
     inspection = inspection_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
     assert [visit.outcome for visit in inspection.visits] == ["ready"] * 3
-    assert [(visit.padded.size, visit.planned) for visit in inspection.visits] == [
+    assert [(size_of(visit.padded), visit.planned) for visit in inspection.visits] == [
         ("1x32", True),
         ("1x40", True),
         ("4@52", True),

@@ -20,6 +20,7 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
 LIGHT = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True)
@@ -51,7 +52,7 @@ def quiet(stage: str, done: int, total: int) -> None:
 
 def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None) -> tuple[Answers, parity.Plan]:
     """What the arm says, by the way that the measuring process goes. Without a plan it makes one, as the control."""
-    torch._dynamo.reset()
+    reset_compiler()
     recorder = CompileRecorder()
     recorder.install()
     try:
@@ -78,7 +79,7 @@ def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
     finally:
         recorder.remove()
-        torch._dynamo.reset()
+        reset_compiler()
 
 
 def quiet_warm_up(done: int, total: int, detail: str) -> None:
@@ -117,9 +118,9 @@ def test_a_padded_or_bucketed_arm_has_parity(preset: str, dtype: str) -> None:
     outcome = parity_of(arm_for(preset, dtype))
     assert outcome.control.verdict == "PASS", outcome.control
     assert outcome.verdict == "PASS", outcome.arms[0].reasons
-    found = {finding.name: finding for finding in outcome.arms[0].findings}
-    assert found["error"].value == pytest.approx(1.0, abs=0.2)
-    assert ("tokens" in found) == (dtype == "float32")
+    findings = {finding.name: finding for finding in outcome.arms[0].findings}
+    assert findings["error"].value == pytest.approx(1.0, abs=0.2)
+    assert ("tokens" in findings) == (dtype == "float32")
 
 
 def test_prompts_in_chunks_and_in_batches_have_parity_with_whole_ones() -> None:
@@ -167,13 +168,13 @@ def test_a_planted_fault_fails_in_any_dtype(fault: Fault, dtype: str) -> None:
     outcome = parity_of(arm_for("eager-padded", dtype), fault)
     assert outcome.control.verdict == "PASS"
     assert outcome.verdict == "FAIL", outcome.arms[0]
-    found = verdicts(outcome)
+    verdict_of = verdicts(outcome)
     if fault is take_the_second_best_once:
-        assert found["error"] == "PASS"
-        assert found["flips"] == "FAIL"
+        assert verdict_of["error"] == "PASS"
+        assert verdict_of["flips"] == "FAIL"
         assert "in its free run" in " ".join(outcome.arms[0].reasons)
     else:
-        assert "FAIL" in (found["error"], found["tail error"], found["worst error"])
+        assert "FAIL" in (verdict_of["error"], verdict_of["tail error"], verdict_of["worst error"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -267,7 +268,7 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
     out = np.zeros((2, 259))
     parity.reference_logits(model, plan, out, quiet)
     assert set(seen) == {torch.float64}
-    with parity._NothingBelowFloat64():
+    with parity.NothingBelowFloat64():
         half = torch.ones(2, dtype=torch.float64)
         assert half.float().dtype == torch.float64
         assert half.to(torch.float32).dtype == torch.float64

@@ -23,7 +23,6 @@ def test_nothing_named_is_no_tls_and_a_pair_is(pem: Certificates) -> None:
     assert server_tls("", "") is None
     tls = server_tls(pem.certificate, pem.key, pem.ca)
     assert tls == ServerTls(certificate=pem.certificate, key=pem.key, client_ca=pem.ca)
-    assert tls.files == (pem.certificate, pem.key, pem.ca)
 
 
 def test_what_is_of_no_use_is_refused_by_name(pem: Certificates, tmp_path: Path) -> None:
@@ -47,17 +46,21 @@ def test_what_is_of_no_use_is_refused_by_name(pem: Certificates, tmp_path: Path)
         assert "\n" not in str(caught.value)
 
 
-def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(tmp_path: Path) -> None:
-    assert token_from_variable("TOKEN", key="--token-env", environment={"TOKEN": f"{SECRET}\n"}) == SECRET
+def test_a_token_comes_from_a_variable_or_a_file_and_an_error_never_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", f"{SECRET}\n")
+    assert token_from_variable("TOKEN", key="--token-env") == SECRET
     path = tmp_path / "token"
     path.write_bytes(b"\xff\xfe")
-    for name, environment, text in (
-        ("TOKEN", {}, "--token-env names the environment variable TOKEN, which is not set"),
-        ("TOKEN", {"TOKEN": f"{SECRET} {SECRET}"}, "the environment variable TOKEN holds no bearer token"),
-        (SECRET, {}, "--token-env is not the name of an environment variable"),
+    for name, value, text in (
+        ("TOKEN", "", "--token-env names the environment variable TOKEN, which is not set"),
+        ("TOKEN", f"{SECRET} {SECRET}", "the environment variable TOKEN holds no bearer token"),
+        (SECRET, "", "--token-env is not the name of an environment variable"),
     ):
+        monkeypatch.setenv("TOKEN", value)
         with pytest.raises(ConfigError, match=text) as caught:
-            token_from_variable(name, key="--token-env", environment=environment)
+            token_from_variable(name, key="--token-env")
         assert SECRET not in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         token_from_file(str(path), key="--token-file")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from analysis.statistics.decoding import DecodeSteps, decode_steps
 from loadtests.commands.forecast import forecast_text
@@ -19,6 +18,7 @@ from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
 from servers.fields import ConfigError
 from servers.inspect.inspection import Inspection, inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 WARM = (1, 6)  # what a minimal warm-up decodes: one row after a prompt of five tokens
@@ -30,9 +30,7 @@ REQUESTS = [(0.0, 12, 4), (6.0, 20, 6), (6.2, 9, 4), (6.9, 30, 3), (20.0, 7, 3),
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> Iterator[None]:
     yield
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.compiler.set_stance("default")
+    reset_compiler()
 
 
 @pytest.fixture
@@ -54,9 +52,7 @@ def new_shapes(trace: Trace) -> list[tuple[int, int]]:
 
 
 def inspected(arm: ArmConfig, shapes: list[tuple[int, int]]) -> Inspection:
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.compiler.set_stance("default")
+    reset_compiler()
     listed = parse_shapes(", ".join(f"decode {rows}@{positions}" for rows, positions in shapes), arm.engine)
     return inspect_arm(arm, listed, report=lambda line: None)
 

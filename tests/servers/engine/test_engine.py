@@ -36,10 +36,9 @@ class ScriptedRunner:
         self.log.append(f"launch {batch_id}")
         self.during()
         return ScriptedStep(
-            kind=step.kind,
-            jobs=step.jobs,
+            step=step,
             batch_id=batch_id,
-            shape=StepShape(4, 8 if step.kind == "prefill" else 1, 8),
+            shape=StepShape(step.kind, 4, 8 if step.kind == "prefill" else 1, 8),
             tokens=[9 + job.launched for job in step.jobs],
             answers=tuple(job.prefilled == len(job.prompt) for job in step.jobs),
             real_tokens=sum(stop - start for start, stop in step.chunks) or len(step.jobs),
@@ -66,13 +65,11 @@ class ScriptedEvents:
 
 
 def build(
-    *, slots: int = 2, max_queue: int = 8, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False
+    *, slots: int = 2, prefill_batch: int = 2, prefill_chunk: int = 0, overlaps: bool = False
 ) -> tuple[Engine, ScriptedRunner, ScriptedEvents, Arrivals]:
-    arm = ArmConfig(
-        engine=EngineConfig(slots=slots, max_queue=max_queue, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk)
-    )
+    arm = ArmConfig(engine=EngineConfig(slots=slots, prefill_batch=prefill_batch, prefill_chunk=prefill_chunk))
     runner, events = ScriptedRunner(overlaps=overlaps), ScriptedEvents()
-    return Engine(arm, runner, events), runner, events, Arrivals()
+    return Engine(arm, runner, events.drain), runner, events, Arrivals()
 
 
 def submit(
@@ -129,8 +126,8 @@ def test_a_compile_is_charged_to_the_batch_the_queue_and_those_who_came_meanwhil
         arrivals.put(submit("late", recv_ns=1000))
 
     runner.during = compile_now
-    _, told = engine.advance(arrivals)
-    assert told[0].request_ids == ("trigger", "queued", "late")
+    _, settled = engine.advance(arrivals)
+    assert settled[0].request_ids == ("trigger", "queued", "late")
     stalls = {job.request_id: job.timing.compile_stall_ns for job in engine.scheduler}
     assert stalls == {"trigger": 1000, "queued": 700, "late": 200}
     engine.submit(submit("still in the pipe", recv_ns=1150))
@@ -146,8 +143,8 @@ def test_an_eager_fallback_is_told_but_charged_to_nobody() -> None:
     runner.during = lambda: events.pending.append(
         CompileEvent(event_id="0", kind="eager_fallback", start_ns=0, end_ns=99)
     )
-    _, told = engine.advance(arrivals)
-    assert told[0].kind == "eager_fallback"
+    _, settled = engine.advance(arrivals)
+    assert settled[0].kind == "eager_fallback"
     assert next(iter(engine.scheduler)).timing.compile_stall_ns == 0
 
 
@@ -170,14 +167,6 @@ def test_an_expired_request_frees_its_slot_before_the_next_step() -> None:
     ended = engine.expire(1000)
     assert [(item.request_id, item.status) for item in ended] == [("a", "DEADLINE_EXCEEDED")]
     assert len(engine.scheduler) == 0
-
-
-def test_a_full_queue_is_answered_not_raised() -> None:
-    engine, _, _, _ = build(slots=1, max_queue=0, prefill_batch=1)
-    assert engine.submit(submit("a")) is None
-    answer = engine.submit(submit("b"))
-    assert answer is not None
-    assert answer.status == "RESOURCE_EXHAUSTED"
 
 
 class OutOfMemoryError(RuntimeError):
@@ -247,9 +236,9 @@ def test_what_a_step_computed_beyond_the_end_of_an_answer_is_dropped() -> None:
     engine.submit(submit("stops", max_tokens=50, ignore_eos=False))
     engine.submit(submit("goes on", max_tokens=4))
     outputs = run_until_idle(engine, arrivals)
-    told = [token for output in outputs for token in output.tokens]
-    assert [token for name, token in told if name == "stops"] == [10, 11]
-    assert [token for name, token in told if name == "goes on"] == [10, 11, 12, 13]
+    tokens = [token for output in outputs for token in output.tokens]
+    assert [token for name, token in tokens if name == "stops"] == [10, 11]
+    assert [token for name, token in tokens if name == "goes on"] == [10, 11, 12, 13]
     assert runner.moves == [Move(source=1, target=0, positions=3 + 3)]
     endings = {item.request_id: item.reason for output in outputs for item in output.finished}
     assert endings == {"stops": "stop", "goes on": "length"}
@@ -334,7 +323,7 @@ def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
             events.pending.append(CompileEvent(event_id="0", kind="recompile", start_ns=1, end_ns=9, phase="serving"))
 
     runner.during = compile_now
-    told = []
+    settled = []
     while not engine.idle:
-        told += engine.advance(arrivals)[1]
-    assert [event.request_ids for event in told] == [("goes on",)]
+        settled += engine.advance(arrivals)[1]
+    assert [event.request_ids for event in settled] == [("goes on",)]

@@ -56,7 +56,7 @@ def test_later_chunks_read_and_writes_the_rows_it_names() -> None:
 
 def test_padding_writes_where_no_context_reaches() -> None:
     cache = filled(max_length=4)
-    seen = write(cache, rows=[1], positions=[[0, cache.padding_position]], value=9.0, reads="rows")
+    seen = write(cache, rows=[1], positions=[[0, cache.max_length]], value=9.0, reads="rows")
     assert (seen[0, :, 1:] == 0).all()
 
 

@@ -17,21 +17,19 @@ from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError
 from servers.front.readiness import first_request
 from tests.fakes.flash import varlen_flash
+from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 
 
 @pytest.fixture
 def recorder() -> Iterator[CompileRecorder]:
-    torch._dynamo.reset()
+    reset_compiler()
     recorder = CompileRecorder()
     recorder.install()
     yield recorder
     recorder.remove()
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 8
-    torch.fx.experimental._config.use_duck_shape = True
-    torch.compiler.set_stance("default")
+    reset_compiler()
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner:
@@ -65,7 +63,7 @@ def own_request(arm: ArmConfig) -> Job:
 
 def serve(runner: ModelRunner, jobs: list[Job]) -> int:
     """Run all jobs through scheduler and runner, joining and leaving as slots allow; returns the number of steps."""
-    scheduler = Scheduler(replace(runner.arm.engine, max_queue=len(jobs)))
+    scheduler = Scheduler(runner.arm.engine)
     for job in jobs:
         scheduler.submit(job)
     steps = 0
@@ -140,8 +138,7 @@ def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder:
     arm = ArmConfig.from_preset("compiled-bucketed", engine=replace(ENGINE, prefill_chunk=16))
     arm = replace(arm, compile=replace(arm.compile, backend="eager"))
     runner = runner_for(arm, recorder)
-    shapes = runner.shapes
-    planned = len([*shapes.every_prefill(), *shapes.every_extend(), *shapes.every_decode()])
+    planned = len(list(runner.shapes.planned()))
     assert len(runner.cache.layers) > 1
     assert len([event for event in recorder.drain() if event.kind in ("compile", "recompile")]) == planned
     jobs = jobs_for(runner.vocab_size, seed=8)

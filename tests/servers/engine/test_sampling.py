@@ -12,7 +12,7 @@ def job(seed: int = 0, *, launched: int = 1, **settings: float) -> Job:
 
 def draw(logits: torch.Tensor, jobs: list[Job], rows: list[int] | None = None) -> list[int]:
     rows = rows if rows is not None else list(range(len(jobs)))
-    draws = sampling.Draws(*torch.tensor(sampling.draw_table(jobs, rows, logits.shape[0])))
+    draws = torch.tensor(sampling.draw_table(jobs, rows, logits.shape[0]))
     ranked = any(item.top_k or item.top_p for item in jobs)
     tokens = sampling.choose(logits, logits.argmax(-1), draws, ranked=ranked).tolist()
     return [tokens[row] for row in rows]

@@ -59,31 +59,31 @@ def test_a_closed_policy_lists_every_shape_that_it_can_produce(
     policy = shape_policy(shapes, engine)
     if not policy.is_closed():
         return
+    planned = set(policy.planned())
     length = data.draw(st.integers(1, engine.prefill_tokens))
     batch = data.draw(st.integers(1, engine.prefill_batch))
     if engine.prefill_tokens < engine.max_prompt_tokens:
         end = data.draw(st.integers(engine.prefill_tokens + 1, engine.max_prompt_tokens))
-        assert policy.extend(batch, length, end) in set(policy.every_extend())
-    assert policy.prefill(batch, length) in set(policy.every_prefill())
+        assert policy.extend(batch, length, end) in planned
+    assert policy.prefill(batch, length) in planned
     rows, context = data.draw(st.integers(1, engine.slots)), data.draw(st.integers(1, engine.max_length))
-    assert policy.decode(rows, context) in set(policy.every_decode())
+    assert policy.decode(rows, context) in planned
 
 
 def test_padded_has_one_prefill_and_one_decode_shape() -> None:
     policy = shape_policy(ShapeConfig(kind="pad"), EngineConfig(slots=8, max_prompt_tokens=100, max_new_tokens=20))
-    assert list(policy.every_prefill()) == [StepShape(1, 100, 100)]
-    assert list(policy.every_decode()) == [StepShape(8, 1, 120)]
+    assert list(policy.planned()) == [StepShape("prefill", 1, 100, 100), StepShape("decode", 8, 1, 120)]
 
 
 def test_exact_pads_nothing() -> None:
     policy = shape_policy(ShapeConfig(), EngineConfig())
-    assert policy.prefill(1, 37) == StepShape(1, 37, 37)
-    assert policy.decode(3, 91) == StepShape(3, 1, 91)
+    assert policy.prefill(1, 37) == StepShape("prefill", 1, 37, 37)
+    assert policy.decode(3, 91) == StepShape("decode", 3, 1, 91)
 
 
 def test_dynamic_pads_one_to_two_because_compilers_specialise_one() -> None:
     policy = shape_policy(ShapeConfig(min_size=2), EngineConfig())
-    assert policy.prefill(1, 1) == StepShape(1, 2, 2)
+    assert policy.prefill(1, 1) == StepShape("prefill", 1, 2, 2)
     assert policy.decode(1, 9).batch == 2
 
 

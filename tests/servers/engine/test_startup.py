@@ -35,6 +35,6 @@ def test_memory_of_cuda_graphs_is_what_lies_in_pools_of_their_own() -> None:
         {"total_size": 1},
     ]
     assert memory_peaks(segments)["graph_pools"] == 34
-    peaks = memory_peaks()
+    peaks = memory_peaks([])
     assert set(peaks) == {"process_peak"}
     assert peaks["process_peak"] > 1 << 20

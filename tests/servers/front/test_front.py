@@ -50,13 +50,13 @@ BREAK, SKIP = "llama.py:12 in forward: print", "mutated inputs"
 
 def test_facts_reach_watchers_snapshot_and_metrics() -> None:
     front = front_of()
-    with front.watch() as early:
+    with front.watch(CompilerFacts) as early:
         front.receive([CompilerFacts(graph_breaks={BREAK: 1}, cudagraph_skips={})])
         front.receive([CompilerFacts(graph_breaks={BREAK: 3}, cudagraph_skips={SKIP: 2})])
-        seen = [early.get_nowait() for _ in range(3)]
+        seen = [asyncio.run(early.get()) for _ in range(3)]
     assert [telemetry_event(item).facts.graph_breaks.get(BREAK, 0) for item in seen if item is not None] == [0, 1, 3]
-    with front.watch() as late:
-        assert late.get_nowait() == seen[-1]
+    with front.watch(CompilerFacts) as late:
+        assert asyncio.run(late.get()) == seen[-1]
     snapshot = snapshot_of(front)
     assert dict(snapshot.graph_breaks) == {BREAK: 3}
     assert dict(snapshot.cudagraph_skips) == {SKIP: 2}

@@ -14,8 +14,8 @@ def submit(number: int, tokens: int) -> Submit:
 
 
 def test_nobody_waits_for_an_engine_that_does_not_read_and_nothing_is_lost_or_reordered() -> None:
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    sender = Sender(ours)
+    near, far = multiprocessing.get_context("spawn").Pipe()
+    sender = Sender(near)
     sent: list[Submit | Cancel] = []
     for number in range(400):  # a pipe takes some 200 KiB
         for message in (submit(number, 50_000 if number % 50 == 0 else 2_000), Cancel(request_id=str(number))):
@@ -24,13 +24,13 @@ def test_nobody_waits_for_an_engine_that_does_not_read_and_nothing_is_lost_or_re
             done.start()
             done.join(5.0)
             assert not done.is_alive(), f"message {len(sent)} waits for the engine"
-    assert [theirs.recv() for _ in sent] == sent
+    assert [far.recv() for _ in sent] == sent
 
 
 def test_an_engine_that_is_gone_is_no_error() -> None:
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    sender = Sender(ours)
-    theirs.close()
+    near, far = multiprocessing.get_context("spawn").Pipe()
+    sender = Sender(near)
+    far.close()
     for number in range(3):
         sender.send(submit(number, 100_000))
         sender.send(Cancel(request_id=str(number)))

@@ -459,7 +459,7 @@ def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
     try:
         assert wait_warm(replica)[-1].stage == "serving"
         counters = replica.counters()
-        told = [
+        compiles = [
             event.compile
             for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
             if event.WhichOneof("event") in ("compile", "steps")
@@ -470,9 +470,9 @@ def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
     assert {key: counters[key] for key in ("requests", "tokens", "steps", "in_flight")} == dict.fromkeys(
         ("requests", "tokens", "steps", "in_flight"), 0
     )
-    assert len(told) == counters["compile_events"]
-    assert told
-    assert not any(event.phase == "serving" or event.request_ids for event in told)
+    assert len(compiles) == counters["compile_events"]
+    assert compiles
+    assert not any(event.phase == "serving" or event.request_ids for event in compiles)
 
 
 def watched(replica: Replica, request: telemetry_pb2.WatchRequest) -> Iterator[telemetry_pb2.TelemetryEvent]:

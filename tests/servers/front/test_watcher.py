@@ -1,4 +1,4 @@
-"""What a subscriber of the telemetry is told, and when it is told nothing more."""
+"""What a subscriber of the telemetry gets, and when it gets nothing more."""
 
 from __future__ import annotations
 
