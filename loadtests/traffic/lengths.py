@@ -108,8 +108,6 @@ class Lengths:
 
 def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Lengths:
     """`count` rows from a built-in fit; input and output are independent (log correlation in the trace: 0.09)."""
-    if fit not in FITS:
-        raise ConfigError(f'workload is "{fit}": use one of {", ".join(FITS)}, trace')
     input_fit, output_fit = FITS[fit]
     scores = rng.standard_normal((count, 2))
     return Lengths(input_tokens=_whole(input_fit.at(scores[:, 0])), output_tokens=_whole(output_fit.at(scores[:, 1])))

@@ -66,11 +66,6 @@ def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
     assert np.array_equal(few.output_tokens, many.output_tokens[:100])
 
 
-def test_unknown_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use one of conversation, code, long-context, trace"):
-        fitted_lengths("poems", 1, rng=rng())  # type: ignore[arg-type]
-
-
 def test_scaled_lengths_never_fall_below_one() -> None:
     scaled = lengths_of([(1, 1), (10, 4), (1000, 99)]).scaled(0.1)
     assert scaled.input_tokens.tolist() == [1, 1, 100]

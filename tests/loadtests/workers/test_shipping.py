@@ -16,6 +16,7 @@ from loadtests.generator.recorder import RequestRecorder
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from tests.fakes.request_records import record, row_of
 
@@ -123,7 +124,9 @@ def test_what_is_no_batch_of_records_is_refused(tmp_path: Path, batch: bytes) ->
 
 def test_shares_put_together_from_their_parts_are_the_schedule(tmp_path: Path) -> None:
     traffic = TrafficConfig(duration_s=30.0, rate=20.0)
-    schedule = build_schedule(traffic, arms=["a", "b"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
+    schedule = build_schedule(
+        traffic, Source(), arms=["a", "b"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8
+    )
     indices: list[int] = []
     for worker in range(3):
         parts = ShareParts(schedule.share(worker, 3), tmp_path / "scratch", part_bytes=1000)
