@@ -382,7 +382,7 @@ class Connection:
         self.draining = True
         text = debug.decode("utf-8", "replace") or f"HTTP/2 error {code}"
         if code == frames.ENHANCE_YOUR_CALM and debug == b"too_many_pings":
-            self._client.slow_keepalive()
+            self._client.keepalive_s *= 2
         self.reason = f"the server is going away ({text})" if code else "the server is going away"
         for stream_id in [stream_id for stream_id in self._calls if stream_id > last_id]:
             # The server says it never saw these: starting them elsewhere repeats nothing.

@@ -96,11 +96,11 @@ class InferenceClient:
         """A connection is ready (returns ""), or the reason why there is none."""
         if self._closed:
             return "the client is closed"
-        if not any(connection.usable for connection in self.connections):
+        if not self._has_room:
             if self._connecting is None:
                 self._connecting = gevent.spawn(self._connect)
             self._connecting.join(timeout_s)
-        return "" if any(connection.usable for connection in self.connections) else self._refusal or "still connecting"
+        return "" if self._has_room else self._refusal or "still connecting"
 
     def close(self) -> None:
         """Every call has ended (CANCELLED if it was running) and every socket is closed."""
@@ -111,6 +111,10 @@ class InferenceClient:
             self._waiting.popleft().cancel(error="the client was closed")
         for connection in list(self.connections):
             connection.close("CANCELLED", "the client was closed")
+
+    @property
+    def _has_room(self) -> bool:
+        return any(connection.usable for connection in self.connections)
 
     def _assign(self, call: GrpcCall) -> None:
         if self._closed:
@@ -183,17 +187,13 @@ class InferenceClient:
             self._refusal = ""
             self.stream_ended()
 
-    def slow_keepalive(self) -> None:
-        """Pings come half as often: a server called them too many."""
-        self.keepalive_s *= 2
-
     def stream_ended(self) -> None:
         """Waiting calls start as far as there is room for them."""
         while self._waiting:
             if self._waiting[0].status:
                 self._waiting.popleft()
                 continue
-            if not any(connection.usable for connection in self.connections):
+            if not self._has_room:
                 return self._seek_room()
             self._assign(self._waiting.popleft())
 

@@ -28,16 +28,8 @@ class OpenAiCall(Call):
 
     __slots__ = ("_calls", "chunks", "counted_tokens", "greenlet", "request")
 
-    def __init__(
-        self,
-        *,
-        request: bytes,
-        timeout_s: float | None,
-        on_done: Callable[[Any], None] | None,
-        tag: Any,
-        calls: set[OpenAiCall],
-    ) -> None:
-        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
+    def __init__(self, *, request: bytes, calls: set[OpenAiCall], **settings: Any) -> None:
+        super().__init__(**settings)
         self.chunks = 0
         self.counted_tokens: int | None = None  # by the server
         self.request = request
@@ -99,7 +91,7 @@ class Answer:
 
     def feed(self, data: bytes, at_ns: int) -> None:
         """`data` was read at `at_ns`; empty means that the server closed its side."""
-        call, response = self.call, self.response
+        response = self.response
         try:
             response.feed(data)
         except HTTPParseError as problem:
@@ -114,8 +106,8 @@ class Answer:
             return
         if self.is_stream is None:
             self.is_stream = response.get_code() == 200 and "text/event-stream" in response.header("content-type")
+        pieces, response.pieces = response.pieces, []
         if self.is_stream:
-            pieces, response.pieces = response.pieces, []
             for piece in pieces:
                 try:
                     events = self.events.feed(piece)
@@ -124,17 +116,12 @@ class Answer:
                     break
                 for event in events:
                     self.event(event, at_ns)
-        elif len(self.body) < LARGEST_ERROR:
-            pieces, response.pieces = response.pieces, []
+        else:
             self.body += b"".join(pieces)
-        if response.message_complete:
+        if response.message_complete or len(self.body) >= LARGEST_ERROR:
             self.complete(at_ns)
         elif not data:
             self.end("UNAVAILABLE", "the server closed the connection inside its answer", at_ns)
-        elif not self.is_stream and len(self.body) >= LARGEST_ERROR:
-            self.complete(at_ns)
-        if call.status:
-            response.pieces = []
 
     def event(self, data: bytes, at_ns: int) -> None:
         call = self.call

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from loadtests.external.client_security import OPEN, SecurityConfig
 from servers.address import host_port, joined
@@ -19,11 +19,11 @@ from servers.fields import ConfigError, build
 from servers.ladders import check_rising
 
 Kind = Literal["openai", "oip"]
-KINDS: tuple[Kind, ...] = ("openai", "oip")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Scalar = bool | int | float | str
 
 # Body fields with which servers can be made to answer exactly as many tokens as asked for.
-LENGTH_FIELDS = ("ignore_eos", "min_tokens")
+LengthField = Literal["ignore_eos", "min_tokens"]
 _SCHEMES: dict[str, dict[str, bool]] = {
     "openai": {"http": False, "https": True},
     "oip": {"http": False, "grpc": False, "https": True, "grpcs": True},
@@ -96,17 +96,6 @@ def parse_target(text: str) -> Address:
     return Address(host=host, port=port, tls=_SCHEMES["oip"][scheme.lower()])
 
 
-def _length_fields(where: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in LENGTH_FIELDS:
-            raise ConfigError(f'{where}.length_fields has "{name}": use {" and ".join(LENGTH_FIELDS)}, or none')
-
-
-def _tokenizer(where: str, path: str, prompt: str) -> None:
-    if path and prompt == "token_ids":
-        raise ConfigError(f'{where}.tokenizer is set but {where}.prompt is "token_ids", which needs none: drop one')
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiOptions:
     """How requests to an OpenAI-compatible server are written.
@@ -122,13 +111,11 @@ class OpenAiOptions:
     prompt: Literal["text", "token_ids"] = "text"
     tokenizer: str = ""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    length_fields: tuple[str, ...] = ()
+    length_fields: tuple[LengthField, ...] = ()
     usage: Literal["end", "each", "off"] = "end"
     extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _length_fields("openai", self.length_fields)
-        _tokenizer("openai", self.tokenizer, self.prompt)
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ConfigError(
                 'openai.prompt is "token_ids" but chat messages are text: use endpoint = "completions", or '
@@ -160,12 +147,10 @@ class OipOptions:
     parameters_tensor: str = "sampling_parameters"
     output_tensor: str = "text_output"
     batched: bool = False
-    length_fields: tuple[str, ...] = ()
+    length_fields: tuple[LengthField, ...] = ()
     extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _length_fields("oip", self.length_fields)
-        _tokenizer("oip", self.tokenizer, self.prompt)
         for key in ("prompt_tensor", "output_tensor"):
             if not getattr(self, key):
                 raise ConfigError(f"oip.{key} is empty: name the model's tensor")
@@ -214,6 +199,10 @@ class ExternalConfig:
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:
             raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')
+        if self.options.prompt == "token_ids" and self.options.tokenizer:
+            raise ConfigError(
+                f'{self.kind}.tokenizer is set but {self.kind}.prompt is "token_ids", which needs none: drop one'
+            )
         if self.options.prompt == "token_ids" and not self.vocab_size:
             raise ConfigError(
                 f'{self.kind}.prompt is "token_ids" but vocab_size is missing: give the size of the model\'s vocabulary'
@@ -285,9 +274,7 @@ def external_from_flags(
 def _options(kind: str, table: Any, where: str) -> OpenAiOptions | OipOptions:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} is {table!r}: give a table")
-    if kind == "openai":
-        return build(OpenAiOptions, table, where=where)
-    return build(OipOptions, table, where=where)
+    return build(OpenAiOptions, table, where=where) if kind == "openai" else build(OipOptions, table, where=where)
 
 
 def external_table(external: ExternalConfig) -> dict[str, Any]:

@@ -103,13 +103,9 @@ def _elements(response: ModelInferResponse, place: int) -> Piece:
     field, size = _FIELDS.get(output.datatype, ("", 0))
     if not field:
         return Piece(0, f'tensor "{output.name}" is {output.datatype}, which holds neither text nor token ids')
-    given = getattr(output.contents, field)
+    values, raws = getattr(output.contents, field), response.raw_output_contents
+    raw = raws[place] if place < len(raws) else b""
     if output.datatype == "BYTES":
-        if given:
-            return Piece(int(any(given)))
         # In raw form each element has its length before it, in four bytes.
-        return Piece(int(place < len(response.raw_output_contents) and len(response.raw_output_contents[place]) > 4))
-    if given:
-        return Piece(len(given), counted=True)
-    raw = response.raw_output_contents[place] if place < len(response.raw_output_contents) else b""
-    return Piece(len(raw) // size, counted=True)
+        return Piece(int(any(values) if values else len(raw) > 4))
+    return Piece(len(values) or len(raw) // size, counted=True)

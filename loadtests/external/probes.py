@@ -12,7 +12,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
 from typing import Any
 
 import grpc
@@ -59,65 +60,49 @@ class Probe:
     streams: bool
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """For trial.json."""
-        return asdict(self)
-
 
 def wait_ready(
-    config: ExternalConfig, address: str, *, timeout_s: float, check: Callable[[], None], told: Callable[[str], None]
+    config: ExternalConfig, address: str, *, timeout_s: float, check: Callable[[], None], not_yet: Callable[[str], None]
 ) -> Probe:
     """What the replica at `address` answered, once it did. `check` is called often and may raise to end the wait.
 
-    Raises UnusableError at once when waiting will not help, and NotReadyError after `timeout_s`. `told` hears why not
-    yet.
+    Raises UnusableError at once when waiting will not help, and NotReadyError after `timeout_s`. Before each further
+    try `not_yet` is called with the reason.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        attempt = _Attempt(config, address, min(_REQUEST_S, max(1.0, deadline - time.monotonic())))
-        while attempt.runs:
+        left_s = min(_REQUEST_S, max(1.0, deadline - time.monotonic()))
+        # In a thread of its own, so that the user can end the run while it waits for the server.
+        answer: Future[Probe] = Future()
+        where = parse_address(address, config.kind)
+        threading.Thread(target=_probe, args=(answer, config, where, left_s), daemon=True).start()
+        while not answer.done():
             check()
             time.sleep(_POLL_S / 2)
-        if attempt.probe is not None:
-            return attempt.probe
-        assert attempt.error is not None
-        if not isinstance(attempt.error, NotReadyError) or time.monotonic() + _RETRY_S > deadline:
-            raise attempt.error
-        told(str(attempt.error))
+        try:
+            return answer.result()
+        except NotReadyError as error:
+            if time.monotonic() + _RETRY_S > deadline:
+                raise
+            not_yet(str(error))
         until = time.monotonic() + _RETRY_S
         while time.monotonic() < until:
             check()
             time.sleep(_POLL_S)
 
 
-class _Attempt:
-    """One try in a thread of its own, so that the user can end the run while it waits for the server."""
-
-    def __init__(self, config: ExternalConfig, address: str, timeout_s: float) -> None:
-        self.probe: Probe | None = None
-        self.error: Exception | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(config, address, timeout_s), name=f"probe {address}", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def runs(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self, config: ExternalConfig, address: str, timeout_s: float) -> None:
-        try:
-            ask = _ask_openai if config.kind == "openai" else _ask_oip
-            self.probe = ask(config, parse_address(address, config.kind), timeout_s)
-        except (NotReadyError, UnusableError) as error:
-            self.error = error
-        except ssl.SSLError as error:
-            name = server_name(config.security, parse_address(address, config.kind).host)
-            self.error = UnusableError(explain(error, name))
-        except (OSError, http.client.HTTPException) as error:
-            self.error = NotReadyError(shortened(f"{type(error).__name__}: {error}"))
-        except Exception as error:  # whatever it is, the run must not wait for ever
-            self.error = UnusableError(shortened(f"{type(error).__name__}: {error}"))
+def _probe(answer: Future[Probe], config: ExternalConfig, address: Address, timeout_s: float) -> None:
+    """`answer` has what the server answered, or a NotReadyError or UnusableError."""
+    probe = _probe_openai if config.kind == "openai" else _probe_oip
+    try:
+        answer.set_result(probe(config, address, timeout_s))
+    except (NotReadyError, UnusableError) as error:
+        answer.set_exception(error)
+    except ssl.SSLError as error:
+        answer.set_exception(UnusableError(explain(error, server_name(config.security, address.host))))
+    except Exception as error:  # whatever it is, the run must not wait for ever
+        kind = NotReadyError if isinstance(error, (OSError, http.client.HTTPException)) else UnusableError
+        answer.set_exception(kind(shortened(f"{type(error).__name__}: {error}")))
 
 
 def _prompt(config: ExternalConfig) -> str | Sequence[int]:
@@ -129,14 +114,14 @@ def _prompt(config: ExternalConfig) -> str | Sequence[int]:
 # --- OpenAI -----------------------------------------------------------------------------------------------------------
 
 
-def _ask_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
+def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
     token = bearer_token(config.security)
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    _ask_health(config, address, headers, token)
+    _check_health(config, address, headers, token)
     body = request_body(
         options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
     )
@@ -158,7 +143,7 @@ def _ask_openai(config: ExternalConfig, address: Address, timeout_s: float) -> P
         connection.close()
 
 
-def _ask_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> None:
+def _check_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> None:
     """The server is up, as far as /health and the list of models tell; servers have one of them or none."""
     for path in ("/health", f"{address.path}/models"):
         connection = _http(config, address, 10.0)
@@ -189,9 +174,8 @@ def _http(config: ExternalConfig, address: Address, timeout_s: float) -> http.cl
 
 
 def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> Probe:
-    events = EventStream()
     chunks, tokens, prompt_tokens, ended = 0, None, None, False
-    for data in _events(answer, events):
+    for data in _events(answer):
         if data.strip() == DONE:
             ended = True
             break
@@ -208,7 +192,8 @@ def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> 
     return Probe(asked=TOKENS, chunks=chunks, tokens=tokens, prompt_tokens=prompt_tokens, streams=True, seconds=seconds)
 
 
-def _events(answer: http.client.HTTPResponse, events: EventStream) -> Iterator[bytes]:
+def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    events = EventStream()
     while piece := answer.read1(65_536):
         yield from events.feed(piece)
     tail = events.close()
@@ -236,7 +221,7 @@ def _without(text: str, token: str) -> str:
 # --- Open Inference Protocol ------------------------------------------------------------------------------------------
 
 
-def _ask_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
+def _probe_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
     options = config.options
     assert isinstance(options, OipOptions)
     token = bearer_token(config.security)
@@ -256,20 +241,17 @@ def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOpti
     ready = stub.ModelReady(oip_pb2.ModelReadyRequest(name=config.model_name), timeout=10.0, metadata=metadata)
     if not ready.ready:
         raise NotReadyError(f'the server says that model "{config.model_name}" is not ready')
+    request = oip_pb2.ModelMetadataRequest(name=config.model_name)
     try:
-        model = stub.ModelMetadata(
-            oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata
-        )
+        model = stub.ModelMetadata(request, timeout=10.0, metadata=metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return
         raise
-    inputs, outputs = [item.name for item in model.inputs], [item.name for item in model.outputs]
-    sent = ("prompt_tensor", "prompt_length_tensor", "max_tokens_tensor", "stream_tensor", "parameters_tensor")
-    for key, names in (*((key, inputs) for key in sent), ("output_tensor", outputs)):
-        name = getattr(options, key)
+    for key in (item.name for item in fields(options) if item.name.endswith("_tensor")):
+        what, tensors = ("output", model.outputs) if key == "output_tensor" else ("input", model.inputs)
+        name, names = getattr(options, key), [tensor.name for tensor in tensors]
         if name and names and name not in names:
-            what = "output" if names is outputs else "input"
             raise UnusableError(f'the model has no {what} "{name}" but {", ".join(names)}: set oip.{key}')
 
 

@@ -71,12 +71,10 @@ class ClosedLoop:
         turn = 0
         while True:
             mark = f".{turn}" if turn else ""
-            table = self._schedule.table
-            for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-                for plan in planned_requests(table.slice(start, _ROWS_AT_ONCE)):
-                    yield plan._replace(arm=arm), f"{self._trial}-{plan.index}{mark}"
+            for plan in planned_requests(self._schedule.table, at_once=_ROWS_AT_ONCE):
+                yield plan._replace(arm=arm), f"{self._trial}-{plan.index}{mark}"
             turn += 1
-            if self._once or not table.num_rows:
+            if self._once or not len(self._schedule):
                 return
 
     def _slot(self, rows: Iterator[tuple[PlannedRequest, str]], number: int, start_ns: int, end_ns: int) -> None:

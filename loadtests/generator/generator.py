@@ -201,10 +201,6 @@ class Generator:
         self._garbage.close()
         if self._recorder is not None:
             self._guarded(self._recorder.flush)
-        self.write_log()
-
-    def write_log(self) -> None:
-        """The account on disk is up to date."""
         self._guarded(self._log.write)
 
     def _check_arms(self, schedule: Schedule) -> None:

@@ -29,18 +29,8 @@ from servers.fields import ConfigError
 _CLOSED_ROWS = 1024
 _CLOSED_ROUNDS = 16
 
-# The streams of randomness, each with a fixed number: drawing more from one never shifts another.
-_STREAMS = {
-    "arrivals": 0,
-    "lengths": 1,
-    "prompts": 2,
-    "assignment": 3,
-    "turns": 4,
-    "think": 5,
-    "rampup": 6,
-    "samples": 7,
-    "blocks": 8,
-}
+# The streams of randomness, each seeded with its place here: drawing more from one never shifts another.
+_STREAMS = ("arrivals", "lengths", "prompts", "assignment", "turns", "think", "rampup", "samples", "blocks")
 
 
 def build_schedule(
@@ -68,7 +58,7 @@ def build_schedule(
     _check_turns(config, len(arms))
     rng = {
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
-        for stream, number in _STREAMS.items()
+        for number, stream in enumerate(_STREAMS)
     }
     duration_ns = round(config.duration_s * 1e9)
     rates = tuple(levels)

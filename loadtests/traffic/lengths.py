@@ -59,10 +59,6 @@ class LengthFit:
             log_length += (self.sigma_tail - self.sigma) * np.maximum(z - self.tail_from, 0.0)
         return np.minimum(np.exp(log_length), self.ceiling)
 
-    def quantile(self, p: float) -> float:
-        """The length below which a share `p` of requests lies, 0 < p < 1."""
-        return float(self.at(np.array([NormalDist().inv_cdf(p)]))[0])
-
 
 # Mean and standard deviation of log tokens in the Azure 2023 conversation trace (19,366 rows).
 CONVERSATION_INPUT = LengthFit(mu=6.633, sigma=0.985)

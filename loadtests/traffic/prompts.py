@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -110,10 +111,6 @@ class PromptText:
         """The largest token id that a made prompt may hold."""
         return int(max(self.pieces.start_ids.max(), self.pieces.follow_ids.max(), *self.before, *self.after, 0))
 
-    def plain_text(self, words: Words) -> str:
-        """Text of len(words) tokens and the `added` ones."""
-        return self.pieces.text(words)
-
     def overhead(self, messages: int) -> int:
         """Tokens of the chat template around `messages` messages: user, assistant, user, ..."""
         return sum(len(segment) for segment in self.segments(messages))
@@ -167,7 +164,7 @@ def alternating(contents: Sequence[str]) -> list[Message]:
 def load_prompt_text(model: str) -> PromptText:
     """The text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError."""
     if model.startswith("random:"):
-        return _prompt_text(model, _bytes_with_start, _bytes_bare, _letters(), None)
+        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, None)
     from tokenizers import Tokenizer
 
     try:
@@ -252,10 +249,6 @@ def _bytes_bare(text: str) -> list[int]:
 
 def _bytes_with_start(text: str) -> list[int]:
     return [BYTE_START, *_bytes_bare(text)]
-
-
-def _letters() -> list[str]:
-    return [chr(code) for code in range(ord("a"), ord("z") + 1)]
 
 
 def _place_of(part: Sequence[int], whole: Sequence[int], start: int) -> int:
@@ -382,7 +375,7 @@ class PromptSource:
         """The prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
         if self.text is None or self.kind != "text" or plan.token_ids is not None:
             return None
-        return self.text.plain_text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
+        return self.text.pieces.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
 
     def messages(self, plan: Plan) -> list[Message] | None:
         """The prompt as chat messages, which the model's template makes `plan.prompt_tokens` long; None if no chat."""

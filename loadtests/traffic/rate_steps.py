@@ -29,23 +29,18 @@ def closer(
     An arm that failed everywhere is searched below the lowest rate tried, one that held everywhere above the highest.
     Arms whose knees lie in the same bracket share its steps.
     """
-    spans: list[tuple[float, float]] = []
+    spans: set[tuple[float, float]] = set()
     for passed, failed in brackets:
-        if passed is None and failed is None:
-            span = (low, high)
-        elif passed is None and failed is not None:
-            span = (failed / _FURTHER, failed)
-        elif failed is None and passed is not None:
-            span = (passed, min(passed * _FURTHER, HIGHEST_RATE))
-        else:
-            assert passed is not None
-            assert failed is not None
-            span = (passed, failed)
-        spans.append(span)
-    spans = sorted(dict.fromkeys(spans))[:steps]
+        start, end = passed, failed
+        if start is None:
+            start = low if end is None else end / _FURTHER
+        if end is None:
+            end = high if passed is None else min(passed * _FURTHER, HIGHEST_RATE)
+        spans.add((start, end))
+    chosen = sorted(spans)[:steps]
     rates: list[float] = []
-    for index, (start, end) in enumerate(spans):
-        share = steps // len(spans) + (index < steps % len(spans))
+    for index, (start, end) in enumerate(chosen):
+        share = steps // len(chosen) + (index < steps % len(chosen))
         if end / start < _CLOSEST ** (share + 1):
             rates += [start if place % 2 == 0 else end for place in range(share)]
         else:
