@@ -54,7 +54,7 @@ def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str
 
     def each_second() -> None:
         recorder.flush()
-        log.tell()
+        log.refresh()
 
     # The rows themselves are made by the generator: their cost is measured apart and not the recorder's.
     made_s = _paced(

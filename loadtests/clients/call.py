@@ -124,7 +124,7 @@ class Call:
         return bool(self.status)
 
     def _withdraw(self) -> None:
-        """The server is told that the answer of this call is not awaited any more."""
+        """The server learns that this call is cancelled."""
 
     def _release(self) -> None:
         """What only a running call needs is freed."""

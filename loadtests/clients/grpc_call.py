@@ -43,7 +43,7 @@ class Carrier(Protocol):
     """The connection that a call's stream is on."""
 
     def abandon(self, stream_id: int, code: int) -> None:
-        """The stream is gone on this side and the peer was told."""
+        """The stream is closed on this side, and the peer is sent RST_STREAM with `code`."""
 
 
 class GrpcCall(Call):

@@ -36,10 +36,9 @@ class InferenceClient:
     A target with https:// or grpcs:// is reached by TLS as `security` says, and HTTP/2 must be agreed on by ALPN. Its
     token goes with every call, whatever the scheme.
 
-    `keepalive_s` above 0: a connection with open calls from which nothing came for so long is asked with a PING, and
-    dead when nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping
-    within five minutes in which it sent nothing (a long compile) for abuse and closes the connection. When one says
-    so, the interval doubles.
+    `keepalive_s` above 0: a connection with open calls that was silent for so long is sent a PING, and closed when
+    nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping within five
+    minutes in which it sent nothing (a long compile) for abuse and closes the connection. The interval then doubles.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from servers.clock import now_ns
 
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 1.0  # for what follows the end mark, so that the connection can be used again
-_HERE: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+_LOCAL_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 # A kept connection that the server had closed shows it at once. What fails later was the server's own doing.
 _STALE_NS: Final = 250_000_000
@@ -161,7 +161,7 @@ class OpenAiClient:
             return None, False
 
     def _refusal_of(self, problem: OSError) -> str:
-        if problem.errno in _HERE:
+        if problem.errno in _LOCAL_LIMITS:
             return f"this machine can open no more connections ({problem.strerror}): raise its limits (ulimit -n)"
         return f"cannot connect to {self.target}: {problem}"
 
@@ -230,7 +230,7 @@ class _StaleConnectionError(Exception):
 
 
 def _is_closed(sock: Any) -> bool:
-    """Whether the server hung up on an idle connection, or says what nobody asked for. Never waits."""
+    """Whether the server closed an idle connection, or sent bytes that belong to no request. Never waits."""
     try:
         sock.setblocking(False)
         sock.recv(1)

@@ -22,7 +22,7 @@ Kind = Literal["openai", "oip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Scalar = bool | int | float | str
 
-# Body fields with which servers can be made to answer exactly as many tokens as asked for.
+# Body fields that make servers answer with exactly as many tokens as the request says.
 LengthField = Literal["ignore_eos", "min_tokens"]
 _SCHEMES: dict[str, dict[str, bool]] = {
     "openai": {"http": False, "https": True},
@@ -102,8 +102,8 @@ class OpenAiOptions:
 
     `prompt` "token_ids" sends numbers, exactly as many as planned; vLLM's and SGLang's completions take them. "text"
     sends words; with `tokenizer` (the model's folder or hub id) exactly as many tokens as planned, the chat template
-    included, without it about as many. `length_fields` are the body fields by which the server can be told not to end
-    an answer early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
+    included, without it about as many. `length_fields` are the body fields by which the server does not end an answer
+    early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
     each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is.
     """
 

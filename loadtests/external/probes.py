@@ -18,23 +18,14 @@ from typing import Any
 
 import grpc
 
+from loadtests.external import oip_wire, openai_wire
 from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
 from loadtests.external.client_security import bearer_token, client_context, explain, server_name
 from loadtests.external.grpc_channel import open_channel
-from loadtests.external.oip_wire import infer_request, method_path, read_response
-from loadtests.external.openai_wire import (
-    DONE,
-    LARGEST_ERROR,
-    EventStream,
-    error_of_body,
-    read_event,
-    request_body,
-    request_path,
-    shortened,
-)
+from loadtests.external.openai_wire import shortened
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
-TOKENS = 8  # asked for in the one request
+TOKENS = 8  # of the short answer
 _PROMPT = "Tell me a short story about the sea."
 _POLL_S = 0.1
 _RETRY_S = 0.5
@@ -111,7 +102,26 @@ def _prompt(config: ExternalConfig) -> str | Sequence[int]:
     return _PROMPT
 
 
+def _without(text: str, token: str) -> str:
+    return text.replace(token, "***") if token else text
+
+
+def _failure(status: str, text: str, remedy: str | None) -> NotReadyError | UnusableError:
+    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
+        return NotReadyError(text)
+    return UnusableError(f"{text}: {remedy}" if remedy else text)
+
+
 # --- OpenAI -----------------------------------------------------------------------------------------------------------
+
+
+_HTTP_REMEDIES = {
+    401: "give its token by token_env",
+    403: "give a token that may use the model",
+    404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
+    422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
+    400: "see model_name and openai.prompt, usage, length_fields and extra",
+}
 
 
 def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
@@ -122,7 +132,7 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
     if token:
         headers["Authorization"] = f"Bearer {token}"
     _check_health(config, address, headers, token)
-    body = request_body(
+    body = openai_wire.request_body(
         options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
     )
     connection = _http(config, address, timeout_s)
@@ -130,14 +140,16 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
         began = time.monotonic()
         connection.request(
             "POST",
-            request_path(options, address.path),
+            openai_wire.request_path(options, address.path),
             body,
             {**headers, "Content-Type": "application/json", "Accept": "text/event-stream"},
         )
         answer = connection.getresponse()
         if answer.status != 200 or "text/event-stream" not in (answer.getheader("content-type") or ""):
-            status, error = error_of_body(answer.status, answer.read(LARGEST_ERROR), answer.getheader("location") or "")
-            raise _openai_error(answer.status, status, _without(error, token))
+            status, error = openai_wire.error_of_body(
+                answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
+            )
+            raise _failure(status, _without(error, token), _HTTP_REMEDIES.get(answer.status))
         return _read_openai(answer, began, token)
     finally:
         connection.close()
@@ -150,11 +162,11 @@ def _check_health(config: ExternalConfig, address: Address, headers: dict[str, s
         try:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
-            body = answer.read(LARGEST_ERROR)
+            body = answer.read(openai_wire.LARGEST_ERROR)
         finally:
             connection.close()
         if answer.status in (502, 503):
-            raise NotReadyError(_without(error_of_body(answer.status, body)[1], token))
+            raise NotReadyError(_without(openai_wire.error_of_body(answer.status, body)[1], token))
         if answer.status == 200:
             return
 
@@ -176,10 +188,10 @@ def _http(config: ExternalConfig, address: Address, timeout_s: float) -> http.cl
 def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> Probe:
     chunks, tokens, prompt_tokens, ended = 0, None, None, False
     for data in _events(answer):
-        if data.strip() == DONE:
+        if data.strip() == openai_wire.DONE:
             ended = True
             break
-        chunk = read_event(data)
+        chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
             raise UnusableError(f"{chunk.failed[0]}: {_without(chunk.failed[1], token)}")
         chunks += chunk.text
@@ -193,7 +205,7 @@ def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> 
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    events = EventStream()
+    events = openai_wire.EventStream()
     while piece := answer.read1(65_536):
         yield from events.feed(piece)
     tail = events.close()
@@ -201,24 +213,14 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
         yield tail
 
 
-def _openai_error(code: int, status: str, error: str) -> Exception:
-    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
-        return NotReadyError(error)
-    remedies = {
-        401: "give its token by token_env",
-        403: "give a token that may use the model",
-        404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
-        422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
-        400: "see model_name and openai.prompt, usage, length_fields and extra",
-    }
-    return UnusableError(f"{error}: {remedies[code]}" if code in remedies else error)
-
-
-def _without(text: str, token: str) -> str:
-    return text.replace(token, "***") if token else text
-
-
 # --- Open Inference Protocol ------------------------------------------------------------------------------------------
+
+
+_GRPC_REMEDIES = {
+    "UNAUTHENTICATED": "give its token by token_env",
+    "NOT_FOUND": "give the model_name that the server knows",
+    "UNIMPLEMENTED": "is it an Open Inference Protocol server, and is oip.stream right?",
+}
 
 
 def _probe_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
@@ -231,7 +233,9 @@ def _probe_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Pr
             _check_model(channel, config, options, metadata)
             return _infer(channel, config, options, metadata, timeout_s)
         except grpc.RpcError as error:
-            raise _grpc_error(error, token) from None
+            status = error.code().name
+            text = shortened(_without(f"{status}: {error.details()}", token))
+            raise _failure(status, text, _GRPC_REMEDIES.get(status)) from None
 
 
 def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any) -> None:
@@ -258,7 +262,7 @@ def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOpti
 def _infer(
     channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any, timeout_s: float
 ) -> Probe:
-    body = infer_request(
+    body = oip_wire.infer_request(
         options,
         model=config.model_name,
         prompt=_prompt(config),
@@ -267,7 +271,7 @@ def _infer(
         seed=0,
         request_id="probe",
     )
-    path = method_path(options)
+    path = oip_wire.method_path(options)
     began = time.monotonic()
     messages: Iterator[bytes]
     if options.stream == "off":
@@ -276,7 +280,7 @@ def _infer(
         messages = iter(channel.stream_stream(path)(iter([body]), timeout=timeout_s, metadata=metadata))
     chunks, tokens, counted = 0, 0, True
     for message in messages:
-        piece = read_response(options, message)
+        piece = oip_wire.read_response(options, message)
         if piece.error == config.model_name and options.stream == "triton":
             # A bare inference response read as Triton's: its first field is the model's name.
             raise UnusableError(
@@ -300,17 +304,3 @@ def _infer(
         streams=options.stream != "off",
         seconds=time.monotonic() - began,
     )
-
-
-def _grpc_error(error: grpc.RpcError, token: str) -> Exception:
-    code = error.code()
-    text = shortened(_without(f"{code.name}: {error.details()}", token))
-    waits = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
-    if code in waits:
-        return NotReadyError(text)
-    remedies = {
-        grpc.StatusCode.UNAUTHENTICATED: "give its token by token_env",
-        grpc.StatusCode.NOT_FOUND: "give the model_name that the server knows",
-        grpc.StatusCode.UNIMPLEMENTED: "is it an Open Inference Protocol server, and is oip.stream right?",
-    }
-    return UnusableError(f"{text}: {remedies[code]}" if code in remedies else text)

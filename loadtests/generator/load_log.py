@@ -134,7 +134,7 @@ class LoadLog:
             "overall": {arm: tally.summary(0) for arm, tally in self._arms.items()},
         }
 
-    def tell(self) -> None:
+    def refresh(self) -> None:
         """Both files will soon say how things stand now; they stay older while the disk is slow. Never waits.
 
         Raises the OSError with which the disk failed before.
@@ -163,7 +163,7 @@ class LoadLog:
             if self._writing is not None:
                 self._writing.wait(CLOSE_WITHIN_S)
             if attempt == 0:
-                self.tell()
+                self.refresh()
         self._raise_failure()
 
     def _raise_failure(self) -> None:

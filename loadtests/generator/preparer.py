@@ -16,7 +16,7 @@ _AHEAD_BYTES = 64 * 1024 * 1024
 _ROWS_AT_ONCE = 32  # some 0.3 ms
 _IN_A_ROW = 16  # requests encoded before others take their turn: some 0.3 ms
 # Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
-A_TURN_S = 0.000_001
+TURN_S = 0.000_001
 
 
 class Preparer:
@@ -81,4 +81,4 @@ class Preparer:
             in_a_row += 1
             if in_a_row >= _IN_A_ROW:
                 in_a_row = 0
-                gevent.sleep(A_TURN_S)
+                gevent.sleep(TURN_S)

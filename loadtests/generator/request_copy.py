@@ -26,7 +26,7 @@ class RequestCopy:
         self.body, self.headers = route.encode(plan, self.request_id, arm)
         self.scheduled_ns = 0
         self.held = False
-        self.on_done: Callable[[bool], None] | None = None  # told whether the call ended well
+        self.on_done: Callable[[bool], None] | None = None  # called with whether the call ended well
 
 
 Prepared = tuple[RequestCopy, ...]

@@ -23,7 +23,7 @@ from servers.fields import ConfigError
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0
 
-# TelemetryEvent after a piece is in the file: where it starts, its length, its rows.
+# Called after a piece is in the file: where it starts, its length, its rows.
 OnWritten = Callable[[int, int, int], None]
 
 

@@ -47,7 +47,6 @@ class Conversations:
     `read` counts all of the file, `unusable` those without a question that is followed by its answer.
     """
 
-    name: str
     kept: tuple[Conversation, ...]
     read: int
     unusable: int
@@ -91,9 +90,7 @@ def read_conversations(path: str | Path, *, keep: int = KEPT, seed: int = 0) -> 
             'give [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}, ...]'
         )
     kept.sort(key=lambda item: item[0])
-    return Conversations(
-        name=name, kept=tuple(conversation for _, conversation in kept), read=read, unusable=read - usable
-    )
+    return Conversations(kept=tuple(conversation for _, conversation in kept), read=read, unusable=read - usable)
 
 
 def _conversation(name: str, number: int, value: Any) -> Conversation | None:
@@ -103,8 +100,7 @@ def _conversation(name: str, number: int, value: Any) -> Conversation | None:
     system, question = "", ""
     exchanges: list[Exchange] = []
     for message in messages:
-        role = message.get("from") if isinstance(message, dict) else None
-        text = message.get("value") if isinstance(message, dict) else None
+        role, text = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
         if not isinstance(role, str) or not isinstance(text, str):
             raise _malformed(name, number, '"from" and "value" as text in every message')
         if role == "system" and not exchanges:

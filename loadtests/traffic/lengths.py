@@ -1,7 +1,7 @@
 """How long requests are: (input, output) token rows from built-in fits.
 
 All drawing is vectorised and takes an explicit numpy `Generator`. Rows are drawn in order, so that the first rows
-stay the same when more are asked for.
+stay the same when more are drawn.
 """
 
 from __future__ import annotations

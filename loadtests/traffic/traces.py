@@ -6,7 +6,7 @@ Three formats are told apart by content and not by file name:
 - Mooncake traces, JSON Lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 - A plain CSV of one's own: `time_s,input_tokens,output_tokens`, in any order.
 
-A file is read line by line, and only what is asked for is kept: a file of any size takes the memory of its answer.
+A file is read line by line, and only the rows of the answer are kept: memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _azure_rows(name: str, lines: TextIO, number: int) -> Iterator[_Row]:
             raise _malformed(name, number, line, "YYYY-MM-DD HH:MM:SS.fffffff,INPUT,OUTPUT")
         second, fraction, zone, input_text, output_text = match.groups()
         if (key := second + (zone or "")) != second_text:
-            # Neighbours mostly share their second, so the calendar is asked once a second and not once a row.
+            # Neighbours mostly share their second, so the date is parsed once a second and not once a row.
             try:
                 moment = datetime.fromisoformat(key)
             except ValueError:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,15 @@ from loadtests.generator.spool import OnWritten
 from loadtests.generator.trial_config import TrialConfig
 
 logger = logging.getLogger("tailgate")
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that forked it is gone, even by kill -9.
+
+    A load worker that outlived its master would go on sending, to arms that died with the run, and record the failures.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
 
 
 class RequestError(Exception):
@@ -104,7 +116,7 @@ class LoadProcess:
 
     def take(self, record: RequestRecord) -> None:
         """Locust and the goodput have this request; after the last of --num-prompts the test ends."""
-        self.tell_locust(record)
+        self.count_in_locust(record)
         if self.goodput is not None and record.status != "CANCELLED":
             self.goodput.add(record)
         self.booked += 1
@@ -117,7 +129,7 @@ class LoadProcess:
         """Whether --num-prompts allows no more."""
         return bool(0 < self.options.num_prompts <= self.launched)
 
-    def tell_locust(self, record: RequestRecord) -> None:
+    def count_in_locust(self, record: RequestRecord) -> None:
         """Locust's statistics have this request, unless the end of the test cut it off."""
         if record.status == "CANCELLED":
             return

@@ -70,14 +70,14 @@ class Master:
             (ROWS, self._on_rows),
             (ACCOUNT, self._on_account),
         ):
-            self._runner.register_message(kind, partial(self._hear, listener))
+            self._runner.register_message(kind, partial(self._receive, listener))
         if self._remote:
             # With --processes Locust expects just the processes of this host.
             self._options.expect_workers = (self._options.processes or 0) + self._remote
             gevent.spawn(self._show_connected)
 
     def assign(self) -> None:
-        """Every load process connected now is told its share."""
+        """Every load process connected now has a share."""
         ids = [""]
         if self._is_master:
             clients = self._runner.clients
@@ -104,7 +104,7 @@ class Master:
         gevent.spawn(self._watch)
 
     def stop(self) -> None:
-        """Load processes elsewhere were told to stop, and had some seconds to hand over their last records."""
+        """Load processes on other hosts have stopped, or had some seconds to hand over their last records."""
         remote = [load for load in self._loads.values() if load.inbox is not None and load.client_id in self._running]
         for load in remote:
             self._send(STOP, {}, load)
@@ -113,7 +113,7 @@ class Master:
                 gevent.sleep(0.05)
 
     def close(self) -> None:
-        """What came over the network is in the run directory, whole. Load processes elsewhere were told to stop."""
+        """Load processes on other hosts have stopped, and what came from them is in the run directory, whole."""
         self.stop()
         for load in self._loads.values():
             if load.inbox is not None:
@@ -132,7 +132,7 @@ class Master:
         except RPCError as error:
             logger.warning("a message to load process %d could not be sent: %s", load.number, error)
 
-    def _hear(
+    def _receive(
         self, listener: Callable[[_Load, dict[str, Any]], None], environment: Environment, msg: Any, **_: Any
     ) -> None:
         load = self._loads.get(str(msg.node_id) if self._is_master else "")
@@ -150,7 +150,7 @@ class Master:
             logger.error("%s", data["error"])
         if data.get("missing_rows"):
             self._mark_lost(load, f"{data['missing_rows']} records did not reach the master: {data['kept']}")
-        self._gone(load)
+        self._ended(load)
 
     def _on_part(self, load: _Load, data: dict[str, Any]) -> None:
         assert self._schedule is not None
@@ -202,7 +202,7 @@ class Master:
         self._start_ns = config.start_ns or now_ns() + START_DELAY_NS
         self._runner.send_message(START, {"start_ns": self._start_ns})
 
-    def _gone(self, load: _Load) -> None:
+    def _ended(self, load: _Load) -> None:
         self._running.discard(load.client_id)
         self._waiting.discard(load.client_id)
         if self._running and self._error is None:
@@ -226,7 +226,7 @@ class Master:
                     why = "it is no longer connected" if node is None else "it no longer answers"
                     logger.error("load process %d is lost (%s); its records end at its last flush", load.number, why)
                     self._mark_lost(load, why)
-                    self._gone(load)
+                    self._ended(load)
 
     def _fail(self, why: str) -> None:
         """The trial ends without success."""

@@ -129,7 +129,7 @@ class Outbox:
 class Inbox:
     """The master's side: one worker's batches, on the master's clock, in a file of the run directory.
 
-    `acknowledge` is told the number up to which everything is written.
+    `acknowledge` is called with the number of the last batch that is written.
     """
 
     def __init__(self, path: Path, *, acknowledge: Callable[[int], None]) -> None:

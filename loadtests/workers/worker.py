@@ -61,11 +61,11 @@ class Worker:
         if keep is not None:
             listeners |= {PART: lambda data: None, CLOCK: self._on_clock, KEPT: self._on_kept}
         for kind, listener in listeners.items():
-            self._runner.register_message(kind, partial(self._hear, kind, listener))
+            self._runner.register_message(kind, partial(self._receive, kind, listener))
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
-    def _hear(
+    def _receive(
         self, kind: str, listener: Callable[[dict[str, Any]], Any], environment: Environment, msg: Any, **_: Any
     ) -> None:
         self._heard_ns = now_ns()
@@ -90,7 +90,7 @@ class Worker:
             logger.warning("a message to the master could not be sent: %s", error)
 
     def _ask(self, kind: str, data: Callable[[], dict[str, Any]], accepts: Callable[[dict[str, Any]], bool]) -> Any:
-        """The master's answer; asked again where none came, because a full queue drops messages."""
+        """The master's answer. The request is sent again where none came, because a full queue drops messages."""
         for _ in range(_TRIES):
             self._answers[kind] = AsyncResult()
             self._send(kind, data())
@@ -179,7 +179,7 @@ class Worker:
         assert log is not None
         log.clock = self._clock_now()
         log.on_write = lambda account, progress: self._send(ACCOUNT, {"account": account, "progress": progress})
-        log.tell()  # the master knows from now on that this process exists
+        log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_for_ever, log)
 
     def _clock_now(self) -> dict[str, Any]:
