@@ -6,6 +6,7 @@ Status mapping as the gRPC protocol defines it: grpc/doc/PROTOCOL-HTTP2.md and g
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -72,8 +73,16 @@ class GrpcCall(Call):
 
     _needed: int  # bytes of `_partial` that make its message whole; set along with it
 
-    def __init__(self, *, headers: bytes, body: bytes, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self,
+        *,
+        headers: bytes,
+        body: bytes,
+        timeout_s: float | None,
+        on_done: Callable[[Any], None] | None,
+        tag: Any,
+    ) -> None:
+        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
         self.headers = headers
         self.body = b"\x00" + _UINT32.pack(len(body)) + body
         self.position = 0  # bytes of the body already sent

@@ -268,7 +268,7 @@ class Generator:
             self._ended.append((call, copy, call.end_ns))
         else:
             # This process cannot keep up. Memory must not grow for it; the account says what is missing.
-            self._log.ended_unrecorded(copy.arm)
+            self._log.ended(None, copy.arm)
         self._to_book.set()
         if copy.on_done is not None:
             copy.on_done(call.status == "OK")

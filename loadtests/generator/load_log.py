@@ -74,25 +74,17 @@ class LoadLog:
         if arm is not None:
             self._arms[arm].inflight += 1
 
-    def ended(self, record: RequestRecord, pinned: str | None) -> None:
-        """One request has ended; `pinned` is the arm that `begun` was given."""
+    def ended(self, record: RequestRecord | None, pinned: str | None) -> None:
+        """One request has ended, of which no more is kept if `record` is None; `pinned` is the arm given to `begun`."""
         self.finished += 1
-        answered = record.arm or "*"
-        tally = self._arms[answered]
-        tally.add(record)
-        if record.status != "OK":
-            self.failed += 1
-        if pinned == answered:
-            tally.inflight -= 1
-        elif pinned is not None:
-            self._arms[pinned].inflight -= 1
-
-    def ended_unrecorded(self, pinned: str | None) -> None:
-        """One request has ended of which nothing else is kept; `pinned` is the arm that `begun` was given."""
-        self.finished += 1
-        self.unrecorded += 1
         if pinned is not None:
             self._arms[pinned].inflight -= 1
+        if record is None:
+            self.unrecorded += 1
+            return
+        self._arms[record.arm or "*"].add(record)
+        if record.status != "OK":
+            self.failed += 1
 
     def account(self) -> dict[str, Any]:
         """What generator-<worker>.json says now."""

@@ -25,7 +25,7 @@ def test_a_disk_that_hangs_costs_records_and_not_memory_and_the_account_says_so(
         recorder.append(record(number))
         gevent.sleep(0)
         assert recorder.file.waiting_bytes <= 200_000
-    log.ended_unrecorded(None)
+    log.ended(None, None)
     log.write()
     rows = json.loads((tmp_path / "generator-0.json").read_text())["records"]
     assert rows["dropped"] == recorder.file.dropped_rows + 1 > 3000
