@@ -136,7 +136,7 @@ class GrpcCall(Call):
                 self.first_token_ns = at_ns
             self.token_ns.append(at_ns)
         elif self.first_token_ns is None or len(chunk.emit_ns) != count:
-            self.tokens_came(count, at_ns)
+            self.add_tokens(count, at_ns)
         else:
             last, earliest = chunk.emit_ns[-1], self._last_chunk_ns
             for emit in chunk.emit_ns:

@@ -1,4 +1,4 @@
-"""Header blocks (HPACK, RFC 7541) as a busy client needs them: straight to a dictionary, without an object a field.
+"""Header blocks (HPACK, RFC 7541) for a busy client: straight to a dictionary, without an object for each field.
 
 The hpack library stays the reference: its Huffman code is used here, and the tests hold this decoder against its
 encoder and its decoder. Decoding is done here because it was nine tenths of what a short request cost, see

@@ -39,7 +39,7 @@ def request_prefix(path: str, authority: str, *, tls: bool, token: str) -> bytes
 
 
 def grpc_timeout(left_ns: int) -> bytes:
-    """The field that tells the server how long it has, in ms, in seconds where eight digits hold no more."""
+    """The field with the time that the server has, in ms, or in seconds where eight digits hold no more."""
     left_ms = max(1, left_ns // 1_000_000)
     text = b"%dm" % left_ms if left_ms < 10**8 else b"%dS" % min(left_ms // 1000, 10**8 - 1)
     return b"%b%c%b" % (_GRPC_TIMEOUT, len(text), text)

@@ -221,7 +221,7 @@ class OpenAiClient:
         return bool(response.message_complete) and not response.should_close()
 
     def _hide(self, text: str) -> str:
-        """`text` without the token, which some servers repeat in what they say of it."""
+        """`text` without the token, which some servers repeat in error messages."""
         return text.replace(self._secret, "***") if self._secret else text
 
 

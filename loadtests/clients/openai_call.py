@@ -59,7 +59,7 @@ class OpenAiCall(Call):
 
 
 class _Response(HTTPResponse):
-    """llhttp's view of one answer; what its body brought since the last look is in `pieces`."""
+    """llhttp's view of one answer; `pieces` are the parts of its body since they were last taken."""
 
     def __init__(self) -> None:
         super().__init__("POST")
@@ -145,7 +145,7 @@ class Answer:
             call.chunks += 1
             # A count in each event says how many tokens this chunk brought; one at the end alone does not.
             self.counts = self.counts and total is not None and (call.chunks > 1 or not chunk.ended)
-            call.tokens_came(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
+            call.add_tokens(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
         if total is not None:
             call.counted_tokens = total
         if chunk.prompt_tokens is not None:

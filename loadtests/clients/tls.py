@@ -74,7 +74,7 @@ class TlsStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def encrypted(self, plain: bytes) -> bytes:
-        """What to put on the wire for `plain`, and whatever TLS itself has to say."""
+        """The bytes to send for `plain`, and those that TLS itself has to send."""
         if plain:
             self._tls.write(plain)
         return self._outgoing.read()
@@ -100,7 +100,7 @@ def secure(sock: Any, context: ssl.SSLContext, name: str, *, http2: bool) -> Tls
 
 
 class TlsSocket:
-    """As much of a socket as a client over HTTP/1.1 needs, with TLS over it. The socket says how long it waits."""
+    """The methods of a socket that a client over HTTP/1.1 needs, over TLS. Timeouts are the socket's."""
 
     __slots__ = ("_sock", "_tls", "close", "setblocking", "settimeout")
 

@@ -1,4 +1,4 @@
-"""Finds out whether an external arm can be judged: is it there, does it know the model, does it count its tokens?
+"""Whether an external arm can be judged: it answers, knows the model, and counts its tokens or not.
 
 Before a trial every replica answers one short request, sent as the load will send them. So a wrong model name, tensor,
 token or address ends the run with one line before any traffic, and the trial's facts say how tokens can be counted.

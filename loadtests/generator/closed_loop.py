@@ -1,4 +1,4 @@
-"""A load that waits for its answers: so many requests always under way to each arm, the next when one has ended.
+"""A load that waits for its answers: a fixed number of requests to each arm, and the next when one has ended.
 
 It imitates users who wait, and serves to find the throughput at a given concurrency. A server that stalls stops it, so
 its latencies hide the tail; records of it are marked as closed loop and no verdict on tails is made of them.

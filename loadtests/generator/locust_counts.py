@@ -25,7 +25,7 @@ class LocustCounts:
 
     @property
     def alone(self) -> bool:
-        """Whether Locust itself is the only one that listens, so that nobody misses a single event."""
+        """Whether Locust itself is the only listener, so that no other misses an event."""
         return len(self._environment.events.request._handlers) == 1
 
     def add(self, protocol: str, name: str, response_ms: float, length: int) -> None:

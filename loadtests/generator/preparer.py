@@ -20,7 +20,7 @@ TURN_S = 0.000_001
 
 
 class Preparer:
-    """Encodes with `prepare`, given a planned request and its pair id. `on_failure` is given the line to show."""
+    """Encodes with `prepare`, given a planned request and its pair id. `on_failure` is called with the line to show."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A file that a thread of its own appends to, so that a slow disk holds up nobody, and what the disk cannot take.
+"""A file to which its own thread appends, so that a slow disk delays no greenlet. What the disk cannot take is counted.
 
 A write goes to the kernel's page cache and normally takes microseconds, but a disk that cannot keep up makes it wait
 for seconds. The greenlets that keep the schedule must not wait with it, and memory must not grow while it lasts: what
@@ -77,7 +77,7 @@ class Spool:
         return bool(self._empty.wait(timeout_s))
 
     def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
-        """What the disk took within `timeout_s` is in the file; the rest is counted as dropped. Again: nothing."""
+        """What the disk took within `timeout_s` is in the file; the rest is dropped. A second call does nothing."""
         if self._closed:
             return
         self._closed = True

@@ -17,8 +17,8 @@ from servers.fields import ConfigError
 
 KEPT = 4096  # conversations: about 30 MB of text at ShareGPT's mean length
 
-_ASKS = ("human", "user")
-_ANSWERS = ("gpt", "chatgpt", "assistant", "bing", "bard", "model")
+_USER_ROLES = ("human", "user")
+_MODEL_ROLES = ("gpt", "chatgpt", "assistant", "bing", "bard", "model")
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26  # characters of one conversation
 _DECODER = json.JSONDecoder()
@@ -105,9 +105,9 @@ def _conversation(name: str, number: int, value: Any) -> Conversation | None:
             raise _malformed(name, number, '"from" and "value" as text in every message')
         if role == "system" and not exchanges:
             system = text
-        elif role in _ASKS:
+        elif role in _USER_ROLES:
             question = text
-        elif role in _ANSWERS and question.strip() and text.strip():
+        elif role in _MODEL_ROLES and question.strip() and text.strip():
             exchanges.append(Exchange(question, text))
             question = ""
     return Conversation(system=system, exchanges=tuple(exchanges)) if exchanges else None
@@ -115,7 +115,7 @@ def _conversation(name: str, number: int, value: Any) -> Conversation | None:
 
 def _objects(name: str, source: TextIO) -> Iterator[Any]:
     """The values of a JSON array, or of JSON Lines, one by one."""
-    text = _Text(source)
+    text = _JsonText(source)
     in_array = text.peek() == "["
     text.at += in_array
     number = 0
@@ -133,7 +133,7 @@ def _objects(name: str, source: TextIO) -> Iterator[Any]:
         yield text.value(name, number)
 
 
-class _Text:
+class _JsonText:
     """The part of a file that is being looked at: `text` from `at` on."""
 
     def __init__(self, source: TextIO) -> None:

@@ -110,7 +110,7 @@ def read_trace(
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
             form, rows = _rows(name, lines)
-            return _columns(name, form, rows, _Kept(start_s=start_s, end_s=end_s, sample=sample, seed=seed))
+            return _columns(name, form, rows, _Reservoir(start_s=start_s, end_s=end_s, sample=sample, seed=seed))
     except FileNotFoundError:
         raise ConfigError(f'trace "{name}" does not exist: give the path of {_KNOWN}') from None
     except OSError as error:
@@ -139,7 +139,7 @@ def _rows(name: str, lines: TextIO) -> tuple[Format, Iterator[_Row]]:
     )
 
 
-class _Kept:
+class _Reservoir:
     """The rows that stay. Sampling is Li's algorithm L: how many rows to pass over is drawn, not each row's fate."""
 
     def __init__(self, *, start_s: float, end_s: float, sample: int, seed: int) -> None:
@@ -195,7 +195,7 @@ class _Kept:
         self._next += 1 + (math.floor(math.log(1 - self._random.random()) / math.log(below)) if below < 1 else 2**62)
 
 
-def _columns(name: str, form: Format, rows: Iterator[_Row], kept: _Kept) -> Trace:
+def _columns(name: str, form: Format, rows: Iterator[_Row], kept: _Reservoir) -> Trace:
     first_ns = last_ns = count = 0
     last_text = ""
     for row in rows:

@@ -115,7 +115,7 @@ class LoadProcess:
                 logger.error("records cannot be written (%s): free the disk and run again", error)
 
     def take(self, record: RequestRecord) -> None:
-        """Locust and the goodput have this request; after the last of --num-prompts the test ends."""
+        """Locust and the goodput count this request; after the last of --num-prompts the test ends."""
         self.count_in_locust(record)
         if self.goodput is not None and record.status != "CANCELLED":
             self.goodput.add(record)
@@ -130,7 +130,7 @@ class LoadProcess:
         return bool(0 < self.options.num_prompts <= self.launched)
 
     def count_in_locust(self, record: RequestRecord) -> None:
-        """Locust's statistics have this request, unless the end of the test cut it off."""
+        """Locust's statistics count this request, unless the end of the test cut it off."""
         if record.status == "CANCELLED":
             return
         suffix = f" [{record.arm}]" if record.arm else ""

@@ -1,4 +1,4 @@
-"""Locust's channel between master and workers, closed to those who do not know a secret, and encrypted.
+"""Locust's channel between master and workers, encrypted, and closed to processes without the secret.
 
 Locust's own channel takes whoever comes: a stranger gets a share of the load and of the schedule. ZeroMQ's CURVE
 (https://rfc.zeromq.org/spec/26/) needs the master's public key for the first message. Here both sides make all keys
@@ -16,7 +16,7 @@ from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 
 
 def close_channel(environment: Mapping[str, str] = os.environ) -> None:
-    """Every socket that Locust opens from now on speaks with those alone who know the secret in `environment`.
+    """Every socket that Locust opens from now on speaks only with processes that have the secret in `environment`.
 
     Without the variable Locust is left as it is. A second call does nothing. Raises ConfigError for an empty or short
     secret.

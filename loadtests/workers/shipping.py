@@ -160,7 +160,7 @@ class Inbox:
             self._expected += 1
 
     def close(self) -> None:
-        """All that came is in the file, which has its end mark."""
+        """Every batch that came is in the file, and the file has its end mark."""
         self._file.offer(END_OF_STREAM, 0)
         self._file.close()
 
