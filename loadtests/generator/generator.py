@@ -205,13 +205,13 @@ class Generator:
 
     def _check_arms(self, schedule: Schedule) -> None:
         config = self._config
-        named = [arm for arm in schedule.table["arm"].unique().to_pylist() if arm is not None]
-        if EVERY_ARM in named and not config.arms:
+        pins = schedule.table["arm"].unique().to_pylist()
+        if EVERY_ARM in pins and not config.arms:
             raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
-        arms: list[str] = [arm for name in named for arm in (config.arms if name == EVERY_ARM else (name,))]
-        missing = [arm for arm in dict.fromkeys(arms) if arm not in self._routes]
-        if "*" not in self._routes and (missing or None in schedule.table["arm"].unique().to_pylist()):
-            what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
+        arms = [arm for pin in pins for arm in (config.arms if pin == EVERY_ARM else (pin,))]
+        missing = [arm for arm in arms if arm not in self._routes]
+        if missing and "*" not in self._routes:
+            what = "requests that are not pinned" if missing[0] is None else f'arm "{missing[0]}"'
             raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
     def _fail(self, failure: str) -> None:

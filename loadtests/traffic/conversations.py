@@ -123,12 +123,10 @@ def _objects(name: str, source: TextIO) -> Iterator[Any]:
         if (first := text.peek()) == "," and in_array and number:
             text.at += 1
             first = text.peek()
-        if in_array and first == "]":
+        if first == ("]" if in_array else ""):
             return
-        if not first and in_array:
-            raise _malformed(name, number + 1, "the end of the array, but the file ends before it")
         if not first:
-            return
+            raise _malformed(name, number + 1, "the end of the array, but the file ends before it")
         number += 1
         yield text.value(name, number)
 
