@@ -133,7 +133,6 @@ class Generator:
             self._log.begun(copy.arm)
             self._idle.clear()
             if self._cap and self._running.get(copy.arm, 0) >= self._cap:
-                copy.held = True
                 self._held.setdefault(copy.arm, deque()).append(copy)
             else:
                 self._send(copy)
