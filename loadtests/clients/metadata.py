@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpack.hpack import encode_integer
+
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -46,15 +48,7 @@ def grpc_timeout(left_ns: int) -> bytes:
 
 
 def _length(value: int) -> bytes:
-    if value < 127:
-        return bytes((value,))
-    out = bytearray((127,))
-    value -= 127
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes((value,)) if value < 127 else bytes(encode_integer(value, 7))
 
 
 _GRPC_TIMEOUT = b"\x00" + _length(len(b"grpc-timeout")) + b"grpc-timeout"
