@@ -59,18 +59,13 @@ _GAPS_AT_ONCE = 256
 _KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads this file more than once: state hangs on its Environment
 
 
-def _process_of(environment: Environment) -> LoadProcess:
-    load: LoadProcess = getattr(environment, _KEPT_ON_ENVIRONMENT)
-    return load
-
-
 class ChatUser(User):
     """One open-loop source of chat requests. Under --schedule it only keeps Locust's user count above zero."""
 
     abstract = False
 
     def on_start(self) -> None:
-        self._load = _process_of(self.environment)
+        self._load: LoadProcess = getattr(self.environment, _KEPT_ON_ENVIRONMENT)
         options = self._load.options
         self._idle = bool(options.schedule) or self._load.generator is None
         self._next_ns = now_ns()

@@ -72,9 +72,6 @@ def _common_words() -> PromptText:
         encode=lambda text: [0] * len(text.split()),
         encode_bare=lambda text: [0] * len(text.split()),
         pieces=pieces,
-        before=(),
-        after=(),
-        render=None,
     )
 
 

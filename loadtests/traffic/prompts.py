@@ -82,9 +82,9 @@ class PromptText:
     encode: Encode  # with the tokens that the tokenizer adds by itself
     encode_bare: Encode  # without
     pieces: Pieces
-    before: tuple[int, ...]  # ids that the tokenizer puts before a plain text
-    after: tuple[int, ...]
-    render: Callable[[Sequence[Message]], str] | None
+    before: tuple[int, ...] = ()  # ids that the tokenizer puts before a plain text
+    after: tuple[int, ...] = ()
+    render: Callable[[Sequence[Message]], str] | None = None
     _segments: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property

@@ -5,7 +5,6 @@ Pure: what was learned of earlier trials comes in as brackets, and the same brac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 # How far a bracket that is open on one side is searched further, as a factor.
@@ -50,4 +49,4 @@ def closer(
 
 def _rounded(rate: float) -> float:
     """Four digits: what is sent is what is written."""
-    return float(f"{rate:.4g}") if math.isfinite(rate) else rate
+    return float(f"{rate:.4g}")

@@ -51,8 +51,6 @@ def growing_context(lengths: Lengths, turns: Turns, *, max_new_tokens: int) -> I
 
 def sum_within(values: IntArray, turn: IntArray) -> IntArray:
     """Running sums that start anew at every turn 0. Shape (n,)."""
-    if not len(values):
-        return values
     running = np.cumsum(values)
     starts = np.flatnonzero(turn == 0)
     before = running[starts] - values[starts]
