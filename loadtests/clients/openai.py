@@ -55,8 +55,7 @@ class OpenAiClient:
         self._connect_timeout_s = connect_timeout_s
         self._retry_ns = int(retry_s * 1e9)
         self._most_idle = most_idle
-        token = bearer_token(config.security)
-        self._secret = token
+        self._token = bearer_token(config.security)
         lines = [
             f"POST {request_path(config.options, self.address.path)} HTTP/1.1",
             f"Host: {self.address.host_header}",
@@ -65,8 +64,8 @@ class OpenAiClient:
             "Accept-Encoding: identity",
             "Content-Type: application/json",
         ]
-        if token:
-            lines.append(f"Authorization: Bearer {token}")
+        if self._token:
+            lines.append(f"Authorization: Bearer {self._token}")
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
@@ -180,7 +179,7 @@ class OpenAiClient:
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
         """The call has ended. Returns whether the connection can serve another."""
-        answer = Answer(call, self._hide)
+        answer = Answer(call, self._token)
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:
@@ -219,10 +218,6 @@ class OpenAiClient:
                 response.feed(data)
                 response.pieces = []
         return bool(response.message_complete) and not response.should_close()
-
-    def _hide(self, text: str) -> str:
-        """`text` without the token, which some servers repeat in error messages."""
-        return text.replace(self._secret, "***") if self._secret else text
 
 
 class _StaleConnectionError(Exception):

@@ -20,7 +20,7 @@ import grpc
 
 from loadtests.external import oip_wire, openai_wire
 from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
-from loadtests.external.client_security import bearer_token, client_context, explain, server_name
+from loadtests.external.client_security import bearer_token, client_context, explain, server_name, without_token
 from loadtests.external.grpc_channel import open_channel
 from loadtests.external.openai_wire import shortened
 from servers.rpc import oip_pb2, oip_pb2_grpc
@@ -102,10 +102,6 @@ def _prompt(config: ExternalConfig) -> str | Sequence[int]:
     return _PROMPT
 
 
-def _without(text: str, token: str) -> str:
-    return text.replace(token, "***") if token else text
-
-
 def _failure(status: str, text: str, remedy: str | None) -> NotReadyError | UnusableError:
     if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
         return NotReadyError(text)
@@ -149,7 +145,7 @@ def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) ->
             status, error = openai_wire.error_of_body(
                 answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
             )
-            raise _failure(status, _without(error, token), _HTTP_REMEDIES.get(answer.status))
+            raise _failure(status, without_token(error, token), _HTTP_REMEDIES.get(answer.status))
         return _read_openai(answer, began, token)
     finally:
         connection.close()
@@ -166,7 +162,7 @@ def _check_health(config: ExternalConfig, address: Address, headers: dict[str, s
         finally:
             connection.close()
         if answer.status in (502, 503):
-            raise NotReadyError(_without(openai_wire.error_of_body(answer.status, body)[1], token))
+            raise NotReadyError(without_token(openai_wire.error_of_body(answer.status, body)[1], token))
         if answer.status == 200:
             return
 
@@ -193,7 +189,7 @@ def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> 
             break
         chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
-            raise UnusableError(f"{chunk.failed[0]}: {_without(chunk.failed[1], token)}")
+            raise UnusableError(f"{chunk.failed[0]}: {without_token(chunk.failed[1], token)}")
         chunks += chunk.text
         ended = ended or chunk.ended
         tokens = chunk.completion_tokens if chunk.completion_tokens is not None else tokens
@@ -234,7 +230,7 @@ def _probe_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Pr
             return _infer(channel, config, options, metadata, timeout_s)
         except grpc.RpcError as error:
             status = error.code().name
-            text = shortened(_without(f"{status}: {error.details()}", token))
+            text = shortened(without_token(f"{status}: {error.details()}", token))
             raise _failure(status, text, _GRPC_REMEDIES.get(status)) from None
 
 
