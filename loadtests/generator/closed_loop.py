@@ -13,6 +13,7 @@ import gevent
 import numpy as np
 from gevent.event import AsyncResult
 
+from loadtests.generator.request_copy import Prepared
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from servers.clock import now_ns
@@ -20,15 +21,13 @@ from servers.clock import now_ns
 _AFTER_FAILURE_S = 0.1  # an arm that refuses at once must not fill the disk with refusals
 _ROWS_AT_ONCE = 128
 
-Start = Callable[[int], None]  # starts a request that was due at the given time
-
 
 class ClosedLoop:
     """Keeps this worker's share of `concurrency` requests under way to each arm, for `duration_s`.
 
     With `num_prompts` each arm gets the rows of the schedule once and that is the end; otherwise they come round again.
-    Between an answer and the next request lies an exponential pause of `pause_s` on average. `prepare` takes a planned
-    request, its pair id, and what to call with whether it ended well.
+    Between an answer and the next request lies an exponential pause of `pause_s` on average. `prepare` encodes a
+    planned request with its pair id, and `launch` starts it.
     """
 
     def __init__(
@@ -37,7 +36,8 @@ class ClosedLoop:
         config: TrialConfig,
         *,
         workers: int,
-        prepare: Callable[[PlannedRequest, str, Callable[[bool], None]], Start],
+        prepare: Callable[[PlannedRequest, str], Prepared],
+        launch: Callable[[Prepared, int], None],
     ) -> None:
         self._schedule = schedule
         self._config = config
@@ -45,7 +45,7 @@ class ClosedLoop:
         worker = int(schedule.ints("index")[0]) % workers if len(schedule) else 0
         self._slots = config.concurrency // workers + (worker < config.concurrency % workers)
         self._seed = (config.seed, config.trial, worker)
-        self._prepare = prepare
+        self._prepare, self._launch = prepare, launch
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         everywhere = EVERY_ARM in schedule.table["arm"].to_pylist()
         self._arms: tuple[str | None, ...] = config.arms if everywhere else (None,)
@@ -74,21 +74,23 @@ class ClosedLoop:
         # Arms get the same pauses: only their answers differ.
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number,)))
 
-        def prepared() -> tuple[Start, AsyncResult] | None:
+        def following() -> tuple[Prepared, AsyncResult] | None:
             row = next(rows, None)
             if row is None:
                 return None
             plan, pair_id = row
             phase = "rampup" if now_ns() < start_ns + int(self._config.rampup_s * 1e9) else "measure"
-            ended = AsyncResult()
-            return self._prepare(plan._replace(phase=phase), pair_id, ended.set), ended
+            prepared, ended = self._prepare(plan._replace(phase=phase), pair_id), AsyncResult()
+            for copy in prepared:
+                copy.on_done = ended.set
+            return prepared, ended
 
-        following = prepared()
+        pending = following()
         gevent.sleep(max(0.0, (start_ns - now_ns()) / 1e9))
-        while following is not None and now_ns() < end_ns:
-            start, ended = following
-            start(now_ns())
-            following = prepared()  # encoded while the answer is awaited
+        while pending is not None and now_ns() < end_ns:
+            prepared, ended = pending
+            self._launch(prepared, now_ns())
+            pending = following()  # encoded while the answer is awaited
             well = ended.get()
             pause_s = float(rng.standard_exponential()) * self._config.pause_s
             if pause_s or not well:

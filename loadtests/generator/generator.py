@@ -141,7 +141,9 @@ class Generator:
         """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
         self._check_arms(schedule)
         if self._config.concurrency:
-            self._closed = ClosedLoop(schedule, self._config, workers=self._workers, prepare=self._prepare_closed)
+            self._closed = ClosedLoop(
+                schedule, self._config, workers=self._workers, prepare=self.prepare, launch=self.launch
+            )
             return
         self._preparer = Preparer(schedule, trial=self._config.trial, prepare=self.prepare, on_failure=self._fail)
         self._preparer.wait_filled()
@@ -228,14 +230,6 @@ class Generator:
                 gevent.sleep(TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
             self.launch(prepared, scheduled_ns)
-
-    def _prepare_closed(
-        self, plan: PlannedRequest, pair_id: str, on_done: Callable[[bool], None]
-    ) -> Callable[[int], None]:
-        prepared = self.prepare(plan, pair_id)
-        for copy in prepared:
-            copy.on_done = on_done
-        return partial(self.launch, prepared)
 
     def _run_closed(self, start_ns: int) -> None:
         assert self._closed is not None
