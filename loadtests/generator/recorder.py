@@ -17,22 +17,29 @@ from analysis.records.sums import SumsWriter
 from analysis.records.tables import END_OF_STREAM
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.record_batches import request_batch
-from loadtests.generator.spool import CLOSE_WITHIN_S, OnWritten, Spool, create
+from loadtests.generator.spool import CLOSE_WITHIN_S, OnWritten, Spool
 from servers.fields import ConfigError
 
 
 def record_file(path: Path, *, remedy: str, on_written: OnWritten | None = None) -> Spool:
-    """A new Arrow IPC stream of requests at `path`, its sums beside it, without a row. Otherwise ConfigError."""
-    descriptor = create(path, remedy=remedy)
+    """A new Arrow IPC stream of requests at `path`, its sums beside it, without a row.
+
+    ConfigError when it exists (with `remedy`) or cannot be made.
+    """
+    if path.exists():
+        raise ConfigError(f'"{path}" exists already: {remedy}')
     # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
     head = [item.serialize().to_pybytes() for item in (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))]
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         start = os.write(descriptor, b"".join(head))
         sums = SumsWriter(path)
         for piece in head:
             sums.add(piece, 0)
     except OSError as error:
-        raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): free the disk') from None
+        why = error.strerror or error
+        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
     return Spool(descriptor, start=start, on_written=on_written, sums=sums)
 
 

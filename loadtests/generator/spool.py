@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records.sums import SumsWriter
-from servers.fields import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0
@@ -112,17 +110,6 @@ class Spool:
                 if self._on_written is not None:
                     self._on_written(at, len(piece), rows)
             self._empty.set()
-
-
-def create(path: Path, *, remedy: str) -> int:
-    """The descriptor of a new, empty file at `path`. ConfigError when it exists (with `remedy`) or cannot be made."""
-    if path.exists():
-        raise ConfigError(f'"{path}" exists already: {remedy}')
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): give another directory') from None
 
 
 def _write_whole(descriptor: int, piece: bytes | memoryview, rows: int, sums: SumsWriter | None) -> OSError | None:
