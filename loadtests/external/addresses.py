@@ -1,4 +1,4 @@
-"""An arm that tailgate does not start: a model server of somebody else, known by its addresses and its protocol.
+"""An arm that tailgate does not start: a model server known by its addresses and its protocol.
 
 `kind = "openai"` is the OpenAI-compatible HTTP API with server-sent events (vLLM, SGLang, TGI, transformers, others);
 `kind = "oip"` the Open Inference Protocol over gRPC (Triton, MLServer, KServe). Nothing here opens a connection.

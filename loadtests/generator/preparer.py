@@ -15,7 +15,7 @@ _AHEAD_NS = 5_000_000_000
 _AHEAD_BYTES = 64 * 1024 * 1024
 _ROWS_AT_ONCE = 32  # some 0.3 ms
 _IN_A_ROW = 16  # requests encoded before others take their turn: some 0.3 ms
-# Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
+# Not 0: the hub would run greenlets that are ready, for up to 5 ms, before it looks at any socket or timer.
 TURN_S = 0.000_001
 
 

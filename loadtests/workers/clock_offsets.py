@@ -90,7 +90,7 @@ class ClockComparison:
 
 
 def host_identity() -> str:
-    """One text for all processes of one running kernel, so that those who share a monotonic clock know it."""
+    """One text for all processes of one running kernel, which share a monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

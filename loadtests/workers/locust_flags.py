@@ -76,7 +76,7 @@ def add_arguments(parser: Any) -> None:
         include_in_web_ui=False,
         help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
     )
-    # Not in the web page: whoever reaches it must not choose files of this machine. Locust's own page has --tls-key.
+    # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
     for flag, _, text in _SECURITY_FLAGS:
         add(flag, default="", include_in_web_ui=False, help=text)
     add("--schedule", default="", include_in_web_ui=False, help="schedule.arrow to replay; needs --trial-config")
