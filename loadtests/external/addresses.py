@@ -228,6 +228,16 @@ class ExternalConfig:
             )
 
 
+def sampling_fields(
+    options: OpenAiOptions | OipOptions, *, max_tokens: int, whole_length: bool, seed: int
+) -> dict[str, Any]:
+    """What a greedy request says of its answer. `whole_length` asks for exactly `max_tokens`, where the server can."""
+    sampling: dict[str, Any] = {"temperature": 0, "seed": seed & 0x7FFFFFFF}
+    if whole_length:
+        sampling |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
+    return {**sampling, **options.extra}
+
+
 SECURITY_KEYS = tuple(item.name for item in fields(SecurityConfig))
 
 

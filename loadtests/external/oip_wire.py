@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from loadtests.external.addresses import OipOptions
+from loadtests.external.addresses import OipOptions, sampling_fields
 from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -61,10 +61,8 @@ def infer_request(
     add(options.max_tokens_tensor, "INT32", [max_tokens])
     add(options.stream_tensor, "BOOL", [options.stream != "off"])
     if options.parameters_tensor:
-        parameters: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF}
-        if whole_length:
-            parameters |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
-        add(options.parameters_tensor, "BYTES", [json.dumps({**parameters, **options.extra}).encode()])
+        sampling = sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed)
+        add(options.parameters_tensor, "BYTES", [json.dumps({"max_tokens": max_tokens, **sampling}).encode()])
     request.outputs.add(name=options.output_tensor)
     return request.SerializeToString()
 
