@@ -243,13 +243,11 @@ SECURITY_KEYS = tuple(item.name for item in fields(SecurityConfig))
 
 def external_from_table(table: Mapping[str, Any], *, where: str) -> ExternalConfig:
     """The external arm that an arm's TOML table describes, apart from its name and whether it is the control."""
-    rest = {key: value for key, value in table.items() if key not in SECURITY_KEYS}
+    rest = {"model_name": "", **{key: value for key, value in table.items() if key not in SECURITY_KEYS}}
     address = rest.pop("address", ())
     rest["addresses"] = [address] if isinstance(address, str) else address
     if not isinstance(rest["addresses"], (list, tuple)) or not all(isinstance(a, str) for a in rest["addresses"]):
         raise ConfigError(f"{where}.address is {address!r}: give a string, or a list of them")
-    if "model_name" not in rest:
-        raise ConfigError(f"{where}.model_name is missing: give the name by which the server knows the model")
     try:
         for kind in KINDS:
             if kind in rest:
