@@ -29,7 +29,7 @@ from analysis.records.tables import read_table
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.own_cost import GarbageWindow
 from loadtests.generator.record import RequestRecord
-from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.recorder import RequestRecorder, record_file
 from servers.clock import now_ns
 
 _TICK_S = 0.002
@@ -40,7 +40,7 @@ def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str
     window = GarbageWindow()
     window.open()  # as the generator does
     idle_s = _paced(lambda number: None, lambda: None, rate=rate, seconds=min(seconds, 10.0)).cpu_share
-    recorder = RequestRecorder(folder / "requests-0.arrow")
+    recorder = RequestRecorder(record_file(folder / "requests-0.arrow", remedy=""))
     log = LoadLog(folder, worker=0, planned=None, arms=("eager", "compiled"), recorder=recorder)
     log.start_ns = now_ns()
     times = np.arange(1, tokens + 1, dtype=np.int64) * 20_000_000
@@ -54,7 +54,7 @@ def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str
 
     def each_second() -> None:
         recorder.flush()
-        log.tell()
+        log.refresh()
 
     # The rows themselves are made by the generator: their cost is measured apart and not the recorder's.
     made_s = _paced(

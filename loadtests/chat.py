@@ -10,7 +10,7 @@ ever, and a slow server cannot slow the traffic down. Latencies count from the s
 
 The names of serving benchmarks mean here what they mean there, for one User: --request-rate (inf with
 --max-concurrency keeps that many under way: a closed loop), --burstiness, --max-concurrency, --num-prompts, --seed,
-and --goodput ttft:200 tpot:50, which is counted from the records and told at the end.
+and --goodput ttft:200 tpot:50, which is counted from the records and printed at the end.
 
 Locust's statistics get two rows for each arm: "Generate e2e [arm]" for every request (failures are counted here) and
 "Generate ttft [arm]" for every first token. The row "Aggregated" mixes both, so read the rows. Percentiles there
@@ -45,8 +45,7 @@ from loadtests.generator.request_copy import Prepared
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import FitName, fitted_lengths
 from loadtests.traffic.schedule import PlannedRequest, Schedule
-from loadtests.workers.clock_offsets import end_with_parent
-from loadtests.workers.load_process import LoadProcess
+from loadtests.workers.load_process import LoadProcess, end_with_parent
 from loadtests.workers.locust_channel import close_channel
 from loadtests.workers.locust_flags import add_arguments, hand_config
 from loadtests.workers.master import Master
@@ -60,18 +59,13 @@ _GAPS_AT_ONCE = 256
 _KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads this file more than once: state hangs on its Environment
 
 
-def _process_of(environment: Environment) -> LoadProcess:
-    load: LoadProcess = getattr(environment, _KEPT_ON_ENVIRONMENT)
-    return load
-
-
 class ChatUser(User):
     """One open-loop source of chat requests. Under --schedule it only keeps Locust's user count above zero."""
 
     abstract = False
 
     def on_start(self) -> None:
-        self._load = _process_of(self.environment)
+        self._load: LoadProcess = getattr(self.environment, _KEPT_ON_ENVIRONMENT)
         options = self._load.options
         self._idle = bool(options.schedule) or self._load.generator is None
         self._next_ns = now_ns()
@@ -209,9 +203,9 @@ def on_init(environment: Environment, runner: Any, **_: Any) -> None:
             load.log.complete = True
         load.end()
         if not isinstance(runner, WorkerRunner) and not (isinstance(runner, MasterRunner) and options.headless):
-            tell_goodput()
+            print_goodput()
 
-    def tell_goodput(**_: Any) -> None:
+    def print_goodput(**_: Any) -> None:
         if load.goodput is not None:
             sys.stdout.write("\n".join(load.goodput.lines()) + "\n")
 
@@ -227,7 +221,7 @@ def on_init(environment: Environment, runner: Any, **_: Any) -> None:
     hooks.report_to_master.add_listener(on_report)
     hooks.worker_report.add_listener(on_worker_report)
     if isinstance(runner, MasterRunner) and options.headless:
-        hooks.quit.add_listener(tell_goodput)  # the workers' last reports come after the stop
+        hooks.quit.add_listener(print_goodput)  # the workers' last reports come after the stop
     hooks.test_start.add_listener(on_test_start)
     hooks.test_stopping.add_listener(on_test_stopping)
     hooks.test_stop.add_listener(on_test_stop)

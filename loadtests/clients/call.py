@@ -36,8 +36,8 @@ class Call:
     """One request: complete once `status` is set. Times are ns since the epoch on the client's clock.
 
     `status` is a gRPC status name for all kinds of arms. `token_ns` has one receive time per token. `on_done` runs
-    once, inside the reader, and may run before the call is returned to whoever started it: it must neither block nor
-    raise. A subclass says how the wire learns of a cancel (`_withdraw`) and what is freed at the end (`_release`).
+    once, inside the reader, and may run before the call is returned to its starter: it must neither block nor raise.
+    A subclass says how the wire learns of a cancel (`_withdraw`) and what is freed at the end (`_release`).
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Call:
         """Tokens received so far."""
         return len(self.token_ns)
 
-    def tokens_came(self, count: int, at_ns: int) -> None:
+    def add_tokens(self, count: int, at_ns: int) -> None:
         """`count` more tokens came at `at_ns`."""
         if self.first_token_ns is None:
             self.first_token_ns = at_ns
@@ -124,7 +124,7 @@ class Call:
         return bool(self.status)
 
     def _withdraw(self) -> None:
-        """The server is told that the answer of this call is not awaited any more."""
+        """The server learns that this call is cancelled."""
 
     def _release(self) -> None:
         """What only a running call needs is freed."""

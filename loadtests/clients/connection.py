@@ -17,19 +17,7 @@ from gevent import get_hub
 from gevent.event import Event
 
 from loadtests.clients import frames
-from loadtests.clients.frames import (
-    DATA,
-    DEFAULT_FRAME,
-    END_HEADERS,
-    END_STREAM,
-    HEAD,
-    HEADERS,
-    PADDED,
-    UINT32,
-    ProtocolError,
-    frame,
-    without_padding,
-)
+from loadtests.clients.frames import DATA, DEFAULT_FRAME, END_STREAM, HEAD, PADDED, UINT32, ProtocolError, frame
 from loadtests.clients.grpc_call import RESET_STATUS, GrpcCall
 from loadtests.clients.headers import HeaderDecoder, HeaderError
 from loadtests.clients.keepalive import Keepalive
@@ -110,7 +98,7 @@ class Connection:
         self._uploads.start(call, stream_id, block)
 
     def abandon(self, stream_id: int, code: int) -> None:
-        """The stream is gone on this side and the peer was told; its slot is free."""
+        """The stream is closed on this side, the peer is sent RST_STREAM with `code`, and its slot is free."""
         if self._calls.pop(stream_id, None) is None:
             return
         if not self.closed:
@@ -142,7 +130,7 @@ class Connection:
             self._client.stream_ended()
 
     def ping(self) -> None:
-        """The server was asked for a sign of life."""
+        """A PING is on its way."""
         self.write(frame(frames.PING, 0, 0, b"tailgate"))
 
     def _on_lost(self, problem: OSError) -> None:
@@ -171,7 +159,7 @@ class Connection:
         try:
             if tls is not None:
                 # The server's first frames may have come with the end of the handshake: nothing more need follow.
-                self.feed(tls.opened(b""), now_ns())
+                self.feed(tls.decrypted(b""), now_ns())
             while not self.closed:
                 # Through the hub before every read, even when bytes wait: a busy connection must not starve timers.
                 gevent.socket.wait(watcher)
@@ -184,9 +172,9 @@ class Connection:
                 self.last_read_ns = at_ns = now_ns()
                 ended = not data
                 if tls is not None:
-                    data = tls.opened(data)
+                    data = tls.decrypted(data)
                     ended = ended or tls.ended
-                    if tls.has_to_say:
+                    if tls.has_output:
                         self.write(b"")
                 if data:
                     self.feed(data, at_ns)
@@ -226,7 +214,7 @@ class Connection:
             if kind == DATA and self._block is None:
                 payload = data[position + 9 : end]
                 if flags & PADDED:
-                    payload = without_padding(payload)
+                    payload = frames.without_padding(payload)
                 call = calls.get(stream_id)
                 if call is not None:
                     call.on_data(payload, at_ns)
@@ -285,9 +273,9 @@ class Connection:
         if self._block is not None and (kind != frames.CONTINUATION or self._block[0] != stream_id):
             raise ProtocolError("a header block was interrupted by another frame")
         try:
-            if kind == HEADERS:
+            if kind == frames.HEADERS:
                 if flags & PADDED:
-                    payload = without_padding(payload)
+                    payload = frames.without_padding(payload)
                 if flags & frames.PRIORITY_FLAG:
                     payload = payload[5:]
                 self._header_block(stream_id, bool(flags & END_STREAM), payload, flags, at_ns)
@@ -325,7 +313,7 @@ class Connection:
             raise ProtocolError(wrong, frames.FRAME_SIZE_ERROR) from None
 
     def _header_block(self, stream_id: int, ended: bool, block: bytes | bytearray, flags: int, at_ns: int) -> None:
-        if not flags & END_HEADERS:
+        if not flags & frames.END_HEADERS:
             self._block = (stream_id, ended, block if isinstance(block, bytearray) else bytearray(block))
             return
         self._block = None
@@ -382,7 +370,7 @@ class Connection:
         self.draining = True
         text = debug.decode("utf-8", "replace") or f"HTTP/2 error {code}"
         if code == frames.ENHANCE_YOUR_CALM and debug == b"too_many_pings":
-            self._client.slow_keepalive()
+            self._client.keepalive_s *= 2
         self.reason = f"the server is going away ({text})" if code else "the server is going away"
         for stream_id in [stream_id for stream_id in self._calls if stream_id > last_id]:
             # The server says it never saw these: starting them elsewhere repeats nothing.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from urllib.parse import quote
 
 import numpy as np
 
 from loadtests.clients.oip import oip_client
 from loadtests.clients.openai import OpenAiClient
-from loadtests.clients.route import Client, Encode, Lane, Route
+from loadtests.clients.route import Client, Lane, Route
 from loadtests.external.addresses import ExternalConfig, OipOptions, OpenAiOptions
 from loadtests.external.oip_wire import infer_request
 from loadtests.external.openai_wire import request_body
@@ -35,16 +36,16 @@ def external_route(arm: str, config: ExternalConfig, *, traffic: PromptSource, i
 
     Raises ConfigError for what cannot work.
     """
-    options = config.options
-    source = _source(config, traffic)
-    encode: Encode
-    make: Callable[[str], Client]
-    if isinstance(options, OpenAiOptions):
-        encode, make = _OpenAiEncoder(config, options, source, ignore_eos), lambda where: OpenAiClient(config, where)
-    else:
-        encode, make = _OipEncoder(config, options, source, ignore_eos), lambda where: oip_client(config, where)
-    names = ["" if arm == "*" else f"{arm}-{number}" for number in range(len(config.addresses))]
-    return Route(encode, [Lane(make(where), name) for where, name in zip(config.addresses, names, strict=True)])
+    over_http = config.kind == "openai"
+    encode = partial(_encode_openai if over_http else _encode_oip, config, _source(config, traffic), ignore_eos)
+    client: Callable[[ExternalConfig, str], Client] = OpenAiClient if over_http else oip_client
+    return Route(
+        encode,
+        [
+            Lane(client(config, address), "" if arm == "*" else f"{arm}-{number}")
+            for number, address in enumerate(config.addresses)
+        ],
+    )
 
 
 def _source(config: ExternalConfig, traffic: PromptSource) -> PromptSource:
@@ -71,9 +72,6 @@ def _common_words() -> PromptText:
         encode=lambda text: [0] * len(text.split()),
         encode_bare=lambda text: [0] * len(text.split()),
         pieces=pieces,
-        before=(),
-        after=(),
-        render=None,
     )
 
 
@@ -87,43 +85,41 @@ def _text(source: PromptSource, plan: PlannedRequest) -> str:
     return text
 
 
-class _OpenAiEncoder:
-    def __init__(self, config: ExternalConfig, options: OpenAiOptions, source: PromptSource, whole: bool) -> None:
-        self._config, self._options, self._source, self._whole = config, options, source, whole
+def _encode_openai(
+    config: ExternalConfig, source: PromptSource, whole: bool, plan: PlannedRequest, request_id: str, arm: str | None
+) -> tuple[bytes, bytes]:
+    options = config.options
+    assert isinstance(options, OpenAiOptions)
+    prompt: str | Sequence[int] | Sequence[Message]
+    if options.prompt == "token_ids":
+        prompt = source.ids(plan)
+    elif source.kind == "chat" and options.endpoint == "chat":
+        prompt = source.messages(plan) or _text(source, plan)
+    else:
+        prompt = _text(source, plan)
+    body = request_body(
+        options,
+        model=config.model_name,
+        prompt=prompt,
+        max_tokens=plan.max_tokens,
+        whole_length=whole,
+        seed=plan.prompt_seed,
+    )
+    return body, f"{_REQUEST_ID_HEADER}: {quote(request_id)}\r\n".encode("ascii")
 
-    def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
-        source = self._source
-        prompt: str | Sequence[int] | Sequence[Message]
-        if self._options.prompt == "token_ids":
-            prompt = source.ids(plan)
-        elif source.kind == "chat" and self._options.endpoint == "chat":
-            prompt = source.messages(plan) or _text(source, plan)
-        else:
-            prompt = _text(source, plan)
-        body = request_body(
-            self._options,
-            model=self._config.model_name,
-            prompt=prompt,
-            max_tokens=plan.max_tokens,
-            whole_length=self._whole,
-            seed=plan.prompt_seed,
-        )
-        return body, f"{_REQUEST_ID_HEADER}: {quote(request_id)}\r\n".encode("ascii")
 
-
-class _OipEncoder:
-    def __init__(self, config: ExternalConfig, options: OipOptions, source: PromptSource, whole: bool) -> None:
-        self._config, self._options, self._source, self._whole = config, options, source, whole
-
-    def __call__(self, plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
-        source = self._source
-        body = infer_request(
-            self._options,
-            model=self._config.model_name,
-            prompt=source.ids(plan) if self._options.prompt == "token_ids" else _text(source, plan),
-            max_tokens=plan.max_tokens,
-            whole_length=self._whole,
-            seed=plan.prompt_seed,
-            request_id=request_id,
-        )
-        return body, b""
+def _encode_oip(
+    config: ExternalConfig, source: PromptSource, whole: bool, plan: PlannedRequest, request_id: str, arm: str | None
+) -> tuple[bytes, bytes]:
+    options = config.options
+    assert isinstance(options, OipOptions)
+    body = infer_request(
+        options,
+        model=config.model_name,
+        prompt=source.ids(plan) if options.prompt == "token_ids" else _text(source, plan),
+        max_tokens=plan.max_tokens,
+        whole_length=whole,
+        seed=plan.prompt_seed,
+        request_id=request_id,
+    )
+    return body, b""

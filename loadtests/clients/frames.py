@@ -23,7 +23,7 @@ SETTING = struct.Struct(">HI")
 
 
 class ProtocolError(Exception):
-    """The peer broke HTTP/2; the connection cannot be used any more. `code` is what the peer is told."""
+    """The peer broke HTTP/2; the connection cannot be used any more. `code` goes to the peer with GOAWAY."""
 
     def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
         super().__init__(message)

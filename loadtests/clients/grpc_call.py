@@ -44,7 +44,7 @@ class Carrier(Protocol):
     """The connection that a call's stream is on."""
 
     def abandon(self, stream_id: int, code: int) -> None:
-        """The stream is gone on this side and the peer was told."""
+        """The stream is closed on this side, and the peer is sent RST_STREAM with `code`."""
 
 
 class GrpcCall(Call):
@@ -136,7 +136,7 @@ class GrpcCall(Call):
                 self.first_token_ns = at_ns
             self.token_ns.append(at_ns)
         elif self.first_token_ns is None or len(chunk.emit_ns) != count:
-            self.tokens_came(count, at_ns)
+            self.add_tokens(count, at_ns)
         else:
             last, earliest = chunk.emit_ns[-1], self._last_chunk_ns
             for emit in chunk.emit_ns:

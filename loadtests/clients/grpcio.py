@@ -132,7 +132,7 @@ class GrpcioClient:
             rpc = call.rpc = self._generate(body, timeout=timeout_s, metadata=metadata)
         except ValueError as problem:  # the channel was closed meanwhile
             return call.finish("UNAVAILABLE", str(problem), now_ns())
-        with suppress(grpc.RpcError):  # what it is is asked for below
+        with suppress(grpc.RpcError):  # its status is read below
             for message in rpc:
                 call.on_message(message, now_ns())
                 if call.status:

@@ -1,4 +1,4 @@
-"""Header blocks (HPACK, RFC 7541) as a busy client needs them: straight to a dictionary, without an object a field.
+"""Header blocks (HPACK, RFC 7541) for a busy client: straight to a dictionary, without an object for each field.
 
 The hpack library stays the reference: its Huffman code is used here, and the tests hold this decoder against its
 encoder and its decoder. Decoding is done here because it was nine tenths of what a short request cost, see
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
 LARGEST_TABLE: Final = 4096  # bytes; SETTINGS_HEADER_TABLE_SIZE, whose default this client never changes
@@ -184,67 +184,35 @@ def _string(block: bytes, text: str, start: int, length: int) -> tuple[str, int]
 
 # --- Huffman ----------------------------------------------------------------------------------------------------------
 
-# The code's tree: node -> (next node for a 0, for a 1). Below 256 a leaf would be a symbol, so leaves are negative:
-# -1 - symbol. The end-of-string symbol (256) may not occur in a string.
-_END_OF_STRING: Final = 256
-
-
-def _tree() -> list[list[int]]:
-    nodes = [[0, 0]]
-    for symbol, (code, length) in enumerate(zip(REQUEST_CODES, REQUEST_CODES_LENGTH, strict=True)):
-        node = 0
-        for bit in range(length - 1, 0, -1):
-            branch = code >> bit & 1
-            if not nodes[node][branch]:
-                nodes.append([0, 0])
-                nodes[node][branch] = len(nodes) - 1
-            node = nodes[node][branch]
-        nodes[node][code & 1] = -1 - symbol
-    return nodes
-
-
-_NODES: Final = _tree()
-# What one byte does at a node, filled as bytes come: node << 8 | byte -> (next node << 8, symbols). At most 65,536.
+# What one byte does in a state of the code's automaton, filled as bytes come: state << 8 | byte -> (next state << 8,
+# symbols). At most 65,536.
 _STEPS: Final[dict[int, tuple[int, str]]] = {}
-
-
-def _padding_nodes() -> frozenset[int]:
-    # RFC 7541, 5.2: what is left over is less than a byte of the end-of-string code, which is all ones.
-    node, nodes = 0, {0}
-    for _ in range(7):
-        node = _NODES[node][1]
-        nodes.add(node << 8)
-    return frozenset(nodes)
-
-
-_PADDING: Final = _padding_nodes()
+# RFC 7541, 5.2: what is left over is less than a byte of the end-of-string code, which is all ones.
+_ENDS: Final = frozenset(state << 8 for state, flags, _ in HUFFMAN_TABLE if flags & HUFFMAN_COMPLETE)
 
 
 def _fill(key: int) -> None:
-    node, byte = key >> 8, key & 0xFF
-    symbols = []
-    for bit in range(7, -1, -1):
-        node = _NODES[node][byte >> bit & 1]
-        if node < 0:
-            symbol = -1 - node
-            if symbol == _END_OF_STRING:
-                raise HeaderError("a Huffman-coded string holds the end-of-string code")
-            symbols.append(chr(symbol))
-            node = 0
-    _STEPS[key] = (node << 8, "".join(symbols))
+    state, symbols = key >> 8, ""
+    for nibble in (key >> 4 & 0xF, key & 0xF):
+        state, flags, symbol = HUFFMAN_TABLE[state << 4 | nibble]
+        if flags & HUFFMAN_FAIL:
+            raise HeaderError("a Huffman-coded string holds the end-of-string code")
+        if flags & HUFFMAN_EMIT_SYMBOL:
+            symbols += chr(symbol)
+    _STEPS[key] = (state << 8, symbols)
 
 
 def _huffman(coded: bytes) -> str:
     steps = _STEPS
     while True:
-        node, out = 0, ""
+        state, out = 0, ""
         try:
             for byte in coded:
-                node, symbols = steps[node | byte]
+                state, symbols = steps[state | byte]
                 out += symbols
         except KeyError as missing:
             _fill(missing.args[0])
             continue
-        if node not in _PADDING:
+        if state not in _ENDS:
             raise HeaderError("a Huffman-coded string ends inside a code")
         return out

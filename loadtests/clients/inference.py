@@ -36,10 +36,9 @@ class InferenceClient:
     A target with https:// or grpcs:// is reached by TLS as `security` says, and HTTP/2 must be agreed on by ALPN. Its
     token goes with every call, whatever the scheme.
 
-    `keepalive_s` above 0: a connection with open calls from which nothing came for so long is asked with a PING, and
-    dead when nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping
-    within five minutes in which it sent nothing (a long compile) for abuse and closes the connection. When one says
-    so, the interval doubles.
+    `keepalive_s` above 0: a connection with open calls that was silent for so long is sent a PING, and closed when
+    nothing comes for `keepalive_timeout_s` more. Off by default: a stock gRPC server takes the third ping within five
+    minutes in which it sent nothing (a long compile) for abuse and closes the connection. The interval then doubles.
     """
 
     def __init__(
@@ -96,11 +95,11 @@ class InferenceClient:
         """A connection is ready (returns ""), or the reason why there is none."""
         if self._closed:
             return "the client is closed"
-        if not any(connection.usable for connection in self.connections):
+        if not self._has_room:
             if self._connecting is None:
                 self._connecting = gevent.spawn(self._connect)
             self._connecting.join(timeout_s)
-        return "" if any(connection.usable for connection in self.connections) else self._refusal or "still connecting"
+        return "" if self._has_room else self._refusal or "still connecting"
 
     def close(self) -> None:
         """Every call has ended (CANCELLED if it was running) and every socket is closed."""
@@ -111,6 +110,10 @@ class InferenceClient:
             self._waiting.popleft().cancel(error="the client was closed")
         for connection in list(self.connections):
             connection.close("CANCELLED", "the client was closed")
+
+    @property
+    def _has_room(self) -> bool:
+        return any(connection.usable for connection in self.connections)
 
     def _assign(self, call: GrpcCall) -> None:
         if self._closed:
@@ -183,17 +186,13 @@ class InferenceClient:
             self._refusal = ""
             self.stream_ended()
 
-    def slow_keepalive(self) -> None:
-        """Pings come half as often: a server called them too many."""
-        self.keepalive_s *= 2
-
     def stream_ended(self) -> None:
         """Waiting calls start as far as there is room for them."""
         while self._waiting:
             if self._waiting[0].status:
                 self._waiting.popleft()
                 continue
-            if not any(connection.usable for connection in self.connections):
+            if not self._has_room:
                 return self._seek_room()
             self._assign(self._waiting.popleft())
 

@@ -1,4 +1,4 @@
-"""Whether a server that is silent is still there: a PING after a while, and an end where nothing answers it."""
+"""Whether a silent server is still there: a PING after a while, and the end of the connection without an answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Keepalive:
         self._connection = connection
         self._client = client  # whose interval grows when a server calls the pings too many
         self._timer: Any = None
-        self.asked_ns = 0  # when the server was last asked whether it is there; 0: it has answered
+        self.pinged_ns = 0  # when the last PING left; 0: it was answered
         self._check_in(client.keepalive_s)
 
     def stop(self) -> None:
@@ -34,22 +34,22 @@ class Keepalive:
             self._timer = None
 
     def check(self) -> None:
-        """A silent server was asked; one that has not answered within the timeout is dead and its connection closed."""
+        """A silent server was sent a PING; where the last one was not answered in time, the connection is closed."""
         connection, at_ns = self._connection, now_ns()
         interval_s, timeout_s = self._client.keepalive_s, self._client.keepalive_timeout_s
         silent_s = (at_ns - connection.last_read_ns) / 1e9
-        if self.asked_ns and connection.last_read_ns < self.asked_ns:
-            waited_s = (at_ns - self.asked_ns) / 1e9
+        if self.pinged_ns and connection.last_read_ns < self.pinged_ns:
+            waited_s = (at_ns - self.pinged_ns) / 1e9
             if waited_s >= timeout_s and not connection.has_bytes_to_read():
                 connection.close("UNAVAILABLE", f"the server was silent for {silent_s:.1f} s and answered no ping")
             else:
                 self._check_in(min(interval_s, max(0.0, timeout_s - waited_s)))
             return
-        self.asked_ns = 0
+        self.pinged_ns = 0
         if silent_s < interval_s:
             self._check_in(interval_s - silent_s)
         elif connection.streams:
-            self.asked_ns = at_ns
+            self.pinged_ns = at_ns
             connection.ping()
             self._check_in(min(interval_s, timeout_s))
         else:

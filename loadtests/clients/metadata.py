@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpack.hpack import encode_integer
+
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -39,22 +41,14 @@ def request_prefix(path: str, authority: str, *, tls: bool, token: str) -> bytes
 
 
 def grpc_timeout(left_ns: int) -> bytes:
-    """The field that tells the server how long it has, in ms, in seconds where eight digits hold no more."""
+    """The field with the time that the server has, in ms, or in seconds where eight digits hold no more."""
     left_ms = max(1, left_ns // 1_000_000)
     text = b"%dm" % left_ms if left_ms < 10**8 else b"%dS" % min(left_ms // 1000, 10**8 - 1)
     return b"%b%c%b" % (_GRPC_TIMEOUT, len(text), text)
 
 
 def _length(value: int) -> bytes:
-    if value < 127:
-        return bytes((value,))
-    out = bytearray((127,))
-    value -= 127
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes((value,)) if value < 127 else bytes(encode_integer(value, 7))
 
 
 _GRPC_TIMEOUT = b"\x00" + _length(len(b"grpc-timeout")) + b"grpc-timeout"

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over the load generator's own HTTP/2 client: same connections, same honest times."""
+"""The Open Inference Protocol over the load generator's own HTTP/2 client: the same connections and times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OipCall(GrpcCall):
         if piece.error:
             self.fail(piece.error[:500], at_ns)
         elif piece.tokens:
-            self.tokens_came(piece.tokens, at_ns)
+            self.add_tokens(piece.tokens, at_ns)
 
 
 def oip_client(config: ExternalConfig, address: str) -> InferenceClient:

@@ -26,7 +26,7 @@ from servers.clock import now_ns
 
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 1.0  # for what follows the end mark, so that the connection can be used again
-_HERE: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+_LOCAL_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 # A kept connection that the server had closed shows it at once. What fails later was the server's own doing.
 _STALE_NS: Final = 250_000_000
@@ -55,8 +55,7 @@ class OpenAiClient:
         self._connect_timeout_s = connect_timeout_s
         self._retry_ns = int(retry_s * 1e9)
         self._most_idle = most_idle
-        token = bearer_token(config.security)
-        self._secret = token
+        self._token = bearer_token(config.security)
         lines = [
             f"POST {request_path(config.options, self.address.path)} HTTP/1.1",
             f"Host: {self.address.host_header}",
@@ -65,8 +64,8 @@ class OpenAiClient:
             "Accept-Encoding: identity",
             "Content-Type: application/json",
         ]
-        if token:
-            lines.append(f"Authorization: Bearer {token}")
+        if self._token:
+            lines.append(f"Authorization: Bearer {self._token}")
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
         self._tls: ssl.SSLContext | None = None
         if self.address.tls:
@@ -161,7 +160,7 @@ class OpenAiClient:
             return None, False
 
     def _refusal_of(self, problem: OSError) -> str:
-        if problem.errno in _HERE:
+        if problem.errno in _LOCAL_LIMITS:
             return f"this machine can open no more connections ({problem.strerror}): raise its limits (ulimit -n)"
         return f"cannot connect to {self.target}: {problem}"
 
@@ -180,7 +179,7 @@ class OpenAiClient:
 
     def _exchange(self, call: OpenAiCall, sock: Any, reused: bool) -> bool:
         """The call has ended. Returns whether the connection can serve another."""
-        answer = Answer(call, self._hide)
+        answer = Answer(call, self._token)
         call.sent_ns = now_ns()
         broken: OSError | None = None
         try:
@@ -220,17 +219,13 @@ class OpenAiClient:
                 response.pieces = []
         return bool(response.message_complete) and not response.should_close()
 
-    def _hide(self, text: str) -> str:
-        """`text` without the token, which some servers repeat in what they say of it."""
-        return text.replace(self._secret, "***") if self._secret else text
-
 
 class _StaleConnectionError(Exception):
     """The server had closed the kept connection before it saw the request."""
 
 
 def _is_closed(sock: Any) -> bool:
-    """Whether the server hung up on an idle connection, or says what nobody asked for. Never waits."""
+    """Whether the server closed an idle connection, or sent bytes that belong to no request. Never waits."""
     try:
         sock.setblocking(False)
         sock.recv(1)

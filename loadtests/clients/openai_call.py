@@ -5,13 +5,13 @@ HTTP/1.1 itself is parsed by geventhttpclient (llhttp).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import gevent
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
 from loadtests.clients.call import Call
+from loadtests.external.client_security import without_token
 from loadtests.external.openai_wire import DONE, LARGEST_ERROR, EventStream, error_of_body, read_event, shortened
 from servers.metadata import trailing_key
 
@@ -28,16 +28,8 @@ class OpenAiCall(Call):
 
     __slots__ = ("_calls", "chunks", "counted_tokens", "greenlet", "request")
 
-    def __init__(
-        self,
-        *,
-        request: bytes,
-        timeout_s: float | None,
-        on_done: Callable[[Any], None] | None,
-        tag: Any,
-        calls: set[OpenAiCall],
-    ) -> None:
-        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
+    def __init__(self, *, request: bytes, calls: set[OpenAiCall], **settings: Any) -> None:
+        super().__init__(**settings)
         self.chunks = 0
         self.counted_tokens: int | None = None  # by the server
         self.request = request
@@ -67,7 +59,7 @@ class OpenAiCall(Call):
 
 
 class _Response(HTTPResponse):
-    """llhttp's view of one answer; what its body brought since the last look is in `pieces`."""
+    """llhttp's view of one answer; `pieces` are the parts of its body since they were last taken."""
 
     def __init__(self) -> None:
         super().__init__("POST")
@@ -84,11 +76,11 @@ class _Response(HTTPResponse):
 class Answer:
     """What the bytes of one answer mean for its call. Every method may end the call."""
 
-    __slots__ = ("body", "call", "counts", "ended", "events", "head", "hide", "is_stream", "response")
+    __slots__ = ("body", "call", "counts", "ended", "events", "head", "is_stream", "response", "token")
 
-    def __init__(self, call: OpenAiCall, hide: Callable[[str], str]) -> None:
+    def __init__(self, call: OpenAiCall, token: str) -> None:
         self.call = call
-        self.hide = hide
+        self.token = token
         self.response = _Response()
         self.events = EventStream()
         self.is_stream: bool | None = None  # None: headers have not come
@@ -99,7 +91,7 @@ class Answer:
 
     def feed(self, data: bytes, at_ns: int) -> None:
         """`data` was read at `at_ns`; empty means that the server closed its side."""
-        call, response = self.call, self.response
+        response = self.response
         try:
             response.feed(data)
         except HTTPParseError as problem:
@@ -114,8 +106,8 @@ class Answer:
             return
         if self.is_stream is None:
             self.is_stream = response.get_code() == 200 and "text/event-stream" in response.header("content-type")
+        pieces, response.pieces = response.pieces, []
         if self.is_stream:
-            pieces, response.pieces = response.pieces, []
             for piece in pieces:
                 try:
                     events = self.events.feed(piece)
@@ -124,17 +116,12 @@ class Answer:
                     break
                 for event in events:
                     self.event(event, at_ns)
-        elif len(self.body) < LARGEST_ERROR:
-            pieces, response.pieces = response.pieces, []
+        else:
             self.body += b"".join(pieces)
-        if response.message_complete:
+        if response.message_complete or len(self.body) >= LARGEST_ERROR:
             self.complete(at_ns)
         elif not data:
             self.end("UNAVAILABLE", "the server closed the connection inside its answer", at_ns)
-        elif not self.is_stream and len(self.body) >= LARGEST_ERROR:
-            self.complete(at_ns)
-        if call.status:
-            response.pieces = []
 
     def event(self, data: bytes, at_ns: int) -> None:
         call = self.call
@@ -158,7 +145,7 @@ class Answer:
             call.chunks += 1
             # A count in each event says how many tokens this chunk brought; one at the end alone does not.
             self.counts = self.counts and total is not None and (call.chunks > 1 or not chunk.ended)
-            call.tokens_came(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
+            call.add_tokens(total - len(call.token_ns) if total is not None and self.counts else 1, at_ns)
         if total is not None:
             call.counted_tokens = total
         if chunk.prompt_tokens is not None:
@@ -177,4 +164,4 @@ class Answer:
             self.end("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
 
     def end(self, status: str, error: str, at_ns: int) -> None:
-        self.call.finish(status, self.hide(error), at_ns)
+        self.call.finish(status, without_token(error, self.token), at_ns)

@@ -15,7 +15,7 @@ _MOST_PENDING: Final = 32  # writes that share one call to the kernel: about a q
 
 
 class Outgoing:
-    """The way out of one connection. `on_lost` is told why when the socket takes no more."""
+    """The way out of one connection. `on_lost` is called with the error when the socket takes no more."""
 
     def __init__(
         self, sock: gevent.socket.socket, tls: TlsStream | None, loop: Any, on_lost: Callable[[OSError], None]
@@ -53,7 +53,7 @@ class Outgoing:
         self._pending.clear()
         try:
             if self._tls is not None:
-                data = self._tls.sealed(data)
+                data = self._tls.encrypted(data)
             sent = self._sock.send(data)
         except BlockingIOError:
             sent = 0

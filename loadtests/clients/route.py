@@ -1,7 +1,7 @@
 """The way to an arm: how a planned request is written for it, and which of its replicas gets it.
 
 A client is whatever starts a request without waiting and hands back a call with the times of its tokens. All calls end
-with a gRPC status name, so that whoever records them need not know which kind of client it was.
+with a gRPC status name, so that records do not depend on the kind of client.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from loadtests.clients.call import Call
 from loadtests.traffic.schedule import PlannedRequest
 from servers.clock import now_ns
 
-_SHUNNED_NS = 1_000_000_000
+_AVOIDED_NS = 1_000_000_000
 
 
 class Client(Protocol):
@@ -61,14 +61,14 @@ class Route:
     def lane(self) -> Lane:
         """The replica with the fewest requests on their way; in turn where several have as few.
 
-        One that was unavailable within the last second comes after all others: who fails at once has nothing under
-        way, and would draw the whole load.
+        One that was unavailable within the last second comes after all others: a replica that fails at once has
+        nothing under way, and would draw the whole load.
         """
         lanes = self.lanes
         if len(lanes) == 1:
             return lanes[0]
         self._turn = (self._turn + 1) % len(lanes)
-        since_ns = now_ns() - _SHUNNED_NS
+        since_ns = now_ns() - _AVOIDED_NS
         return min(
             lanes[self._turn :] + lanes[: self._turn], key=lambda lane: (lane.refused_ns > since_ns, lane.running)
         )

@@ -1,6 +1,6 @@
-"""TLS apart from any socket: bytes in, bytes out, never waiting, and its handshake over a socket.
+"""TLS apart from any socket: bytes in, bytes out, never waiting; and its handshake over a socket.
 
-A client's reader so keeps its one read a wake-up and its one time stamp.
+So a client's reader still needs one read and one time stamp for each wake-up.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TlsStream:
         self.ended = False  # the peer said that nothing more will come
 
     @property
-    def has_to_say(self) -> bool:
-        """Whether `sealed` would return something even for no bytes: an answer to a change of keys, an alert."""
+    def has_output(self) -> bool:
+        """Whether `encrypted` would return something even for no bytes: the answer to a change of keys, or an alert."""
         return bool(self._outgoing.pending)
 
     def handshake(self, received: bytes) -> bytes:
@@ -56,7 +56,7 @@ class TlsStream:
         self.ready = True
         return self._outgoing.read()
 
-    def opened(self, received: bytes) -> bytes:
+    def decrypted(self, received: bytes) -> bytes:
         """All plain bytes that are there after `received`; none is left waiting for more to come."""
         if received:
             self._incoming.write(received)
@@ -73,8 +73,8 @@ class TlsStream:
             raise TlsError(explain(problem, self._name)) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def sealed(self, plain: bytes) -> bytes:
-        """What to put on the wire for `plain`, and whatever TLS itself has to say."""
+    def encrypted(self, plain: bytes) -> bytes:
+        """The bytes to send for `plain`, and those that TLS itself has to send."""
         if plain:
             self._tls.write(plain)
         return self._outgoing.read()
@@ -89,7 +89,7 @@ def secure(sock: Any, context: ssl.SSLContext, name: str, *, http2: bool) -> Tls
             out = tls.handshake(received)
         except TlsError:
             with suppress(OSError):
-                sock.sendall(tls.sealed(b""))  # the alert that tells the server why
+                sock.sendall(tls.encrypted(b""))  # the alert that tells the server why
             raise
         sock.sendall(out)
         if tls.ready:
@@ -100,7 +100,7 @@ def secure(sock: Any, context: ssl.SSLContext, name: str, *, http2: bool) -> Tls
 
 
 class TlsSocket:
-    """As much of a socket as a client over HTTP/1.1 needs, with TLS over it. The socket says how long it waits."""
+    """The methods of a socket that a client over HTTP/1.1 needs, over TLS. Timeouts are the socket's."""
 
     __slots__ = ("_sock", "_tls", "close", "setblocking", "settimeout")
 
@@ -111,17 +111,17 @@ class TlsSocket:
 
     def sendall(self, data: bytes) -> None:
         """All of `data` is with the kernel."""
-        self._sock.sendall(self._tls.sealed(data))
+        self._sock.sendall(self._tls.encrypted(data))
 
     def recv(self, size: int) -> bytes:
         """Plain bytes, all that one read brought, whatever the `size`; b"" at the end."""
         del size
-        plain = self._tls.opened(b"")
+        plain = self._tls.decrypted(b"")
         while not plain and not self._tls.ended:
             received = self._sock.recv(_READ_BYTES)
             if not received:
                 break
-            plain = self._tls.opened(received)
-            if self._tls.has_to_say:
-                self._sock.sendall(self._tls.sealed(b""))
+            plain = self._tls.decrypted(received)
+            if self._tls.has_output:
+                self._sock.sendall(self._tls.encrypted(b""))
         return plain

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from loadtests.clients.frames import (
-    CONTINUATION,
-    DATA,
-    DEFAULT_FRAME,
-    DEFAULT_WINDOW,
-    END_HEADERS,
-    END_STREAM,
-    FLOW_CONTROL_ERROR,
-    HEADERS,
-    LARGEST_FRAME,
-    LARGEST_WINDOW,
-    ProtocolError,
-    frame,
-)
+from loadtests.clients import frames
+from loadtests.clients.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ProtocolError, frame
 from loadtests.clients.grpc_call import Carrier, GrpcCall
 
 
@@ -28,9 +16,9 @@ class Uploads:
     def __init__(self, carrier: Carrier, write: Callable[[bytes], None]) -> None:
         self._carrier = carrier
         self._write = write
-        self._window = DEFAULT_WINDOW
-        self._stream_window = DEFAULT_WINDOW
-        self._frame_bytes = DEFAULT_FRAME
+        self._window = frames.DEFAULT_WINDOW
+        self._stream_window = frames.DEFAULT_WINDOW
+        self._frame_bytes = frames.DEFAULT_FRAME
         self._blocked: deque[GrpcCall] = deque()  # requests whose body waits for a window
 
     def start(self, call: GrpcCall, stream_id: int, block: bytes) -> None:
@@ -43,7 +31,7 @@ class Uploads:
             out = frame(HEADERS, 0, stream_id, block[:size])
             for start in range(size, len(block), size):
                 last = END_HEADERS if start + size >= len(block) else 0
-                out += frame(CONTINUATION, last, stream_id, block[start : start + size])
+                out += frame(frames.CONTINUATION, last, stream_id, block[start : start + size])
         if len(body) <= size and len(body) <= self._window and len(body) <= window and not self._blocked:
             self._window -= len(body)
             call.position = len(body)
@@ -77,21 +65,25 @@ class Uploads:
         if not increment:
             raise ProtocolError("the connection's window grows by 0")
         self._window += increment
-        if self._window > LARGEST_WINDOW:
-            raise ProtocolError("the connection window overflowed", FLOW_CONTROL_ERROR)
+        if self._window > frames.LARGEST_WINDOW:
+            raise ProtocolError("the connection window overflowed", frames.FLOW_CONTROL_ERROR)
 
     def set_stream_window(self, value: int, calls: Iterable[GrpcCall]) -> None:
         """Streams begin with a window of `value`, and those of `calls` have as much more or less as it changed."""
-        if value > LARGEST_WINDOW:
-            raise ProtocolError(f"the initial window is {value}; the limit is {LARGEST_WINDOW}", FLOW_CONTROL_ERROR)
+        if value > frames.LARGEST_WINDOW:
+            raise ProtocolError(
+                f"the initial window is {value}; the limit is {frames.LARGEST_WINDOW}", frames.FLOW_CONTROL_ERROR
+            )
         change, self._stream_window = value - self._stream_window, value
         for call in calls:
             call.send_window += change
-            if call.send_window > LARGEST_WINDOW:
-                raise ProtocolError("a stream's window overflowed by SETTINGS", FLOW_CONTROL_ERROR)
+            if call.send_window > frames.LARGEST_WINDOW:
+                raise ProtocolError("a stream's window overflowed by SETTINGS", frames.FLOW_CONTROL_ERROR)
 
     def set_frame_bytes(self, value: int) -> None:
         """The peer takes frames of `value` bytes."""
-        if not DEFAULT_FRAME <= value <= LARGEST_FRAME:
-            raise ProtocolError(f"the largest frame is {value}; the limits are {DEFAULT_FRAME} and {LARGEST_FRAME}")
+        if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
+            raise ProtocolError(
+                f"the largest frame is {value}; the limits are {frames.DEFAULT_FRAME} and {frames.LARGEST_FRAME}"
+            )
         self._frame_bytes = value

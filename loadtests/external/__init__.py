@@ -1,1 +1,1 @@
-"""Servers of somebody else: where they are, whether they can be judged, what goes over their wire."""
+"""Servers that tailgate does not start: where they are, whether they can be judged, what goes over their wire."""

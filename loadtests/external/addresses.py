@@ -1,4 +1,4 @@
-"""An arm that tailgate does not start: a model server of somebody else, known by its addresses and its protocol.
+"""An arm that tailgate does not start: a model server known by its addresses and its protocol.
 
 `kind = "openai"` is the OpenAI-compatible HTTP API with server-sent events (vLLM, SGLang, TGI, transformers, others);
 `kind = "oip"` the Open Inference Protocol over gRPC (Triton, MLServer, KServe). Nothing here opens a connection.
@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from loadtests.external.client_security import OPEN, SecurityConfig
 from servers.address import host_port, joined
@@ -19,11 +19,11 @@ from servers.fields import ConfigError, build
 from servers.ladders import check_rising
 
 Kind = Literal["openai", "oip"]
-KINDS: tuple[Kind, ...] = ("openai", "oip")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Scalar = bool | int | float | str
 
-# Body fields with which servers can be made to answer exactly as many tokens as asked for.
-LENGTH_FIELDS = ("ignore_eos", "min_tokens")
+# Body fields that make servers answer with exactly as many tokens as the request says.
+LengthField = Literal["ignore_eos", "min_tokens"]
 _SCHEMES: dict[str, dict[str, bool]] = {
     "openai": {"http": False, "https": True},
     "oip": {"http": False, "grpc": False, "https": True, "grpcs": True},
@@ -96,25 +96,14 @@ def parse_target(text: str) -> Address:
     return Address(host=host, port=port, tls=_SCHEMES["oip"][scheme.lower()])
 
 
-def _length_fields(where: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in LENGTH_FIELDS:
-            raise ConfigError(f'{where}.length_fields has "{name}": use {" and ".join(LENGTH_FIELDS)}, or none')
-
-
-def _tokenizer(where: str, path: str, prompt: str) -> None:
-    if path and prompt == "token_ids":
-        raise ConfigError(f'{where}.tokenizer is set but {where}.prompt is "token_ids", which needs none: drop one')
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiOptions:
     """How requests to an OpenAI-compatible server are written.
 
     `prompt` "token_ids" sends numbers, exactly as many as planned; vLLM's and SGLang's completions take them. "text"
     sends words; with `tokenizer` (the model's folder or hub id) exactly as many tokens as planned, the chat template
-    included, without it about as many. `length_fields` are the body fields by which the server can be told not to end
-    an answer early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
+    included, without it about as many. `length_fields` are the body fields by which the server does not end an answer
+    early: ignore_eos, min_tokens, or none. `usage` asks for a token count at the end of each stream, with
     each chunk (vLLM can), or not at all. `extra` is added to every request's body as it is.
     """
 
@@ -122,13 +111,11 @@ class OpenAiOptions:
     prompt: Literal["text", "token_ids"] = "text"
     tokenizer: str = ""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    length_fields: tuple[str, ...] = ()
+    length_fields: tuple[LengthField, ...] = ()
     usage: Literal["end", "each", "off"] = "end"
     extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _length_fields("openai", self.length_fields)
-        _tokenizer("openai", self.tokenizer, self.prompt)
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ConfigError(
                 'openai.prompt is "token_ids" but chat messages are text: use endpoint = "completions", or '
@@ -160,12 +147,10 @@ class OipOptions:
     parameters_tensor: str = "sampling_parameters"
     output_tensor: str = "text_output"
     batched: bool = False
-    length_fields: tuple[str, ...] = ()
+    length_fields: tuple[LengthField, ...] = ()
     extra: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _length_fields("oip", self.length_fields)
-        _tokenizer("oip", self.tokenizer, self.prompt)
         for key in ("prompt_tensor", "output_tensor"):
             if not getattr(self, key):
                 raise ConfigError(f"oip.{key} is empty: name the model's tensor")
@@ -214,6 +199,10 @@ class ExternalConfig:
         other = "oip" if self.kind == "openai" else "openai"
         if getattr(self, other) is not None:
             raise ConfigError(f'the table {other} is set but kind is "{self.kind}": use the table {self.kind}')
+        if self.options.prompt == "token_ids" and self.options.tokenizer:
+            raise ConfigError(
+                f'{self.kind}.tokenizer is set but {self.kind}.prompt is "token_ids", which needs none: drop one'
+            )
         if self.options.prompt == "token_ids" and not self.vocab_size:
             raise ConfigError(
                 f'{self.kind}.prompt is "token_ids" but vocab_size is missing: give the size of the model\'s vocabulary'
@@ -239,18 +228,26 @@ class ExternalConfig:
             )
 
 
+def sampling_fields(
+    options: OpenAiOptions | OipOptions, *, max_tokens: int, whole_length: bool, seed: int
+) -> dict[str, Any]:
+    """What a greedy request says of its answer. `whole_length` asks for exactly `max_tokens`, where the server can."""
+    sampling: dict[str, Any] = {"temperature": 0, "seed": seed & 0x7FFFFFFF}
+    if whole_length:
+        sampling |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
+    return {**sampling, **options.extra}
+
+
 SECURITY_KEYS = tuple(item.name for item in fields(SecurityConfig))
 
 
 def external_from_table(table: Mapping[str, Any], *, where: str) -> ExternalConfig:
     """The external arm that an arm's TOML table describes, apart from its name and whether it is the control."""
-    rest = {key: value for key, value in table.items() if key not in SECURITY_KEYS}
+    rest = {"model_name": "", **{key: value for key, value in table.items() if key not in SECURITY_KEYS}}
     address = rest.pop("address", ())
     rest["addresses"] = [address] if isinstance(address, str) else address
     if not isinstance(rest["addresses"], (list, tuple)) or not all(isinstance(a, str) for a in rest["addresses"]):
         raise ConfigError(f"{where}.address is {address!r}: give a string, or a list of them")
-    if "model_name" not in rest:
-        raise ConfigError(f"{where}.model_name is missing: give the name by which the server knows the model")
     try:
         for kind in KINDS:
             if kind in rest:
@@ -285,9 +282,7 @@ def external_from_flags(
 def _options(kind: str, table: Any, where: str) -> OpenAiOptions | OipOptions:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} is {table!r}: give a table")
-    if kind == "openai":
-        return build(OpenAiOptions, table, where=where)
-    return build(OipOptions, table, where=where)
+    return build(OpenAiOptions, table, where=where) if kind == "openai" else build(OipOptions, table, where=where)
 
 
 def external_table(external: ExternalConfig) -> dict[str, Any]:

@@ -73,6 +73,11 @@ def bearer_token(security: SecurityConfig) -> str:
     return ""
 
 
+def without_token(text: str, token: str) -> str:
+    """`text` without the token, which some servers repeat in error messages."""
+    return text.replace(token, "***") if token else text
+
+
 def client_context(security: SecurityConfig, *, protocols: tuple[str, ...] = ("h2",)) -> ssl.SSLContext:
     """A context that checks certificate and name and offers `protocols` (ALPN). Raises ConfigError for a bad file."""
     if security.tls_ca:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from loadtests.external.addresses import OipOptions
+from loadtests.external.addresses import OipOptions, sampling_fields
 from servers.rpc.oip_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -61,10 +61,8 @@ def infer_request(
     add(options.max_tokens_tensor, "INT32", [max_tokens])
     add(options.stream_tensor, "BOOL", [options.stream != "off"])
     if options.parameters_tensor:
-        parameters: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF}
-        if whole_length:
-            parameters |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
-        add(options.parameters_tensor, "BYTES", [json.dumps({**parameters, **options.extra}).encode()])
+        sampling = sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed)
+        add(options.parameters_tensor, "BYTES", [json.dumps({"max_tokens": max_tokens, **sampling}).encode()])
     request.outputs.add(name=options.output_tensor)
     return request.SerializeToString()
 
@@ -103,13 +101,9 @@ def _elements(response: ModelInferResponse, place: int) -> Piece:
     field, size = _FIELDS.get(output.datatype, ("", 0))
     if not field:
         return Piece(0, f'tensor "{output.name}" is {output.datatype}, which holds neither text nor token ids')
-    given = getattr(output.contents, field)
+    values, raws = getattr(output.contents, field), response.raw_output_contents
+    raw = raws[place] if place < len(raws) else b""
     if output.datatype == "BYTES":
-        if given:
-            return Piece(int(any(given)))
         # In raw form each element has its length before it, in four bytes.
-        return Piece(int(place < len(response.raw_output_contents) and len(response.raw_output_contents[place]) > 4))
-    if given:
-        return Piece(len(given), counted=True)
-    raw = response.raw_output_contents[place] if place < len(response.raw_output_contents) else b""
-    return Piece(len(raw) // size, counted=True)
+        return Piece(int(any(values) if values else len(raw) > 4))
+    return Piece(len(values) or len(raw) // size, counted=True)

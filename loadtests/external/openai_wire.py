@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from loadtests.external.addresses import OpenAiOptions
+from loadtests.external.addresses import OpenAiOptions, sampling_fields
 from loadtests.traffic.prompts import Message
 
 DONE: Final = b"[DONE]"
@@ -65,13 +65,12 @@ def request_body(
         body["messages"] = [
             {"role": item.role, "content": item.content} for item in prompt if isinstance(item, Message)
         ]
-    body |= {options.max_tokens_field: max_tokens, "temperature": 0, "seed": seed & 0x7FFFFFFF, "stream": True}
+    body |= {options.max_tokens_field: max_tokens, "stream": True}
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}
-    if whole_length:
-        body |= {name: True if name == "ignore_eos" else max_tokens for name in options.length_fields}
-    return json.dumps({**body, **options.extra}, separators=(",", ":")).encode()
+    body |= sampling_fields(options, max_tokens=max_tokens, whole_length=whole_length, seed=seed)
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 class EventStream:

@@ -1,4 +1,4 @@
-"""Finds out whether an external arm can be judged: is it there, does it know the model, does it count its tokens?
+"""Whether an external arm can be judged: it answers, knows the model, and counts its tokens or not.
 
 Before a trial every replica answers one short request, sent as the load will send them. So a wrong model name, tensor,
 token or address ends the run with one line before any traffic, and the trial's facts say how tokens can be counted.
@@ -12,28 +12,20 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
 from typing import Any
 
 import grpc
 
+from loadtests.external import oip_wire, openai_wire
 from loadtests.external.addresses import Address, ExternalConfig, OipOptions, OpenAiOptions, parse_address
-from loadtests.external.client_security import bearer_token, client_context, explain, server_name
+from loadtests.external.client_security import bearer_token, client_context, explain, server_name, without_token
 from loadtests.external.grpc_channel import open_channel
-from loadtests.external.oip_wire import infer_request, method_path, read_response
-from loadtests.external.openai_wire import (
-    DONE,
-    LARGEST_ERROR,
-    EventStream,
-    error_of_body,
-    read_event,
-    request_body,
-    request_path,
-    shortened,
-)
+from loadtests.external.openai_wire import shortened
 from servers.rpc import oip_pb2, oip_pb2_grpc
 
-TOKENS = 8  # asked for in the one request
+TOKENS = 8  # of the short answer
 _PROMPT = "Tell me a short story about the sea."
 _POLL_S = 0.1
 _RETRY_S = 0.5
@@ -59,65 +51,49 @@ class Probe:
     streams: bool
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """For trial.json."""
-        return asdict(self)
-
 
 def wait_ready(
-    config: ExternalConfig, address: str, *, timeout_s: float, check: Callable[[], None], told: Callable[[str], None]
+    config: ExternalConfig, address: str, *, timeout_s: float, check: Callable[[], None], not_yet: Callable[[str], None]
 ) -> Probe:
     """What the replica at `address` answered, once it did. `check` is called often and may raise to end the wait.
 
-    Raises UnusableError at once when waiting will not help, and NotReadyError after `timeout_s`. `told` hears why not
-    yet.
+    Raises UnusableError at once when waiting will not help, and NotReadyError after `timeout_s`. Before each further
+    try `not_yet` is called with the reason.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        attempt = _Attempt(config, address, min(_REQUEST_S, max(1.0, deadline - time.monotonic())))
-        while attempt.runs:
+        left_s = min(_REQUEST_S, max(1.0, deadline - time.monotonic()))
+        # In a thread of its own, so that the user can end the run while it waits for the server.
+        answer: Future[Probe] = Future()
+        where = parse_address(address, config.kind)
+        threading.Thread(target=_probe, args=(answer, config, where, left_s), daemon=True).start()
+        while not answer.done():
             check()
             time.sleep(_POLL_S / 2)
-        if attempt.probe is not None:
-            return attempt.probe
-        assert attempt.error is not None
-        if not isinstance(attempt.error, NotReadyError) or time.monotonic() + _RETRY_S > deadline:
-            raise attempt.error
-        told(str(attempt.error))
+        try:
+            return answer.result()
+        except NotReadyError as error:
+            if time.monotonic() + _RETRY_S > deadline:
+                raise
+            not_yet(str(error))
         until = time.monotonic() + _RETRY_S
         while time.monotonic() < until:
             check()
             time.sleep(_POLL_S)
 
 
-class _Attempt:
-    """One try in a thread of its own, so that the user can end the run while it waits for the server."""
-
-    def __init__(self, config: ExternalConfig, address: str, timeout_s: float) -> None:
-        self.probe: Probe | None = None
-        self.error: Exception | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(config, address, timeout_s), name=f"probe {address}", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def runs(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self, config: ExternalConfig, address: str, timeout_s: float) -> None:
-        try:
-            ask = _ask_openai if config.kind == "openai" else _ask_oip
-            self.probe = ask(config, parse_address(address, config.kind), timeout_s)
-        except (NotReadyError, UnusableError) as error:
-            self.error = error
-        except ssl.SSLError as error:
-            name = server_name(config.security, parse_address(address, config.kind).host)
-            self.error = UnusableError(explain(error, name))
-        except (OSError, http.client.HTTPException) as error:
-            self.error = NotReadyError(shortened(f"{type(error).__name__}: {error}"))
-        except Exception as error:  # whatever it is, the run must not wait for ever
-            self.error = UnusableError(shortened(f"{type(error).__name__}: {error}"))
+def _probe(answer: Future[Probe], config: ExternalConfig, address: Address, timeout_s: float) -> None:
+    """`answer` has what the server answered, or a NotReadyError or UnusableError."""
+    probe = _probe_openai if config.kind == "openai" else _probe_oip
+    try:
+        answer.set_result(probe(config, address, timeout_s))
+    except (NotReadyError, UnusableError) as error:
+        answer.set_exception(error)
+    except ssl.SSLError as error:
+        answer.set_exception(UnusableError(explain(error, server_name(config.security, address.host))))
+    except Exception as error:  # whatever it is, the run must not wait for ever
+        kind = NotReadyError if isinstance(error, (OSError, http.client.HTTPException)) else UnusableError
+        answer.set_exception(kind(shortened(f"{type(error).__name__}: {error}")))
 
 
 def _prompt(config: ExternalConfig) -> str | Sequence[int]:
@@ -126,18 +102,33 @@ def _prompt(config: ExternalConfig) -> str | Sequence[int]:
     return _PROMPT
 
 
+def _failure(status: str, text: str, remedy: str | None) -> NotReadyError | UnusableError:
+    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
+        return NotReadyError(text)
+    return UnusableError(f"{text}: {remedy}" if remedy else text)
+
+
 # --- OpenAI -----------------------------------------------------------------------------------------------------------
 
 
-def _ask_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
+_HTTP_REMEDIES = {
+    401: "give its token by token_env",
+    403: "give a token that may use the model",
+    404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
+    422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
+    400: "see model_name and openai.prompt, usage, length_fields and extra",
+}
+
+
+def _probe_openai(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
     options = config.options
     assert isinstance(options, OpenAiOptions)
     headers = {"User-Agent": "tailgate", "Accept-Encoding": "identity"}
     token = bearer_token(config.security)
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    _ask_health(config, address, headers, token)
-    body = request_body(
+    _check_health(config, address, headers, token)
+    body = openai_wire.request_body(
         options, model=config.model_name, prompt=_prompt(config), max_tokens=TOKENS, whole_length=True, seed=0
     )
     connection = _http(config, address, timeout_s)
@@ -145,31 +136,33 @@ def _ask_openai(config: ExternalConfig, address: Address, timeout_s: float) -> P
         began = time.monotonic()
         connection.request(
             "POST",
-            request_path(options, address.path),
+            openai_wire.request_path(options, address.path),
             body,
             {**headers, "Content-Type": "application/json", "Accept": "text/event-stream"},
         )
         answer = connection.getresponse()
         if answer.status != 200 or "text/event-stream" not in (answer.getheader("content-type") or ""):
-            status, error = error_of_body(answer.status, answer.read(LARGEST_ERROR), answer.getheader("location") or "")
-            raise _openai_error(answer.status, status, _without(error, token))
+            status, error = openai_wire.error_of_body(
+                answer.status, answer.read(openai_wire.LARGEST_ERROR), answer.getheader("location") or ""
+            )
+            raise _failure(status, without_token(error, token), _HTTP_REMEDIES.get(answer.status))
         return _read_openai(answer, began, token)
     finally:
         connection.close()
 
 
-def _ask_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> None:
+def _check_health(config: ExternalConfig, address: Address, headers: dict[str, str], token: str) -> None:
     """The server is up, as far as /health and the list of models tell; servers have one of them or none."""
     for path in ("/health", f"{address.path}/models"):
         connection = _http(config, address, 10.0)
         try:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
-            body = answer.read(LARGEST_ERROR)
+            body = answer.read(openai_wire.LARGEST_ERROR)
         finally:
             connection.close()
         if answer.status in (502, 503):
-            raise NotReadyError(_without(error_of_body(answer.status, body)[1], token))
+            raise NotReadyError(without_token(openai_wire.error_of_body(answer.status, body)[1], token))
         if answer.status == 200:
             return
 
@@ -189,15 +182,14 @@ def _http(config: ExternalConfig, address: Address, timeout_s: float) -> http.cl
 
 
 def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> Probe:
-    events = EventStream()
     chunks, tokens, prompt_tokens, ended = 0, None, None, False
-    for data in _events(answer, events):
-        if data.strip() == DONE:
+    for data in _events(answer):
+        if data.strip() == openai_wire.DONE:
             ended = True
             break
-        chunk = read_event(data)
+        chunk = openai_wire.read_event(data)
         if chunk.failed is not None:
-            raise UnusableError(f"{chunk.failed[0]}: {_without(chunk.failed[1], token)}")
+            raise UnusableError(f"{chunk.failed[0]}: {without_token(chunk.failed[1], token)}")
         chunks += chunk.text
         ended = ended or chunk.ended
         tokens = chunk.completion_tokens if chunk.completion_tokens is not None else tokens
@@ -208,7 +200,8 @@ def _read_openai(answer: http.client.HTTPResponse, began: float, token: str) -> 
     return Probe(asked=TOKENS, chunks=chunks, tokens=tokens, prompt_tokens=prompt_tokens, streams=True, seconds=seconds)
 
 
-def _events(answer: http.client.HTTPResponse, events: EventStream) -> Iterator[bytes]:
+def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    events = openai_wire.EventStream()
     while piece := answer.read1(65_536):
         yield from events.feed(piece)
     tail = events.close()
@@ -216,27 +209,17 @@ def _events(answer: http.client.HTTPResponse, events: EventStream) -> Iterator[b
         yield tail
 
 
-def _openai_error(code: int, status: str, error: str) -> Exception:
-    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
-        return NotReadyError(error)
-    remedies = {
-        401: "give its token by token_env",
-        403: "give a token that may use the model",
-        404: "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows",
-        422: "it does not take a field of the request: see openai.usage, length_fields, extra and prompt",
-        400: "see model_name and openai.prompt, usage, length_fields and extra",
-    }
-    return UnusableError(f"{error}: {remedies[code]}" if code in remedies else error)
-
-
-def _without(text: str, token: str) -> str:
-    return text.replace(token, "***") if token else text
-
-
 # --- Open Inference Protocol ------------------------------------------------------------------------------------------
 
 
-def _ask_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
+_GRPC_REMEDIES = {
+    "UNAUTHENTICATED": "give its token by token_env",
+    "NOT_FOUND": "give the model_name that the server knows",
+    "UNIMPLEMENTED": "is it an Open Inference Protocol server, and is oip.stream right?",
+}
+
+
+def _probe_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Probe:
     options = config.options
     assert isinstance(options, OipOptions)
     token = bearer_token(config.security)
@@ -246,7 +229,9 @@ def _ask_oip(config: ExternalConfig, address: Address, timeout_s: float) -> Prob
             _check_model(channel, config, options, metadata)
             return _infer(channel, config, options, metadata, timeout_s)
         except grpc.RpcError as error:
-            raise _grpc_error(error, token) from None
+            status = error.code().name
+            text = shortened(without_token(f"{status}: {error.details()}", token))
+            raise _failure(status, text, _GRPC_REMEDIES.get(status)) from None
 
 
 def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any) -> None:
@@ -256,27 +241,24 @@ def _check_model(channel: grpc.Channel, config: ExternalConfig, options: OipOpti
     ready = stub.ModelReady(oip_pb2.ModelReadyRequest(name=config.model_name), timeout=10.0, metadata=metadata)
     if not ready.ready:
         raise NotReadyError(f'the server says that model "{config.model_name}" is not ready')
+    request = oip_pb2.ModelMetadataRequest(name=config.model_name)
     try:
-        model = stub.ModelMetadata(
-            oip_pb2.ModelMetadataRequest(name=config.model_name), timeout=10.0, metadata=metadata
-        )
+        model = stub.ModelMetadata(request, timeout=10.0, metadata=metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return
         raise
-    inputs, outputs = [item.name for item in model.inputs], [item.name for item in model.outputs]
-    sent = ("prompt_tensor", "prompt_length_tensor", "max_tokens_tensor", "stream_tensor", "parameters_tensor")
-    for key, names in (*((key, inputs) for key in sent), ("output_tensor", outputs)):
-        name = getattr(options, key)
+    for key in (item.name for item in fields(options) if item.name.endswith("_tensor")):
+        what, tensors = ("output", model.outputs) if key == "output_tensor" else ("input", model.inputs)
+        name, names = getattr(options, key), [tensor.name for tensor in tensors]
         if name and names and name not in names:
-            what = "output" if names is outputs else "input"
             raise UnusableError(f'the model has no {what} "{name}" but {", ".join(names)}: set oip.{key}')
 
 
 def _infer(
     channel: grpc.Channel, config: ExternalConfig, options: OipOptions, metadata: Any, timeout_s: float
 ) -> Probe:
-    body = infer_request(
+    body = oip_wire.infer_request(
         options,
         model=config.model_name,
         prompt=_prompt(config),
@@ -285,7 +267,7 @@ def _infer(
         seed=0,
         request_id="probe",
     )
-    path = method_path(options)
+    path = oip_wire.method_path(options)
     began = time.monotonic()
     messages: Iterator[bytes]
     if options.stream == "off":
@@ -294,7 +276,7 @@ def _infer(
         messages = iter(channel.stream_stream(path)(iter([body]), timeout=timeout_s, metadata=metadata))
     chunks, tokens, counted = 0, 0, True
     for message in messages:
-        piece = read_response(options, message)
+        piece = oip_wire.read_response(options, message)
         if piece.error == config.model_name and options.stream == "triton":
             # A bare inference response read as Triton's: its first field is the model's name.
             raise UnusableError(
@@ -318,17 +300,3 @@ def _infer(
         streams=options.stream != "off",
         seconds=time.monotonic() - began,
     )
-
-
-def _grpc_error(error: grpc.RpcError, token: str) -> Exception:
-    code = error.code()
-    text = shortened(_without(f"{code.name}: {error.details()}", token))
-    waits = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
-    if code in waits:
-        return NotReadyError(text)
-    remedies = {
-        grpc.StatusCode.UNAUTHENTICATED: "give its token by token_env",
-        grpc.StatusCode.NOT_FOUND: "give the model_name that the server knows",
-        grpc.StatusCode.UNIMPLEMENTED: "is it an Open Inference Protocol server, and is oip.stream right?",
-    }
-    return UnusableError(f"{text}: {remedies[code]}" if code in remedies else text)

@@ -1,4 +1,4 @@
-"""A load that waits for its answers: so many requests always under way to each arm, the next when one has ended.
+"""A load that waits for its answers: a fixed number of requests to each arm, and the next when one has ended.
 
 It imitates users who wait, and serves to find the throughput at a given concurrency. A server that stalls stops it, so
 its latencies hide the tail; records of it are marked as closed loop and no verdict on tails is made of them.
@@ -6,58 +6,53 @@ its latencies hide the tail; records of it are marked as closed loop and no verd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import gevent
 import numpy as np
-from gevent.event import Event
+from gevent.event import AsyncResult
 
+from loadtests.generator.request_copy import Prepared
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule, planned_requests
 from servers.clock import now_ns
 
 _AFTER_FAILURE_S = 0.1  # an arm that refuses at once must not fill the disk with refusals
 _ROWS_AT_ONCE = 128
 
-# (planned request, pair id, when its call has ended) -> starts it at the given time
-Start = Callable[[int], None]
-Prepare = Callable[[PlannedRequest, str, Callable[[bool], None]], Start]
-
 
 class ClosedLoop:
-    """Keeps `slots` requests under way to each arm from `start_ns` to `end_ns`, or until each arm had every row once.
+    """Keeps this worker's share of `concurrency` requests under way to each arm, for `duration_s`.
 
-    `once` sends the rows of the schedule to each arm one time; otherwise they come round again. Between an answer and
-    the next request lies an exponential pause of `pause_s` on average.
+    With `num_prompts` each arm gets the rows of the schedule once and that is the end; otherwise they come round again.
+    Between an answer and the next request lies an exponential pause of `pause_s` on average. `prepare` encodes a
+    planned request with its pair id, and `launch` starts it.
     """
 
     def __init__(
         self,
         schedule: Schedule,
+        config: TrialConfig,
         *,
-        arms: Sequence[str],
-        slots: int,
-        once: bool,
-        pause_s: float,
-        rampup_s: float,
-        trial: int,
-        seed: int,
-        worker: int,
-        prepare: Prepare,
+        workers: int,
+        prepare: Callable[[PlannedRequest, str], Prepared],
+        launch: Callable[[Prepared, int], None],
     ) -> None:
         self._schedule = schedule
-        self._slots = slots
-        self._once = once
-        self._pause_s = pause_s
-        self._rampup_s = rampup_s
-        self._trial = trial
-        self._seed = (seed, trial, worker)
-        self._prepare = prepare
+        self._config = config
+        # Shares are by index, so that the first row tells which one this is.
+        worker = int(schedule.ints("index")[0]) % workers if len(schedule) else 0
+        self._slots = config.concurrency // workers + (worker < config.concurrency % workers)
+        self._seed = (config.seed, config.trial, worker)
+        self._prepare, self._launch = prepare, launch
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         everywhere = EVERY_ARM in schedule.table["arm"].to_pylist()
-        self._arms: tuple[str | None, ...] = tuple(arms) if everywhere else (None,)
+        self._arms: tuple[str | None, ...] = config.arms if everywhere else (None,)
 
-    def run(self, start_ns: int, end_ns: int) -> None:
+    def run(self, start_ns: int) -> None:
         """Every slot has sent its last request and has its answer. An error in one ends all and is raised."""
+        end_ns = start_ns + int(self._config.duration_s * 1e9)
         try:
             for arm in self._arms:
                 rows = self._rows(arm)
@@ -68,42 +63,35 @@ class ClosedLoop:
             gevent.killall(self._greenlets, block=False)
 
     def _rows(self, arm: str | None) -> Iterator[tuple[PlannedRequest, str]]:
-        turn = 0
-        while True:
+        for turn in count():
             mark = f".{turn}" if turn else ""
-            table = self._schedule.table
-            for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-                for plan in planned_requests(table.slice(start, _ROWS_AT_ONCE)):
-                    yield plan._replace(arm=arm), f"{self._trial}-{plan.index}{mark}"
-            turn += 1
-            if self._once or not table.num_rows:
+            for plan in planned_requests(self._schedule.table, at_once=_ROWS_AT_ONCE):
+                yield plan._replace(arm=arm), f"{self._config.trial}-{plan.index}{mark}"
+            if self._config.num_prompts or not len(self._schedule):
                 return
 
     def _slot(self, rows: Iterator[tuple[PlannedRequest, str]], number: int, start_ns: int, end_ns: int) -> None:
         # Arms get the same pauses: only their answers differ.
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number,)))
-        ended = Event()
-        good = [True]
 
-        def on_done(ok: bool) -> None:
-            good[0] = ok
-            ended.set()
-
-        def prepared() -> Start | None:
+        def following() -> tuple[Prepared, AsyncResult] | None:
             row = next(rows, None)
             if row is None:
                 return None
             plan, pair_id = row
-            rampup = now_ns() < start_ns + int(self._rampup_s * 1e9)
-            return self._prepare(plan._replace(phase="rampup" if rampup else "measure"), pair_id, on_done)
+            phase = "rampup" if now_ns() < start_ns + int(self._config.rampup_s * 1e9) else "measure"
+            prepared, ended = self._prepare(plan._replace(phase=phase), pair_id), AsyncResult()
+            for copy in prepared:
+                copy.on_done = ended.set
+            return prepared, ended
 
-        following = prepared()
+        pending = following()
         gevent.sleep(max(0.0, (start_ns - now_ns()) / 1e9))
-        while following is not None and now_ns() < end_ns:
-            ended.clear()
-            following(now_ns())
-            following = prepared()  # encoded while the answer is awaited
-            ended.wait()
-            pause_s = float(rng.standard_exponential()) * self._pause_s if self._pause_s else 0.0
-            if pause_s or not good[0]:
-                gevent.sleep(max(pause_s, 0.0 if good[0] else _AFTER_FAILURE_S))
+        while pending is not None and now_ns() < end_ns:
+            prepared, ended = pending
+            self._launch(prepared, now_ns())
+            pending = following()  # encoded while the answer is awaited
+            well = ended.get()
+            pause_s = float(rng.standard_exponential()) * self._config.pause_s
+            if pause_s or not well:
+                gevent.sleep(max(pause_s, 0.0 if well else _AFTER_FAILURE_S))

@@ -23,7 +23,7 @@ from loadtests.generator.closed_loop import ClosedLoop
 from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
-from loadtests.generator.preparer import A_TURN_S, Preparer
+from loadtests.generator.preparer import TURN_S, Preparer
 from loadtests.generator.record import RequestRecord, record_of
 from loadtests.generator.recorder import RequestRecorder
 from loadtests.generator.request_copy import Prepared, RequestCopy
@@ -133,7 +133,6 @@ class Generator:
             self._log.begun(copy.arm)
             self._idle.clear()
             if self._cap and self._running.get(copy.arm, 0) >= self._cap:
-                copy.held = True
                 self._held.setdefault(copy.arm, deque()).append(copy)
             else:
                 self._send(copy)
@@ -142,7 +141,9 @@ class Generator:
         """The first seconds of `schedule` are encoded and the rest will be, a few seconds ahead of time."""
         self._check_arms(schedule)
         if self._config.concurrency:
-            self._closed = self._closed_loop(schedule)
+            self._closed = ClosedLoop(
+                schedule, self._config, workers=self._workers, prepare=self.prepare, launch=self.launch
+            )
             return
         self._preparer = Preparer(schedule, trial=self._config.trial, prepare=self.prepare, on_failure=self._fail)
         self._preparer.wait_filled()
@@ -154,7 +155,7 @@ class Generator:
         """
         self.open_window()
         self._log.start_ns = start_ns
-        self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._go_round, start_ns)
+        self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._run_closed, start_ns)
         self._dispatcher.get()
         return self._idle.wait(self._config.drain_s) and not self._stopped
 
@@ -201,21 +202,17 @@ class Generator:
         self._garbage.close()
         if self._recorder is not None:
             self._guarded(self._recorder.flush)
-        self.write_log()
-
-    def write_log(self) -> None:
-        """The account on disk is up to date."""
         self._guarded(self._log.write)
 
     def _check_arms(self, schedule: Schedule) -> None:
         config = self._config
-        named = [arm for arm in schedule.table["arm"].unique().to_pylist() if arm is not None]
-        if EVERY_ARM in named and not config.arms:
+        pins = schedule.table["arm"].unique().to_pylist()
+        if EVERY_ARM in pins and not config.arms:
             raise ConfigError("the schedule sends copies to every arm but generator.arms is empty: name the arms")
-        arms: list[str] = [arm for name in named for arm in (config.arms if name == EVERY_ARM else (name,))]
-        missing = [arm for arm in dict.fromkeys(arms) if arm not in self._routes]
-        if "*" not in self._routes and (missing or None in schedule.table["arm"].unique().to_pylist()):
-            what = f'arm "{missing[0]}"' if missing else "requests that are not pinned"
+        arms = [arm for pin in pins for arm in (config.arms if pin == EVERY_ARM else (pin,))]
+        missing = [arm for arm in arms if arm not in self._routes]
+        if missing and "*" not in self._routes:
+            what = "requests that are not pinned" if missing[0] is None else f'arm "{missing[0]}"'
             raise ConfigError(f'generator.targets has no address for {what}: add it or "*"')
 
     def _fail(self, failure: str) -> None:
@@ -230,39 +227,14 @@ class Generator:
                 sleep_until(scheduled_ns)
                 in_a_row = 0
             elif in_a_row >= _IN_A_ROW:
-                gevent.sleep(A_TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
+                gevent.sleep(TURN_S)  # behind the schedule, readers still take their turns: tokens are not late too
                 in_a_row = 0
             self.launch(prepared, scheduled_ns)
 
-    def _closed_loop(self, schedule: Schedule) -> ClosedLoop:
-        config = self._config
-        # Shares are by index, so that the first row tells which one this is.
-        worker = int(schedule.ints("index")[0]) % self._workers if len(schedule) else 0
-        return ClosedLoop(
-            schedule,
-            arms=config.arms,
-            slots=config.concurrency // self._workers + (worker < config.concurrency % self._workers),
-            once=config.num_prompts > 0,
-            pause_s=config.pause_s,
-            rampup_s=config.rampup_s,
-            trial=config.trial,
-            seed=config.seed,
-            worker=worker,
-            prepare=self._prepared_to_go,
-        )
-
-    def _prepared_to_go(
-        self, plan: PlannedRequest, pair_id: str, on_done: Callable[[bool], None]
-    ) -> Callable[[int], None]:
-        prepared = self.prepare(plan, pair_id)
-        for copy in prepared:
-            copy.on_done = on_done
-        return partial(self.launch, prepared)
-
-    def _go_round(self, start_ns: int) -> None:
+    def _run_closed(self, start_ns: int) -> None:
         assert self._closed is not None
         try:
-            self._closed.run(start_ns, start_ns + int(self._config.duration_s * 1e9))
+            self._closed.run(start_ns)
         except ConfigError as error:
             self._fail(f"the schedule cannot be encoded: {error}")
 
@@ -289,7 +261,7 @@ class Generator:
             self._ended.append((call, copy, call.end_ns))
         else:
             # This process cannot keep up. Memory must not grow for it; the account says what is missing.
-            self._log.ended_unrecorded(copy.arm)
+            self._log.ended(None, copy.arm)
         self._to_book.set()
         if copy.on_done is not None:
             copy.on_done(call.status == "OK")
@@ -312,7 +284,7 @@ class Generator:
             while self._ended:
                 self._book(_IN_A_ROW)
                 self._garbage.sweep()  # here too: a second's worth at full rate would be one long pause
-                gevent.sleep(A_TURN_S)  # readers and the dispatcher go first
+                gevent.sleep(TURN_S)  # readers and the dispatcher go first
             self._book(0)  # the last answer may be one that was not kept
 
     def _book(self, limit: int) -> None:
@@ -333,7 +305,7 @@ class Generator:
             gevent.sleep(1.0)
             if self._recorder is not None:
                 self._guarded(self._recorder.flush)
-            self._guarded(self._log.tell)
+            self._guarded(self._log.refresh)
             self._garbage.sweep()
 
     def _heartbeat(self) -> None:

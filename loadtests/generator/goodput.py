@@ -1,4 +1,4 @@
-"""How many requests met every limit, counted as they end. Pure: what a record says comes in, a sentence comes out."""
+"""How many requests met every limit, counted as they end. Pure."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class LoadLog:
         self.complete = False
         self.clock: Mapping[str, Any] | None = None
         self.on_write: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
-        self._arms = {arm: ArmTally() for arm in arms}
+        self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
         self._wall_ns = now_ns()
         self._thread = ThreadPool(1)
@@ -71,31 +72,23 @@ class LoadLog:
         """One more request is on its way to `arm` (None: not known yet)."""
         self.started += 1
         if arm is not None:
-            self._tally(arm).inflight += 1
+            self._arms[arm].inflight += 1
 
-    def ended(self, record: RequestRecord, pinned: str | None) -> None:
-        """One request has ended; `pinned` is the arm that `begun` was given."""
+    def ended(self, record: RequestRecord | None, pinned: str | None) -> None:
+        """One request has ended, of which no more is kept if `record` is None; `pinned` is the arm given to `begun`."""
         self.finished += 1
-        answered = record.arm or "*"
-        tally = self._arms.get(answered) or self._tally(answered)
-        tally.add(record)
+        if pinned is not None:
+            self._arms[pinned].inflight -= 1
+        if record is None:
+            self.unrecorded += 1
+            return
+        self._arms[record.arm or "*"].add(record)
         if record.status != "OK":
             self.failed += 1
-        if pinned == answered:
-            tally.inflight -= 1
-        elif pinned is not None:
-            self._tally(pinned).inflight -= 1
-
-    def ended_unrecorded(self, pinned: str | None) -> None:
-        """One request has ended of which nothing else is kept; `pinned` is the arm that `begun` was given."""
-        self.finished += 1
-        self.unrecorded += 1
-        if pinned is not None:
-            self._tally(pinned).inflight -= 1
 
     def account(self) -> dict[str, Any]:
         """What generator-<worker>.json says now."""
-        recorder = self._recorder
+        file = self._recorder.file if self._recorder is not None else None
         return {
             "worker": self.worker,
             "planned": self.started if self.planned is None else self.planned,
@@ -103,9 +96,9 @@ class LoadLog:
             "finished": self.finished,
             "failed": self.failed,
             "records": {
-                "written": recorder.written if recorder else 0,
-                "dropped": (recorder.dropped if recorder else 0) + self.unrecorded,
-                "waiting_bytes": recorder.waiting if recorder else 0,
+                "written": file.rows if file else 0,
+                "dropped": (file.dropped_rows if file else 0) + self.unrecorded,
+                "waiting_bytes": file.waiting_bytes if file else 0,
             },
             "lag_ms": self.lag.summary(),
             "loop_lag_ms": self.loop_lag.summary(),
@@ -133,7 +126,7 @@ class LoadLog:
             "overall": {arm: tally.summary(0) for arm, tally in self._arms.items()},
         }
 
-    def tell(self) -> None:
+    def refresh(self) -> None:
         """Both files will soon say how things stand now; they stay older while the disk is slow. Never waits.
 
         Raises the OSError with which the disk failed before.
@@ -162,7 +155,7 @@ class LoadLog:
             if self._writing is not None:
                 self._writing.wait(CLOSE_WITHIN_S)
             if attempt == 0:
-                self.tell()
+                self.refresh()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -170,11 +163,6 @@ class LoadLog:
         if error is not None:
             self._writing = None
             raise error
-
-    def _tally(self, arm: str) -> ArmTally:
-        if arm not in self._arms:
-            self._arms[arm] = ArmTally()
-        return self._arms[arm]
 
 
 def _write_files(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> OSError | None:

@@ -1,7 +1,7 @@
 """Locust's statistics in bulk: what `events.request.fire` would add for each request, added for hundreds at once.
 
 At 10,000 requests/s Locust's own listener takes a quarter of a core, because each request is four entries counted one
-by one. Where nobody else listens the sums can be made first and added once. The figures come out the same.
+by one. Without other listeners the sums are made first and added once. The figures are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LocustCounts:
 
     @property
     def alone(self) -> bool:
-        """Whether Locust itself is the only one that listens, so that nobody misses a single event."""
+        """Whether Locust itself is the only listener, so that no other misses an event."""
         return len(self._environment.events.request._handlers) == 1
 
     def add(self, protocol: str, name: str, response_ms: float, length: int) -> None:

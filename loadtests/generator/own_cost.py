@@ -57,7 +57,7 @@ class GarbageWindow:
         self.spent_ms = {"count": 0, "total": 0.0, "max": 0.0}
 
     def open(self) -> None:
-        """The collector is off and everything alive now is out of its sight."""
+        """The collector is off and it will not look at what is alive now."""
         if self._was_enabled is not None:
             return
         self._was_enabled = gc.isenabled()

@@ -65,18 +65,12 @@ class KernelTimer:
         self._where = ctypes.addressof(self._spec)
 
     def wait(self, left_ns: int) -> None:
-        self._set(left_ns)
+        """It is `left_ns` (below a second) later. What was left of an interrupted wait before is void."""
+        self._spec.ns = left_ns
+        LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
         self.hub.wait(self.watcher)
         with suppress(BlockingIOError):
             os.read(self.descriptor, 8)
-
-    def disarm(self) -> None:
-        """Whatever was waited for does not come any more."""
-        self._set(0)
-
-    def _set(self, left_ns: int) -> None:
-        self._spec.ns = left_ns  # below a second
-        LIBC.timerfd_settime(self.descriptor, 0, self._where, None)
 
 
 spare_timers: list[KernelTimer] = []
@@ -112,10 +106,6 @@ def sleep_until(at_ns: int) -> None:
             else:
                 gevent.sleep(0.000_2 if left_ns > 300_000 else _NAP_S)
             left_ns = at_ns - now_ns()
-    except BaseException:
-        if timer is not None:
-            timer.disarm()
-        raise
     finally:
         if timer is not None:
             spare_timers.append(timer)

@@ -13,14 +13,14 @@ from loadtests.traffic.schedule import PlannedRequest, Schedule, planned_request
 
 _AHEAD_NS = 5_000_000_000
 _AHEAD_BYTES = 64 * 1024 * 1024
-_ROWS_AT_ONCE = 32  # rows of the schedule turned into objects in one go: some 0.3 ms
+_ROWS_AT_ONCE = 32  # some 0.3 ms
 _IN_A_ROW = 16  # requests encoded before others take their turn: some 0.3 ms
-# Not 0: with that the hub goes on with whoever is ready, for up to 5 ms, before it looks at any socket or timer.
-A_TURN_S = 0.000_001
+# Not 0: the hub would run greenlets that are ready, for up to 5 ms, before it looks at any socket or timer.
+TURN_S = 0.000_001
 
 
 class Preparer:
-    """Encodes with `prepare`, given a planned request and its pair id. `on_failure` is given the line to show."""
+    """Encodes with `prepare`, given a planned request and its pair id. `on_failure` is called with the line to show."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Preparer:
 
     def _encode(self, schedule: Schedule) -> None:
         in_a_row = 0
-        for plan in _rows(schedule):
+        for plan in planned_requests(schedule.table, at_once=_ROWS_AT_ONCE):
             while self._ready and (plan.offset_ns - self._ready[0][0] > _AHEAD_NS or self._ready_bytes > _AHEAD_BYTES):
                 self._room.clear()
                 self._filled.set()
@@ -81,10 +81,4 @@ class Preparer:
             in_a_row += 1
             if in_a_row >= _IN_A_ROW:
                 in_a_row = 0
-                gevent.sleep(A_TURN_S)
-
-
-def _rows(schedule: Schedule) -> Iterator[PlannedRequest]:
-    table = schedule.table
-    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-        yield from planned_requests(table.slice(start, _ROWS_AT_ONCE))
+                gevent.sleep(TURN_S)

@@ -17,61 +17,43 @@ from analysis.records.sums import SumsWriter
 from analysis.records.tables import END_OF_STREAM
 from loadtests.generator.record import RequestRecord
 from loadtests.generator.record_batches import request_batch
-from loadtests.generator.spool import CLOSE_WITHIN_S, MOST_WAITING_BYTES, OnWritten, Spool, create
+from loadtests.generator.spool import CLOSE_WITHIN_S, OnWritten, Spool
 from servers.fields import ConfigError
 
 
+def record_file(path: Path, *, remedy: str, on_written: OnWritten | None = None) -> Spool:
+    """A new Arrow IPC stream of requests at `path`, its sums beside it, without a row.
+
+    ConfigError when it exists (with `remedy`) or cannot be made.
+    """
+    if path.exists():
+        raise ConfigError(f'"{path}" exists already: {remedy}')
+    # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
+    head = [item.serialize().to_pybytes() for item in (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        start = os.write(descriptor, b"".join(head))
+        sums = SumsWriter(path)
+        for piece in head:
+            sums.add(piece, 0)
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f'"{path}" cannot be written ({why}): free the disk, or give another directory') from None
+    return Spool(descriptor, start=start, on_written=on_written, sums=sums)
+
+
 class RequestRecorder:
-    """Rows appended to one new Arrow IPC stream, with sums beside it. Nothing waits for the disk, see `Spool`.
+    """Rows appended to `file`, which `record_file` opens. Nothing waits for the disk, see `Spool`.
 
     `append` is cheap; every `rows_per_batch` rows it turns them into a record batch, which takes half a millisecond.
-    `descriptor`, for tests, is an open file to write to instead of a new one at `path`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        rows_per_batch: int = 256,
-        on_written: OnWritten | None = None,
-        most_waiting_bytes: int = MOST_WAITING_BYTES,
-        descriptor: int | None = None,
-    ) -> None:
-        new = descriptor is None
-        if descriptor is None:
-            descriptor = create(path, remedy="give --records an empty directory")
-        self.path = path
-        # An empty batch carries the schema with it: a file of a process that died early is empty, not broken.
-        head = [item.serialize().to_pybytes() for item in (REQUESTS, pa.RecordBatch.from_pylist([], schema=REQUESTS))]
-        try:
-            start = os.write(descriptor, b"".join(head))
-            sums = SumsWriter(path) if new else None
-            if sums is not None:
-                for piece in head:
-                    sums.add(piece, 0)
-        except OSError as error:
-            raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): free the disk') from None
-        self._spool = Spool(
-            descriptor, start=start, most_waiting_bytes=most_waiting_bytes, on_written=on_written, sums=sums
-        )
+    def __init__(self, file: Spool, *, rows_per_batch: int = 256) -> None:
+        self.file = file
         self._rows: list[RequestRecord] = []
         self._rows_per_batch = rows_per_batch
         self.closed = False
-
-    @property
-    def written(self) -> int:
-        """Rows in the file."""
-        return self._spool.rows
-
-    @property
-    def dropped(self) -> int:
-        """Rows that the disk did not take in time, and that are lost."""
-        return self._spool.dropped_rows
-
-    @property
-    def waiting(self) -> int:
-        """Bytes on their way to the file."""
-        return self._spool.waiting_bytes
 
     def append(self, record: RequestRecord) -> None:
         """The row will be in the file after the next flush, which comes at once when a batch is full.
@@ -88,13 +70,9 @@ class RequestRecorder:
             return
         if self._rows:
             rows, self._rows = self._rows, []
-            self._spool.offer(memoryview(request_batch(rows).serialize()), len(rows))
-        if self._spool.error is not None:
-            raise self._spool.error
-
-    def settle(self, timeout_s: float = CLOSE_WITHIN_S) -> bool:
-        """Whether every row flushed so far is in the file, or dropped, within `timeout_s`."""
-        return self._spool.settle(timeout_s)
+            self.file.offer(memoryview(request_batch(rows).serialize()), len(rows))
+        if self.file.error is not None:
+            raise self.file.error
 
     def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
         """Every row that the disk takes is in the file and the stream has its end mark. A second call does nothing.
@@ -105,9 +83,9 @@ class RequestRecorder:
             return
         try:
             self.flush()
-            self._spool.offer(END_OF_STREAM, 0)
+            self.file.offer(END_OF_STREAM, 0)
         finally:
             self.closed = True
-            self._spool.close(timeout_s)
-        if self._spool.error is not None:
-            raise self._spool.error
+            self.file.close(timeout_s)
+        if self.file.error is not None:
+            raise self.file.error

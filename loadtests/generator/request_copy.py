@@ -11,10 +11,7 @@ from loadtests.traffic.schedule import PlannedRequest
 class RequestCopy:
     """One request as it goes to one arm."""
 
-    __slots__ = (
-        *("arm", "body", "headers", "held", "lane", "on_done", "pair_id", "plan", "request_id", "route"),
-        "scheduled_ns",
-    )
+    __slots__ = ("arm", "body", "headers", "lane", "on_done", "pair_id", "plan", "request_id", "route", "scheduled_ns")
 
     def __init__(self, plan: PlannedRequest, pair_id: str, arm: str | None, route: Route) -> None:
         self.plan = plan
@@ -25,8 +22,7 @@ class RequestCopy:
         self.lane: Lane | None = None  # that it went to
         self.body, self.headers = route.encode(plan, self.request_id, arm)
         self.scheduled_ns = 0
-        self.held = False
-        self.on_done: Callable[[bool], None] | None = None  # told whether the call ended well
+        self.on_done: Callable[[bool], None] | None = None  # called with whether the call ended well
 
 
 Prepared = tuple[RequestCopy, ...]

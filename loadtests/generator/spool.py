@@ -1,4 +1,4 @@
-"""A file that a thread of its own appends to, so that a slow disk holds up nobody, and what the disk cannot take.
+"""A file to which its own thread appends, so that a slow disk delays no greenlet. What the disk cannot take is counted.
 
 A write goes to the kernel's page cache and normally takes microseconds, but a disk that cannot keep up makes it wait
 for seconds. The greenlets that keep the schedule must not wait with it, and memory must not grow while it lasts: what
@@ -11,19 +11,17 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from analysis.records.sums import SumsWriter
-from servers.fields import ConfigError
 
 MOST_WAITING_BYTES = 64 << 20  # some 20 s of records at 10,000 requests/s
 CLOSE_WITHIN_S = 10.0
 
-# TelemetryEvent after a piece is in the file: where it starts, its length, its rows.
+# Called after a piece is in the file: where it starts, its length, its rows.
 OnWritten = Callable[[int, int, int], None]
 
 
@@ -77,7 +75,7 @@ class Spool:
         return bool(self._empty.wait(timeout_s))
 
     def close(self, timeout_s: float = CLOSE_WITHIN_S) -> None:
-        """What the disk took within `timeout_s` is in the file; the rest is counted as dropped. Again: nothing."""
+        """What the disk took within `timeout_s` is in the file; the rest is dropped. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -112,17 +110,6 @@ class Spool:
                 if self._on_written is not None:
                     self._on_written(at, len(piece), rows)
             self._empty.set()
-
-
-def create(path: Path, *, remedy: str) -> int:
-    """The descriptor of a new, empty file at `path`. ConfigError when it exists (with `remedy`) or cannot be made."""
-    if path.exists():
-        raise ConfigError(f'"{path}" exists already: {remedy}')
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f'"{path}" cannot be written ({error.strerror or error}): give another directory') from None
 
 
 def _write_whole(descriptor: int, piece: bytes | memoryview, rows: int, sums: SumsWriter | None) -> OSError | None:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from analysis.records.documents import write_json
 from loadtests.external.addresses import ExternalConfig, parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
-from servers.fields import ConfigError, build
+from servers.fields import ConfigError, Range, build, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +33,23 @@ class TrialConfig:
     targets: Mapping[str, str] = field(default_factory=dict)
     external: Mapping[str, ExternalConfig] = field(default_factory=dict)
     start_ns: int = 0
-    timeout_s: float = 60.0
-    vocab_size: int = 256
+    timeout_s: Annotated[float, Range(0.001, 1e6)] = 60.0
+    vocab_size: Annotated[int, Range(4, 2**31 - 1)] = 256
     ignore_eos: bool = True
-    max_concurrency: int | None = 0
-    concurrency: int = 0
-    pause_s: float = 0.0
+    max_concurrency: Annotated[int | None, Range(0, 1_000_000)] = 0
+    concurrency: Annotated[int, Range(0, 100_000)] = 0
+    pause_s: Annotated[float, Range(0, 1e6)] = 0.0
     num_prompts: int = 0
     duration_s: float = 0.0
     rampup_s: float = 0.0
     prompts: PromptKind = "ids"
     tokenizer: str = ""
-    drain_s: float = 60.0
+    drain_s: Annotated[float, Range(0, 1e6)] = 60.0
     seed: int = 0
     client: Literal["frames", "grpcio"] = "frames"
     security: SecurityConfig = OPEN
-    keepalive_s: float = 0.0
-    keepalive_timeout_s: float = 20.0
+    keepalive_s: Annotated[float, Range(0, 1e6)] = 0.0
+    keepalive_timeout_s: Annotated[float, Range(0.001, 1e6)] = 20.0
 
     def __post_init__(self) -> None:
         if not self.targets and not self.external:
@@ -59,18 +59,7 @@ class TrialConfig:
                 parse_target(address)
             if arm in self.external:
                 raise ConfigError(f'generator.targets and generator.external both have "{arm}": keep one')
-        for key, value, low in (
-            ("timeout_s", self.timeout_s, 0.001),
-            ("vocab_size", self.vocab_size, 4),
-            ("max_concurrency", self.max_concurrency or 0, 0),
-            ("concurrency", self.concurrency, 0),
-            ("pause_s", self.pause_s, 0),
-            ("drain_s", self.drain_s, 0),
-            ("keepalive_s", self.keepalive_s, 0),
-            ("keepalive_timeout_s", self.keepalive_timeout_s, 0.001),
-        ):
-            if value < low:
-                raise ConfigError(f"generator.{key} is {value}: give {low} or more")
+        check_fields(self, "generator")
 
     @classmethod
     def read(cls, path: Path) -> TrialConfig:

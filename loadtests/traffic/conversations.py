@@ -17,8 +17,8 @@ from servers.fields import ConfigError
 
 KEPT = 4096  # conversations: about 30 MB of text at ShareGPT's mean length
 
-_ASKS = ("human", "user")
-_ANSWERS = ("gpt", "chatgpt", "assistant", "bing", "bard", "model")
+_USER_ROLES = ("human", "user")
+_MODEL_ROLES = ("gpt", "chatgpt", "assistant", "bing", "bard", "model")
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26  # characters of one conversation
 _DECODER = json.JSONDecoder()
@@ -47,7 +47,6 @@ class Conversations:
     `read` counts all of the file, `unusable` those without a question that is followed by its answer.
     """
 
-    name: str
     kept: tuple[Conversation, ...]
     read: int
     unusable: int
@@ -91,9 +90,7 @@ def read_conversations(path: str | Path, *, keep: int = KEPT, seed: int = 0) -> 
             'give [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}, ...]'
         )
     kept.sort(key=lambda item: item[0])
-    return Conversations(
-        name=name, kept=tuple(conversation for _, conversation in kept), read=read, unusable=read - usable
-    )
+    return Conversations(kept=tuple(conversation for _, conversation in kept), read=read, unusable=read - usable)
 
 
 def _conversation(name: str, number: int, value: Any) -> Conversation | None:
@@ -103,15 +100,14 @@ def _conversation(name: str, number: int, value: Any) -> Conversation | None:
     system, question = "", ""
     exchanges: list[Exchange] = []
     for message in messages:
-        role = message.get("from") if isinstance(message, dict) else None
-        text = message.get("value") if isinstance(message, dict) else None
+        role, text = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
         if not isinstance(role, str) or not isinstance(text, str):
             raise _malformed(name, number, '"from" and "value" as text in every message')
         if role == "system" and not exchanges:
             system = text
-        elif role in _ASKS:
+        elif role in _USER_ROLES:
             question = text
-        elif role in _ANSWERS and question.strip() and text.strip():
+        elif role in _MODEL_ROLES and question.strip() and text.strip():
             exchanges.append(Exchange(question, text))
             question = ""
     return Conversation(system=system, exchanges=tuple(exchanges)) if exchanges else None
@@ -119,7 +115,7 @@ def _conversation(name: str, number: int, value: Any) -> Conversation | None:
 
 def _objects(name: str, source: TextIO) -> Iterator[Any]:
     """The values of a JSON array, or of JSON Lines, one by one."""
-    text = _Text(source)
+    text = _JsonText(source)
     in_array = text.peek() == "["
     text.at += in_array
     number = 0
@@ -127,17 +123,15 @@ def _objects(name: str, source: TextIO) -> Iterator[Any]:
         if (first := text.peek()) == "," and in_array and number:
             text.at += 1
             first = text.peek()
-        if in_array and first == "]":
+        if first == ("]" if in_array else ""):
             return
-        if not first and in_array:
-            raise _malformed(name, number + 1, "the end of the array, but the file ends before it")
         if not first:
-            return
+            raise _malformed(name, number + 1, "the end of the array, but the file ends before it")
         number += 1
         yield text.value(name, number)
 
 
-class _Text:
+class _JsonText:
     """The part of a file that is being looked at: `text` from `at` on."""
 
     def __init__(self, source: TextIO) -> None:

@@ -22,59 +22,43 @@ from loadtests.traffic.schedule import EVERY_ARM, PROMPTS, SCHEDULE, Schedule
 from loadtests.traffic.sessions import draw_sessions
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.shared_blocks import block_columns, shared_facts
-from loadtests.traffic.source import Source, read_source
+from loadtests.traffic.source import Source
 from servers.fields import ConfigError
 
 # Requests of a closed loop without num_prompts, which are sent again and again.
 _CLOSED_ROWS = 1024
 _CLOSED_ROUNDS = 16
 
-# The streams of randomness, each with a fixed number: drawing more from one never shifts another.
-_STREAMS = {
-    "arrivals": 0,
-    "lengths": 1,
-    "prompts": 2,
-    "assignment": 3,
-    "turns": 4,
-    "think": 5,
-    "rampup": 6,
-    "samples": 7,
-    "blocks": 8,
-}
+# The streams of randomness, each seeded with its place here: drawing more from one never shifts another.
+_STREAMS = ("arrivals", "lengths", "prompts", "assignment", "turns", "think", "rampup", "samples", "blocks")
 
 
 def build_schedule(
     config: TrafficConfig,
+    source: Source,
     *,
     arms: Sequence[str],
     seed: int,
     trial: int,
     max_prompt_tokens: int,
     max_new_tokens: int,
-    source: Source | None = None,
-    model: str = "",
     levels: Sequence[float] = (),
     edges: Mapping[str, Sequence[int]] | None = None,
 ) -> Schedule:
     """The traffic of trial number `trial`: the same for equal arguments, independent between trials.
 
     Arrivals, lengths, prompts, assignment, turns, think times, ramp-up and shared blocks draw from streams of their
-    own, so that changing the settings of one leaves the others as they are. `source` comes from `read_source`; it
-    is read, with the tokenizer of `model`, when not given. `levels` are the rates of a saturation search after its
-    first trial. `edges` are the prompt lengths at which each arm's padded size changes.
+    own, so that changing the settings of one leaves the others as they are. `levels` are the rates of a saturation
+    search after its first trial. `edges` are the prompt lengths at which each arm's padded size changes.
 
     `dropped` holds the over-limit policy and counts ("policy", "input_over", "output_over", "requests_dropped") and
     "turns_after_end": turns that would start after the trial and are not sent. A schedule without any request is a
     ConfigError.
     """
-    _check_arms(config, arms)
-    for key, value in (("seed", seed), ("trial", trial)):
-        if value < 0:
-            raise ConfigError(f"{key} is {value}: give 0 or more")
-    source = source or read_source(config, seed=seed, model=model)
+    _check_turns(config, len(arms))
     rng = {
         stream: np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(trial, number)))
-        for stream, number in _STREAMS.items()
+        for number, stream in enumerate(_STREAMS)
     }
     duration_ns = round(config.duration_s * 1e9)
     rates = tuple(levels)
@@ -184,42 +168,21 @@ def _starts(
 ) -> tuple[IntArray, slice]:
     """Sorted starts (ns) of sessions, and the trace rows that they are when a trace is replayed."""
     everything = slice(None)
-    trace = source.trace
     if config.arrivals == "closed":
         count = config.num_prompts or max(_CLOSED_ROWS, _CLOSED_ROUNDS * config.concurrency)
         spare = count + 64 if config.over_limit == "drop" else 0  # for those that are too long
         return np.zeros(count + spare, dtype=np.int64), everything
-    if config.arrivals == "trace" and trace is not None:
-        rows = arrivals.replay_window(
-            trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
+    if config.arrivals == "trace" and source.trace is not None:
+        return arrivals.replay(
+            source.trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
         )
-        starts = arrivals.replay(
-            trace.offset_ns, config.duration_s, time_scale=config.time_scale, start_s=config.trace_start_s
-        )
-        return starts, rows
     # Rates are of requests, and a session brings several of them.
     per_session = 1 / config.turns_mean
     if source.conversations is not None:
         kept = source.conversations.kept
         per_session = len(kept) / sum(len(conversation.exchanges) for conversation in kept)
-    duration_s, burstiness = config.duration_s, config.burstiness
-    if config.arrivals == "piecewise":
-        segments = [(start, rate * per_session) for start, rate in config.piecewise_rates]
-        return arrivals.piecewise(segments, duration_s, burstiness=burstiness, rng=rng), everything
-    if config.arrivals == "saturation":
-        later = [config.rampup_s + index * config.step_s for index in range(1, len(levels))]
-        segments = [(start, rate * per_session) for start, rate in zip([0.0, *later], levels, strict=True)]
-        return arrivals.piecewise(segments, duration_s, burstiness=burstiness, rng=rng), everything
-    if config.arrivals == "ramp":
-        first, last = config.step_rates
-        return (
-            arrivals.ramp(first * per_session, last * per_session, duration_s, burstiness=burstiness, rng=rng),
-            everything,
-        )
-    if config.arrivals == "steps":
-        rates = [rate * per_session for rate in config.step_rates]
-        return arrivals.steps(rates, duration_s / len(rates), burstiness=burstiness, rng=rng), everything
-    return arrivals.gamma(config.rate * per_session, burstiness, duration_s, rng=rng), everything
+    profile = arrivals.rate_profile(config, levels) * [1, 1, per_session, per_session]
+    return arrivals.renewals(profile, burstiness=config.burstiness, rng=rng), everything
 
 
 def _seeds(count: int, rng: np.random.Generator) -> IntArray:
@@ -243,13 +206,11 @@ def _named(names: Sequence[str], which: IntArray) -> Any:
     return pa.array(list(names), pa.string()).take(pa.array(which))
 
 
-def _check_arms(config: TrafficConfig, arms: Sequence[str]) -> None:
-    if not arms or len(set(arms)) != len(arms) or EVERY_ARM in arms:
-        raise ConfigError(f'arms are {list(arms)}: give one or more different names, none of them "{EVERY_ARM}"')
-    needed_s = len(arms) * config.block_s
+def _check_turns(config: TrafficConfig, arms: int) -> None:
+    needed_s = arms * config.block_s
     if config.design == "switchback" and config.duration_s < needed_s:
         raise ConfigError(
-            f"traffic.duration_s is {config.duration_s} but {len(arms)} arms of block_s = {config.block_s} take "
+            f"traffic.duration_s is {config.duration_s} but {arms} arms of block_s = {config.block_s} take "
             f"{needed_s} s for one turn each: raise duration_s or lower block_s"
         )
 

@@ -1,7 +1,7 @@
 """How long requests are: (input, output) token rows from built-in fits.
 
 All drawing is vectorised and takes an explicit numpy `Generator`. Rows are drawn in order, so that the first rows
-stay the same when more are asked for.
+stay the same when more are drawn.
 """
 
 from __future__ import annotations
@@ -59,10 +59,6 @@ class LengthFit:
             log_length += (self.sigma_tail - self.sigma) * np.maximum(z - self.tail_from, 0.0)
         return np.minimum(np.exp(log_length), self.ceiling)
 
-    def quantile(self, p: float) -> float:
-        """The length below which a share `p` of requests lies, 0 < p < 1."""
-        return float(self.at(np.array([NormalDist().inv_cdf(p)]))[0])
-
 
 # Mean and standard deviation of log tokens in the Azure 2023 conversation trace (19,366 rows).
 CONVERSATION_INPUT = LengthFit(mu=6.633, sigma=0.985)
@@ -108,8 +104,6 @@ class Lengths:
 
 def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Lengths:
     """`count` rows from a built-in fit; input and output are independent (log correlation in the trace: 0.09)."""
-    if fit not in FITS:
-        raise ConfigError(f'workload is "{fit}": use one of {", ".join(FITS)}, trace')
     input_fit, output_fit = FITS[fit]
     scores = rng.standard_normal((count, 2))
     return Lengths(input_tokens=_whole(input_fit.at(scores[:, 0])), output_tokens=_whole(output_fit.at(scores[:, 1])))

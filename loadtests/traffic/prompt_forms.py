@@ -107,7 +107,7 @@ class WrittenPrompts(PromptForm):
 
 
 def prompt_form(kind: PromptKind, sessions: Sessions, text: PromptText | None, *, max_new_tokens: int) -> PromptForm:
-    """The prompts of `sessions` in the form that the traffic asks for."""
+    """The prompts of `sessions` in the form that the traffic has."""
     if text is None or kind == "ids":
         return PromptForm(sessions)
     if sessions.conversations is not None:

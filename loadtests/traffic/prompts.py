@@ -18,13 +18,17 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from loadtests.traffic.prompt_words import Words, prompt_words, token_ids
 from servers.fields import ConfigError
+
+if TYPE_CHECKING:
+    from loadtests.traffic.schedule import PlannedRequest
 
 Encode = Callable[[str], list[int]]
 PromptKind = Literal["ids", "text", "chat"]
@@ -35,23 +39,6 @@ _TRIED = 6000  # vocabulary entries looked at for pieces
 _PIECES = 1024
 _FEWEST = 8
 _PROOF_TOKENS = 512
-
-
-class Plan(Protocol):
-    """What a prompt is made from; see `loadtests.traffic.schedule.SCHEDULE` and `PROMPTS`."""
-
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def prefix_seed(self) -> int: ...
-    @property
-    def blocks(self) -> Sequence[int] | None: ...
-    @property
-    def block_tokens(self) -> float | None: ...
-    @property
-    def parts(self) -> Sequence[int] | None: ...
-    @property
-    def token_ids(self) -> Sequence[int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +82,9 @@ class PromptText:
     encode: Encode  # with the tokens that the tokenizer adds by itself
     encode_bare: Encode  # without
     pieces: Pieces
-    before: tuple[int, ...]  # ids that the tokenizer puts before a plain text
-    after: tuple[int, ...]
-    render: Callable[[Sequence[Message]], str] | None
+    before: tuple[int, ...] = ()  # ids that the tokenizer puts before a plain text
+    after: tuple[int, ...] = ()
+    render: Callable[[Sequence[Message]], str] | None = None
     _segments: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
@@ -109,10 +96,6 @@ class PromptText:
     def highest_id(self) -> int:
         """The largest token id that a made prompt may hold."""
         return int(max(self.pieces.start_ids.max(), self.pieces.follow_ids.max(), *self.before, *self.after, 0))
-
-    def plain_text(self, words: Words) -> str:
-        """Text of len(words) tokens and the `added` ones."""
-        return self.pieces.text(words)
 
     def overhead(self, messages: int) -> int:
         """Tokens of the chat template around `messages` messages: user, assistant, user, ..."""
@@ -167,13 +150,12 @@ def alternating(contents: Sequence[str]) -> list[Message]:
 def load_prompt_text(model: str) -> PromptText:
     """The text of the model at path or hub id `model`; bytes for `random:` models. Otherwise ConfigError."""
     if model.startswith("random:"):
-        return _prompt_text(model, _bytes_with_start, _bytes_bare, _letters(), None)
+        return _prompt_text(model, _bytes_with_start, _bytes_bare, ascii_lowercase, None)
     from tokenizers import Tokenizer
 
+    path = _file(model, "tokenizer.json", required=True)
     try:
-        tokenizer = Tokenizer.from_file(str(_file(model, "tokenizer.json", required=True)))
-    except ConfigError:
-        raise
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
         raise ConfigError(f'the tokenizer of "{model}" cannot be read ({_first_line(error)})') from None
     tokenizer.no_truncation()
@@ -252,10 +234,6 @@ def _bytes_bare(text: str) -> list[int]:
 
 def _bytes_with_start(text: str) -> list[int]:
     return [BYTE_START, *_bytes_bare(text)]
-
-
-def _letters() -> list[str]:
-    return [chr(code) for code in range(ord("a"), ord("z") + 1)]
 
 
 def _place_of(part: Sequence[int], whole: Sequence[int], start: int) -> int:
@@ -367,7 +345,7 @@ class PromptSource:
             )
         return cls(kind=kind, vocab_size=vocab_size, text=text)
 
-    def ids(self, plan: Plan) -> list[int]:
+    def ids(self, plan: PlannedRequest) -> list[int]:
         """The prompt's token ids, `plan.prompt_tokens` of them."""
         if plan.token_ids is not None:
             return list(plan.token_ids)
@@ -378,26 +356,26 @@ class PromptSource:
         words = _content(plan, max(1, plan.prompt_tokens - self.text.added))
         return [*self.text.before, *self.text.pieces.ids(words), *self.text.after]
 
-    def plain(self, plan: Plan) -> str | None:
+    def plain(self, plan: PlannedRequest) -> str | None:
         """The prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
         if self.text is None or self.kind != "text" or plan.token_ids is not None:
             return None
-        return self.text.plain_text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
+        return self.text.pieces.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
 
-    def messages(self, plan: Plan) -> list[Message] | None:
+    def messages(self, plan: PlannedRequest) -> list[Message] | None:
         """The prompt as chat messages, which the model's template makes `plan.prompt_tokens` long; None if no chat."""
         if self.text is None or self.kind != "chat" or plan.token_ids is not None:
             return None
         return alternating([self.text.pieces.text(words) for words in self._parts(plan)])
 
-    def _parts(self, plan: Plan) -> list[Words]:
+    def _parts(self, plan: PlannedRequest) -> list[Words]:
         assert self.text is not None
         sizes = list(plan.parts or [max(1, plan.prompt_tokens - self.text.overhead(1))])
         words = _content(plan, sum(sizes))
         return np.split(words, np.cumsum(sizes)[:-1])
 
 
-def _content(plan: Plan, count: int) -> Words:
+def _content(plan: PlannedRequest, count: int) -> Words:
     """The words behind a prompt's `count` tokens: those of its shared blocks, then those of its own sequence."""
     if not plan.blocks or not plan.block_tokens:
         return prompt_words(plan.prefix_seed, count)

@@ -5,7 +5,6 @@ Pure: what was learned of earlier trials comes in as brackets, and the same brac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 # How far a bracket that is open on one side is searched further, as a factor.
@@ -29,23 +28,18 @@ def closer(
     An arm that failed everywhere is searched below the lowest rate tried, one that held everywhere above the highest.
     Arms whose knees lie in the same bracket share its steps.
     """
-    spans: list[tuple[float, float]] = []
+    spans: set[tuple[float, float]] = set()
     for passed, failed in brackets:
-        if passed is None and failed is None:
-            span = (low, high)
-        elif passed is None and failed is not None:
-            span = (failed / _FURTHER, failed)
-        elif failed is None and passed is not None:
-            span = (passed, min(passed * _FURTHER, HIGHEST_RATE))
-        else:
-            assert passed is not None
-            assert failed is not None
-            span = (passed, failed)
-        spans.append(span)
-    spans = sorted(dict.fromkeys(spans))[:steps]
+        start, end = passed, failed
+        if start is None:
+            start = low if end is None else end / _FURTHER
+        if end is None:
+            end = high if passed is None else min(passed * _FURTHER, HIGHEST_RATE)
+        spans.add((start, end))
+    chosen = sorted(spans)[:steps]
     rates: list[float] = []
-    for index, (start, end) in enumerate(spans):
-        share = steps // len(spans) + (index < steps % len(spans))
+    for index, (start, end) in enumerate(chosen):
+        share = steps // len(chosen) + (index < steps % len(chosen))
         if end / start < _CLOSEST ** (share + 1):
             rates += [start if place % 2 == 0 else end for place in range(share)]
         else:
@@ -55,4 +49,4 @@ def closer(
 
 def _rounded(rate: float) -> float:
     """Four digits: what is sent is what is written."""
-    return float(f"{rate:.4g}") if math.isfinite(rate) else rate
+    return float(f"{rate:.4g}")

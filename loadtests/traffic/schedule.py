@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,14 +67,17 @@ class PlannedRequest(NamedTuple):
     token_ids: Sequence[int] | None = None
 
 
-def planned_requests(rows: Any) -> Iterator[PlannedRequest]:
-    """The rows of a table or record batch that has the columns of a schedule. Column by column: far the quickest."""
-    here = set(rows.schema.names)
-    columns = [
-        rows.column(name).to_pylist() if name in here else repeat(None, rows.num_rows)
-        for name in PlannedRequest._fields
-    ]
-    return map(PlannedRequest._make, zip(*columns, strict=True))
+def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequest]:
+    """The rows of a table that has the columns of a schedule, `at_once` of them turned into objects in one go."""
+    here = set(table.schema.names)
+    for start in range(0, table.num_rows, at_once):
+        rows = table.slice(start, at_once)
+        # Column by column: far the quickest.
+        columns = [
+            rows.column(name).to_pylist() if name in here else repeat(None, rows.num_rows)
+            for name in PlannedRequest._fields
+        ]
+        yield from map(PlannedRequest._make, zip(*columns, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,29 +138,21 @@ class Schedule:
         mine = pa.array(self.ints("index") % workers == worker)
         return replace(self, table=self.table.filter(mine))
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: Path) -> None:
         """`path` holds the whole schedule as an Arrow IPC stream; it never holds a part of one."""
-        facts = {
-            "design": self.design,
-            "arms": list(self.arms),
-            "trial": self.trial,
-            "seed": self.seed,
-            "duration_s": self.duration_s,
-            "block_s": self.block_s,
-            "dropped": self.dropped,
-            "loop": self.loop,
-            "steps": [dict(step) for step in self.steps],
-            "prompts": dict(self.prompts),
-        }
-        table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
+        partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as sink:
-            with pa.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table, max_chunksize=65_536)
+            self.write_to(sink)
             sink.flush()
             os.fsync(sink.fileno())
-        partial.replace(target)
+        partial.replace(path)
+
+    def write_to(self, sink: IO[bytes]) -> None:
+        """`sink` has the whole schedule as an Arrow IPC stream."""
+        facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "table"}
+        table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=65_536)
 
     @classmethod
     def read(cls, path: str | Path) -> Schedule:
@@ -170,7 +165,7 @@ class Schedule:
             raise ConfigError(f'schedule "{path}" cannot be read ({reason}): build it again') from None
         facts_text = (table.schema.metadata or {}).get(_METADATA_KEY)
         table = table.replace_schema_metadata(None)
-        extra = [field for field in table.schema if field in list(PROMPTS)]
+        extra = [column for column in table.schema if column in list(PROMPTS)]
         if facts_text is None or table.schema != pa.schema([*SCHEDULE, *extra]):
             raise ConfigError(f'"{path}" is no schedule: columns are {table.schema.names}, expected {SCHEDULE.names}')
         facts = json.loads(facts_text)

@@ -13,7 +13,7 @@ from loadtests.traffic.prompts import PromptText
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from loadtests.traffic.traces import Trace
-from loadtests.traffic.turns import Turns, growing_context, session_turns, turns_of
+from loadtests.traffic.turns import Turns, growing_context, session_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,22 +45,15 @@ def draw_sessions(
     if source.conversations is not None and source.text is not None:
         kept = source.conversations.kept
         chosen = [kept[index] for index in rng["lengths"].integers(0, len(kept), size=len(starts_ns)).tolist()]
-        counts = [1 if config.arrivals == "closed" else len(conversation.exchanges) for conversation in chosen]
-        turns = turns_of(
-            starts_ns, np.array(counts, dtype=np.int64), think_time_s=config.think_time_s, think_rng=rng["think"]
-        )
-        own = _conversation_lengths(chosen, counts, source.text)
+        sizes = [1 if config.arrivals == "closed" else len(conversation.exchanges) for conversation in chosen]
+        counts = np.array(sizes, dtype=np.int64)
+        own = _conversation_lengths(chosen, sizes, source.text)
     else:
-        turns = session_turns(
-            starts_ns,
-            turns_mean=config.turns_mean,
-            think_time_s=config.think_time_s,
-            turns_rng=rng["turns"],
-            think_rng=rng["think"],
-        )
-        own, trace_row = _lengths(config, source.trace, window, len(turns.session), rng["lengths"])
+        counts = rng["turns"].geometric(1 / config.turns_mean, size=len(starts_ns))
+        own, trace_row = _lengths(config, source.trace, window, int(counts.sum()), rng["lengths"])
+    turns = session_turns(starts_ns, counts, think_time_s=config.think_time_s, rng=rng["think"])
     own = own.scaled(config.length_scale)
-    context = growing_context(own, turns, max_new_tokens=max_new_tokens).input_tokens
+    context = growing_context(own, turns, max_new_tokens=max_new_tokens)
     return Sessions(turns=turns, own=own, context=context, trace_row=trace_row, conversations=chosen)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -72,13 +73,17 @@ class TrafficConfig:
                 f"traffic.rampup_s is {self.rampup_s} but the whole trial lasts duration_s = {self.duration_s}: "
                 "lower rampup_s or raise duration_s"
             )
-        self._check_rate()
-        self._check_trace()
-        self._check_prompts()
-        self._check_saturation()
-        self._check_closed()
-        self._check_design()
-        self._check_master()
+        if self._constant and self.rate <= 0:
+            raise ConfigError(f'traffic.rate is {self.rate}: give requests/s above 0 for arrivals = "{self.arrivals}"')
+        self._check_combinations()
+        if self._listed:
+            self._check_rates()
+        if self.arrivals == "saturation":
+            self._check_saturation()
+        if self.arrivals == "closed":
+            self._check_closed()
+        if self.remote_workers:
+            self._check_master()
 
     @property
     def open_loop(self) -> bool:
@@ -96,7 +101,7 @@ class TrafficConfig:
         pairs = [item for item in self.rates if isinstance(item, tuple) and len(item) == 2]
         if not pairs or len(pairs) != len(self.rates):
             raise ConfigError(
-                f"traffic.rates is {_plain(self.rates)}: give [[0, rate], [start_s, rate], ...] for piecewise"
+                f"traffic.rates is {json.dumps(self.rates)}: give [[0, rate], [start_s, rate], ...] for piecewise"
             )
         return tuple((float(start), float(rate)) for start, rate in pairs)
 
@@ -108,35 +113,80 @@ class TrafficConfig:
         if wrong_count or len(numbers) != len(self.rates):
             forms = {"ramp": "[first rate, last rate]", "saturation": "[lowest rate, highest rate]"}
             form = forms.get(self.arrivals, "[rate, rate, ...]")
-            raise ConfigError(f"traffic.rates is {_plain(self.rates)}: give {form} for {self.arrivals}")
+            raise ConfigError(f"traffic.rates is {json.dumps(self.rates)}: give {form} for {self.arrivals}")
         return tuple(numbers)
 
-    def _check_rate(self) -> None:
-        constant = self.arrivals in ("poisson", "gamma")
-        listed = self.arrivals in ("piecewise", "ramp", "steps", "saturation")
-        if constant and self.rate <= 0:
-            raise ConfigError(f'traffic.rate is {self.rate}: give requests/s above 0 for arrivals = "{self.arrivals}"')
-        if not constant and self.rate:
-            source = {
-                "trace": "the trace (set its pace with time_scale)",
-                "closed": "the server: each answer brings the next request",
-            }.get(self.arrivals, "traffic.rates")
-            raise ConfigError(
-                f'traffic.rate is {self.rate} but arrivals = "{self.arrivals}" takes its rate from {source}: '
-                "remove rate"
-            )
-        if not listed and self.rates:
-            raise ConfigError(
-                f'traffic.rates is {_plain(self.rates)} but arrivals = "{self.arrivals}" does not use it: '
-                'remove it or use arrivals = "piecewise", "ramp", "steps" or "saturation"'
-            )
-        if self.burstiness != 1 and self.arrivals in ("poisson", "trace", "closed"):
-            raise ConfigError(
-                f'traffic.burstiness is {self.burstiness} but arrivals = "{self.arrivals}" does not use it: '
-                'remove it or use arrivals = "gamma"'
-            )
-        if listed:
-            self._check_rates()
+    @property
+    def _constant(self) -> bool:
+        return self.arrivals in ("poisson", "gamma")
+
+    @property
+    def _listed(self) -> bool:
+        return self.arrivals in ("piecewise", "ramp", "steps", "saturation")
+
+    def _leave_out(self, when: bool, why: str, remedy: str, *names: str) -> None:
+        """The settings `names` have their defaults `when` others have no use for them. Remedies name theirs {key}."""
+        for item in fields(self):
+            if when and item.name in names and (value := getattr(self, item.name)) != item.default:
+                raise ConfigError(
+                    f"traffic.{item.name} is {json.dumps(value)} but {why}: {remedy.format(key=item.name)}"
+                )
+
+    def _check_combinations(self) -> None:
+        leave_out = self._leave_out
+        arrivals, workload = f'arrivals = "{self.arrivals}"', f'workload = "{self.workload}"'
+        replayed, saturation, closed = (self.arrivals == kind for kind in ("trace", "saturation", "closed"))
+        written, as_ids = self.workload == "conversations", self.prompts == "ids"
+
+        rate_source = {
+            "trace": "the trace (set its pace with time_scale)",
+            "closed": "the server: each answer brings the next request",
+        }.get(self.arrivals, "traffic.rates")
+        leave_out(not self._constant, f"{arrivals} takes its rate from {rate_source}", "remove {key}", "rate")
+        unused = f"{arrivals} does not use it"
+        profiles = 'remove {key} or use arrivals = "piecewise", "ramp", "steps" or "saturation"'
+        leave_out(not self._listed, unused, profiles, "rates")
+        even = self.arrivals in ("poisson", "trace", "closed")
+        leave_out(even, unused, 'remove {key} or use arrivals = "gamma"', "burstiness")
+
+        of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
+        leave_out(not self.trace, "traffic.trace is empty", "give the path of a trace", *of_trace[:1])
+        leave_out(not of_trace, 'neither arrivals nor workload is "trace"', "set one or remove {key}", "trace")
+        replay = 'remove {key} or use arrivals = "trace"'
+        leave_out(not replayed, f"{arrivals} does not replay a trace", replay, "time_scale", "trace_start_s")
+        leave_out(replayed, f"{arrivals} holds every turn already", "remove {key} or use other arrivals", "turns_mean")
+
+        no_file = written and not self.conversations
+        leave_out(no_file, "traffic.conversations is empty", "give the path of a ShareGPT JSON file", "workload")
+        file = 'remove {key} or use workload = "conversations"'
+        leave_out(not written, f"{workload} does not use it", file, "conversations")
+        leave_out(written, f"{workload} brings its own turns", "remove {key}", "turns_mean", *of_trace[:1])
+        texts = 'remove {key} or use prompts = "text" or "chat"'
+        leave_out(as_ids and not written, 'prompts = "ids" needs none', texts, "tokenizer")
+        ids = 'remove {key} or use prompts = "ids"'
+        leave_out(written and not as_ids, "conversations are sent as they are written", ids, "length_scale")
+
+        steps = 'remove {key} or use arrivals = "saturation"'
+        leave_out(not saturation, f"{arrivals} has no such steps", steps, "step_s", "settle_s")
+        leave_out(saturation, "a saturation search sends each step to every arm", 'use design = "mirrored"', "design")
+        in_full = "a saturation search must send every step in full"
+        leave_out(saturation, in_full, "remove {key}", "max_concurrency", "num_prompts")
+
+        loop = 'remove {key} or use arrivals = "closed"'
+        leave_out(not closed, f"{arrivals} is no closed loop", loop, "concurrency", "pause_s")
+        no_times = "a closed loop has no times to pin to blocks"
+        pinned = closed and self.design == "switchback"
+        leave_out(pinned, no_times, 'use design = "mirrored" or "split"', "design")
+        singles = f"{arrivals} keeps concurrency = {self.concurrency} single requests under way"
+        leave_out(closed, singles, "remove {key}", "turns_mean", "max_concurrency")
+
+        pinning = 'remove {key} or use design = "mirrored" or "switchback"'
+        leave_out(self.design == "split", 'design = "split" needs the splitter to choose the arm', pinning, "direct")
+        partly = self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9
+        whole = "give a multiple of it, so that no block is part ramp-up"
+        leave_out(partly, f"a switchback has blocks of block_s = {self.block_s}", whole, "rampup_s")
+        remote = "remove {key} or say how many workers come from other hosts"
+        leave_out(not self.remote_workers, "remote_workers is 0", remote, "master_bind")
 
     def _check_rates(self) -> None:
         pairs = self.piecewise_rates if self.arrivals == "piecewise" else ()
@@ -144,7 +194,7 @@ class TrafficConfig:
         for rate in rates:
             check_range("traffic.rates", rate, Range(0, 1e9))
         if not any(rates):
-            raise ConfigError(f"traffic.rates is {_plain(self.rates)}: give at least one rate above 0")
+            raise ConfigError(f"traffic.rates is {json.dumps(self.rates)}: give at least one rate above 0")
         starts = [start for start, _ in pairs]
         rising = all(before < after for before, after in pairwise(starts))
         if pairs and not (starts[0] == 0 and rising and starts[-1] < self.duration_s):
@@ -153,68 +203,11 @@ class TrafficConfig:
                 f"and start the last before duration_s = {self.duration_s}"
             )
 
-    def _check_trace(self) -> None:
-        uses = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]
-        if uses and not self.trace:
-            raise ConfigError(f'traffic.{uses[0]} is "trace" but traffic.trace is empty: give the path of a trace')
-        if self.trace and not uses:
-            raise ConfigError(
-                f'traffic.trace is "{self.trace}" but neither arrivals nor workload is "trace": set one or remove trace'
-            )
-        for key, value, unused in (("time_scale", self.time_scale, 1.0), ("trace_start_s", self.trace_start_s, 0.0)):
-            if value != unused and self.arrivals != "trace":
-                raise ConfigError(
-                    f'traffic.{key} is {value} but arrivals = "{self.arrivals}" does not replay a trace: '
-                    f'remove {key} or use arrivals = "trace"'
-                )
-        if self.turns_mean != 1 and self.arrivals == "trace":
-            raise ConfigError(
-                f'traffic.turns_mean is {self.turns_mean} but arrivals = "trace" holds every turn already: '
-                "remove turns_mean or use other arrivals"
-            )
-
-        if self.workload == "conversations" and not self.conversations:
-            raise ConfigError(
-                'traffic.workload is "conversations" but traffic.conversations is empty: give the path of a ShareGPT '
-                "JSON file"
-            )
-        if self.conversations and self.workload != "conversations":
-            raise ConfigError(
-                f'traffic.conversations is "{self.conversations}" but workload = "{self.workload}" does not use it: '
-                'remove it or use workload = "conversations"'
-            )
-        if self.workload == "conversations" and (self.turns_mean != 1 or self.arrivals == "trace"):
-            key = "turns_mean" if self.turns_mean != 1 else "arrivals"
-            raise ConfigError(
-                f'traffic.{key} is {getattr(self, key)!r} but workload = "conversations" brings its own turns: '
-                f"remove {key}"
-            )
-
-    def _check_prompts(self) -> None:
-        if self.tokenizer and self.prompts == "ids" and self.workload != "conversations":
-            raise ConfigError(
-                f'traffic.tokenizer is "{self.tokenizer}" but prompts = "ids" needs none: '
-                'remove it or use prompts = "text" or "chat"'
-            )
-        if self.workload == "conversations" and self.prompts != "ids" and self.length_scale != 1:
-            raise ConfigError(
-                f"traffic.length_scale is {self.length_scale} but conversations are sent as they are written: "
-                'remove it or use prompts = "ids"'
-            )
-
     def _check_saturation(self) -> None:
-        if self.arrivals != "saturation":
-            for key, value, unused in (("step_s", self.step_s, 30.0), ("settle_s", self.settle_s, 10.0)):
-                if value != unused:
-                    raise ConfigError(
-                        f'traffic.{key} is {value} but arrivals = "{self.arrivals}" has no such steps: '
-                        f'remove {key} or use arrivals = "saturation"'
-                    )
-            return
         low, high = self.step_rates
         if not 0 < low < high:
             raise ConfigError(
-                f"traffic.rates is {_plain(self.rates)}: give [lowest, highest] with 0 < lowest < highest"
+                f"traffic.rates is {json.dumps(self.rates)}: give [lowest, highest] with 0 < lowest < highest"
             )
         if self.settle_s >= self.step_s:
             raise ConfigError(
@@ -227,40 +220,10 @@ class TrafficConfig:
                 f"{FEWEST_STEPS} or more steps of step_s = {self.step_s}: give "
                 f"{self.rampup_s + max(FEWEST_STEPS, self.saturation_steps) * self.step_s:g}"
             )
-        if self.design != "mirrored":
-            raise ConfigError(
-                f'traffic.design is "{self.design}" but a saturation search sends each step to every arm: '
-                'use design = "mirrored"'
-            )
-        for key, idle in (("max_concurrency", 0), ("num_prompts", 0)):
-            if getattr(self, key) != idle:
-                raise ConfigError(
-                    f"traffic.{key} is {getattr(self, key)} but a saturation search must send every step in full: "
-                    f"remove {key}"
-                )
 
     def _check_closed(self) -> None:
-        if self.arrivals != "closed":
-            for key in ("concurrency", "pause_s"):
-                if getattr(self, key):
-                    raise ConfigError(
-                        f'traffic.{key} is {getattr(self, key)} but arrivals = "{self.arrivals}" is no closed loop: '
-                        f'remove {key} or use arrivals = "closed"'
-                    )
-            return
         if not self.concurrency:
             raise ConfigError('traffic.concurrency is 0: give the requests that arrivals = "closed" keeps under way')
-        if self.design == "switchback":
-            raise ConfigError(
-                'traffic.design is "switchback" but a closed loop has no times to pin to blocks: '
-                'use design = "mirrored" or "split"'
-            )
-        for key, idle in (("turns_mean", 1.0), ("max_concurrency", 0)):
-            if getattr(self, key) != idle:
-                raise ConfigError(
-                    f'traffic.{key} is {getattr(self, key)} but arrivals = "closed" keeps concurrency = '
-                    f"{self.concurrency} single requests under way: remove {key}"
-                )
         if self.load_processes > self.concurrency:
             raise ConfigError(
                 f"traffic.workers and remote_workers are {self.load_processes} but concurrency is {self.concurrency}: "
@@ -282,13 +245,6 @@ class TrafficConfig:
         )
 
     def _check_master(self) -> None:
-        if not self.remote_workers:
-            if self.master_bind:
-                raise ConfigError(
-                    f'traffic.master_bind is "{self.master_bind}" but remote_workers is 0: '
-                    "remove master_bind or say how many workers come from other hosts"
-                )
-            return
         host, _ = self.master
         try:
             address = ipaddress.ip_address(host)
@@ -299,20 +255,3 @@ class TrafficConfig:
                 f'traffic.master_bind is "{self.master_bind}": give an IP address of this host, which workers and '
                 "their requests come to, such as 10.0.0.5:5557"
             )
-
-    def _check_design(self) -> None:
-        if self.direct and self.design == "split":
-            raise ConfigError(
-                'traffic.direct is true but design = "split" needs the splitter to choose the arm: '
-                'remove direct or use design = "mirrored" or "switchback"'
-            )
-        if self.design == "switchback" and abs(math.remainder(self.rampup_s, self.block_s)) > 1e-9:
-            raise ConfigError(
-                f"traffic.rampup_s is {self.rampup_s} but a switchback has blocks of block_s = {self.block_s}: "
-                "give a multiple of it, so that no block is part ramp-up"
-            )
-
-
-def _plain(value: object) -> object:
-    """Tuples as lists, the way they are written in TOML."""
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -16,7 +16,7 @@ SAMPLED_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What the files behind a `[traffic]` table hold; None for what it does not ask for."""
+    """What the files behind a `[traffic]` table hold; None for what it does not name."""
 
     trace: Trace | None = None
     conversations: Conversations | None = None

@@ -6,7 +6,7 @@ Three formats are told apart by content and not by file name:
 - Mooncake traces, JSON Lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 - A plain CSV of one's own: `time_s,input_tokens,output_tokens`, in any order.
 
-A file is read line by line, and only what is asked for is kept: a file of any size takes the memory of its answer.
+A file is read line by line, and only the rows of the answer are kept: memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import math
 import random
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import chain
+from datetime import datetime
+from functools import lru_cache, partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
@@ -49,12 +50,15 @@ _KNOWN = "an Azure CSV, a Mooncake JSON Lines file or a CSV of " + ",".join(_PLA
 
 
 class _Row(NamedTuple):
-    line: int
     time_text: str
     at_ns: int
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+
+
+class _MalformedError(Exception):
+    """A line is not of its form. The message is what was expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +114,7 @@ def read_trace(
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
             form, rows = _rows(name, lines)
-            return _columns(name, form, rows, _Kept(start_s=start_s, end_s=end_s, sample=sample, seed=seed))
+            return _columns(name, form, rows, _Reservoir(start_s=start_s, end_s=end_s, sample=sample, seed=seed))
     except FileNotFoundError:
         raise ConfigError(f'trace "{name}" does not exist: give the path of {_KNOWN}') from None
     except OSError as error:
@@ -121,17 +125,18 @@ def read_trace(
         ) from None
 
 
-def _rows(name: str, lines: TextIO) -> tuple[Format, Iterator[_Row]]:
-    number, header = next(_numbered(name, lines, 0), (0, ""))
+def _rows(name: str, source: TextIO) -> tuple[Format, Iterator[tuple[int, _Row]]]:
+    lines = _numbered(name, source)
+    number, header = next(lines, (0, ""))
     if not header:
         raise ConfigError(f'trace "{name}" is empty: give {_KNOWN}')
     names = [field.strip() for field in header.split(",")]
     if names == _AZURE_HEADER:
-        return "azure", _azure_rows(name, lines, number)
+        return "azure", _parsed(name, lines, _azure_row)
     if sorted(names) == sorted(_PLAIN_HEADER):
-        return "plain", _plain_rows(name, lines, number, [names.index(key) for key in _PLAIN_HEADER])
+        return "plain", _parsed(name, lines, partial(_plain_row, [names.index(key) for key in _PLAIN_HEADER]))
     if header.startswith("{"):
-        return "mooncake", _mooncake_rows(name, lines, number, header)
+        return "mooncake", _parsed(name, chain([(number, header)], lines), _mooncake_row)
     raise ConfigError(
         f'{name} line {number} is "{_short(header)}", which is no known format: start an Azure CSV with '
         f'"{",".join(_AZURE_HEADER)}" and a CSV of your own with "{",".join(_PLAIN_HEADER)}", '
@@ -139,7 +144,7 @@ def _rows(name: str, lines: TextIO) -> tuple[Format, Iterator[_Row]]:
     )
 
 
-class _Kept:
+class _Reservoir:
     """The rows that stay. Sampling is Li's algorithm L: how many rows to pass over is drawn, not each row's fate."""
 
     def __init__(self, *, start_s: float, end_s: float, sample: int, seed: int) -> None:
@@ -152,7 +157,7 @@ class _Kept:
         self._seen = self._next = 0
         self._last: tuple[int, _Row] | None = None
         self.done = False
-        self.offsets, self.inputs, self.outputs = array("q"), array("i"), array("i")
+        self.columns = array("q")  # offset, input and output of each row, flat
         self.blocks: list[tuple[int, ...]] = []
 
     def add(self, offset_ns: int, row: _Row) -> None:
@@ -169,23 +174,17 @@ class _Kept:
                 self._skip()
         elif self._seen == self._next:
             place = int(self._random.random() * self._sample)
-            self.offsets[place], self.inputs[place], self.outputs[place] = (
-                offset_ns,
-                row.input_tokens,
-                row.output_tokens,
-            )
+            self.columns[3 * place : 3 * place + 3] = array("q", (offset_ns, row.input_tokens, row.output_tokens))
             self.blocks[place] = row.blocks
             self._skip()
 
     def end(self) -> None:
         """At least one row is kept."""
-        if not self.offsets and self._last is not None:
+        if not self.blocks and self._last is not None:
             self._append(*self._last)
 
     def _append(self, offset_ns: int, row: _Row) -> None:
-        self.offsets.append(offset_ns)
-        self.inputs.append(row.input_tokens)
-        self.outputs.append(row.output_tokens)
+        self.columns.extend((offset_ns, row.input_tokens, row.output_tokens))
         self.blocks.append(row.blocks)
 
     def _skip(self) -> None:
@@ -195,31 +194,31 @@ class _Kept:
         self._next += 1 + (math.floor(math.log(1 - self._random.random()) / math.log(below)) if below < 1 else 2**62)
 
 
-def _columns(name: str, form: Format, rows: Iterator[_Row], kept: _Kept) -> Trace:
+def _columns(name: str, form: Format, rows: Iterator[tuple[int, _Row]], kept: _Reservoir) -> Trace:
     first_ns = last_ns = count = 0
     last_text = ""
-    for row in rows:
+    for number, row in rows:
         if not count:
             first_ns = last_ns = row.at_ns
         count += 1
         if row.at_ns < last_ns:
             raise ConfigError(
-                f"{name} line {row.line}: time goes back from {last_text} to {row.time_text}: sort the trace by time"
+                f"{name} line {number}: time goes back from {last_text} to {row.time_text}: sort the trace by time"
             )
         if row.at_ns - first_ns > _MAX_SPAN_S * 1_000_000_000:
             raise ConfigError(
-                f"{name} line {row.line}: time is {row.time_text}, more than 10 years after the first request: "
+                f"{name} line {number}: time is {row.time_text}, more than 10 years after the first request: "
                 "correct or remove the line"
             )
         for key, value in (("input", row.input_tokens), ("output", row.output_tokens)):
             if not 1 <= value <= _MAX_TOKENS:
                 raise ConfigError(
-                    f"{name} line {row.line}: {key} length is {value}: "
+                    f"{name} line {number}: {key} length is {value}: "
                     f"correct it to a value from 1 to {_MAX_TOKENS} or remove the line"
                 )
         if len(row.blocks) > -(-row.input_tokens // BLOCK_TOKENS):
             raise ConfigError(
-                f"{name} line {row.line}: {len(row.blocks)} hash_ids but the input of {row.input_tokens} tokens has "
+                f"{name} line {number}: {len(row.blocks)} hash_ids but the input of {row.input_tokens} tokens has "
                 f"{-(-row.input_tokens // BLOCK_TOKENS)} blocks of {BLOCK_TOKENS}: correct or remove the line"
             )
         kept.add(row.at_ns - first_ns, row)
@@ -229,14 +228,16 @@ def _columns(name: str, form: Format, rows: Iterator[_Row], kept: _Kept) -> Trac
     if not count:
         raise ConfigError(f'trace "{name}" has a header but no request: give a trace with at least one')
     kept.end()
-    order = np.argsort(np.frombuffer(kept.offsets, dtype=np.int64), kind="stable")
+    columns = np.frombuffer(kept.columns, dtype=np.int64).reshape(-1, 3)
+    order = np.argsort(columns[:, 0], kind="stable")
+    offset_ns, inputs, outputs = columns[order].T
     sizes = np.array([len(blocks) for blocks in kept.blocks], dtype=np.int64)[order]
     trace = Trace(
         name=name,
         format=form,
-        offset_ns=np.frombuffer(kept.offsets, dtype=np.int64)[order],
-        input_tokens=np.frombuffer(kept.inputs, dtype=np.int32)[order],
-        output_tokens=np.frombuffer(kept.outputs, dtype=np.int32)[order],
+        offset_ns=offset_ns.copy(),
+        input_tokens=inputs.astype(np.int32),
+        output_tokens=outputs.astype(np.int32),
         block_ids=np.fromiter(
             chain.from_iterable(kept.blocks[index] for index in order), dtype=np.int64, count=int(sizes.sum())
         ),
@@ -248,84 +249,84 @@ def _columns(name: str, form: Format, rows: Iterator[_Row], kept: _Kept) -> Trac
     return trace
 
 
-def _numbered(name: str, lines: TextIO, number: int) -> Iterator[tuple[int, str]]:
-    """(number, text) of the lines after line `number` that are not empty."""
-    while raw := lines.readline(_MAX_LINE):
-        number += 1
+def _numbered(name: str, source: TextIO) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines that are not empty."""
+    for number in count(1):
+        raw = source.readline(_MAX_LINE)
+        if not raw:
+            return
         if len(raw) == _MAX_LINE:
             raise ConfigError(f"{name} line {number} has more than {_MAX_LINE - 1} characters: break it into lines")
         if line := raw.strip():
             yield number, line
 
 
-def _azure_rows(name: str, lines: TextIO, number: int) -> Iterator[_Row]:
-    second_text, second_ns = "", 0
-    for number, line in _numbered(name, lines, number):  # noqa: B020  (counting goes on from the header)
-        match = _AZURE_ROW.fullmatch(line)
-        if match is None:
-            raise _malformed(name, number, line, "YYYY-MM-DD HH:MM:SS.fffffff,INPUT,OUTPUT")
-        second, fraction, zone, input_text, output_text = match.groups()
-        if (key := second + (zone or "")) != second_text:
-            # Neighbours mostly share their second, so the calendar is asked once a second and not once a row.
-            try:
-                moment = datetime.fromisoformat(key)
-            except ValueError:
-                raise _malformed(name, number, line, "a date and time that exist") from None
-            second_text = key
-            second_ns = round((moment if zone else moment.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
-        at_ns = second_ns + int((fraction or "").ljust(9, "0"))
-        yield _Row(number, line.split(",", 1)[0], at_ns, int(input_text), int(output_text))
+def _parsed(name: str, lines: Iterable[tuple[int, str]], parse: Callable[[str], _Row]) -> Iterator[tuple[int, _Row]]:
+    for number, line in lines:
+        try:
+            row = parse(line)
+        except _MalformedError as expected:
+            raise ConfigError(
+                f'{name} line {number} is "{_short(line)}": expected {expected}: correct or remove the line'
+            ) from None
+        yield number, row
 
 
-def _plain_rows(name: str, lines: TextIO, number: int, places: list[int]) -> Iterator[_Row]:
-    for number, line in _numbered(name, lines, number):  # noqa: B020
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(places):
-            raise _malformed(name, number, line, f"{len(places)} values: {', '.join(_PLAIN_HEADER)}")
-        time_text, *lengths = (cells[place] for place in places)
-        if not _PLAIN_TIME.fullmatch(time_text):
-            raise _malformed(name, number, line, "time_s in seconds, such as 12.5")
-        for key, text in zip(_PLAIN_HEADER[1:], lengths, strict=True):
-            if not _WHOLE.fullmatch(text):
-                raise _malformed(name, number, line, f"a whole number of tokens as {key}")
-        whole, _, fraction = time_text.lstrip("-").partition(".")
-        size_ns = int(whole) * 1_000_000_000 + int(fraction.ljust(9, "0"))
-        at_ns = -size_ns if time_text.startswith("-") else size_ns
-        yield _Row(number, f"{time_text} s", at_ns, int(lengths[0]), int(lengths[1]))
+def _azure_row(line: str) -> _Row:
+    match = _AZURE_ROW.fullmatch(line)
+    if match is None:
+        raise _MalformedError("YYYY-MM-DD HH:MM:SS.fffffff,INPUT,OUTPUT")
+    second, fraction, zone, input_text, output_text = match.groups()
+    at_ns = _second_ns(second, zone or "+00:00") + int((fraction or "").ljust(9, "0"))
+    return _Row(line.split(",", 1)[0], at_ns, int(input_text), int(output_text))
 
 
-def _mooncake_rows(name: str, lines: TextIO, number: int, first: str) -> Iterator[_Row]:
-    yield _mooncake_row(name, number, first)
-    for number, line in _numbered(name, lines, number):  # noqa: B020
-        yield _mooncake_row(name, number, line)
+@lru_cache(maxsize=1)  # neighbours mostly share their second, so the date is parsed once a second and not once a row
+def _second_ns(second: str, zone: str) -> int:
+    try:
+        return round(datetime.fromisoformat(second + zone).timestamp()) * 1_000_000_000
+    except ValueError:
+        raise _MalformedError("a date and time that exist") from None
 
 
-def _mooncake_row(name: str, number: int, line: str) -> _Row:
+def _plain_row(places: list[int], line: str) -> _Row:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(places):
+        raise _MalformedError(f"{len(places)} values: {', '.join(_PLAIN_HEADER)}")
+    time_text, *lengths = (cells[place] for place in places)
+    if not _PLAIN_TIME.fullmatch(time_text):
+        raise _MalformedError("time_s in seconds, such as 12.5")
+    for key, text in zip(_PLAIN_HEADER[1:], lengths, strict=True):
+        if not _WHOLE.fullmatch(text):
+            raise _MalformedError(f"a whole number of tokens as {key}")
+    whole, _, fraction = time_text.lstrip("-").partition(".")
+    size_ns = int(whole) * 1_000_000_000 + int(fraction.ljust(9, "0"))
+    at_ns = -size_ns if time_text.startswith("-") else size_ns
+    return _Row(f"{time_text} s", at_ns, int(lengths[0]), int(lengths[1]))
+
+
+def _mooncake_row(line: str) -> _Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise _malformed(name, number, line, "one JSON object") from None
+        record = None
     if not isinstance(record, dict):
-        raise _malformed(name, number, line, "one JSON object")
+        raise _MalformedError("one JSON object")
     for key in _MOONCAKE_KEYS:
         if key not in record:
-            raise _malformed(name, number, line, f'the key "{key}"')
+            raise _MalformedError(f'the key "{key}"')
     at_ms, input_tokens, output_tokens = (record[key] for key in _MOONCAKE_KEYS)
     # 1e15 ms is past any calendar; the comparison is false for NaN too.
-    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not abs(at_ms) <= 1e15:
-        raise _malformed(name, number, line, "timestamp in milliseconds")
-    for key, value in (("input_length", input_tokens), ("output_length", output_tokens)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _malformed(name, number, line, f"a whole number of tokens as {key}")
+    if type(at_ms) not in (int, float) or not abs(at_ms) <= 1e15:
+        raise _MalformedError("timestamp in milliseconds")
+    for key in _MOONCAKE_KEYS[1:]:
+        if type(record[key]) is not int:
+            raise _MalformedError(f"a whole number of tokens as {key}")
     blocks = record.get("hash_ids", [])
     if not isinstance(blocks, list) or not all(type(item) is int and 0 <= item < 2**62 for item in blocks):
-        raise _malformed(name, number, line, "hash_ids as a list of whole numbers from 0")
+        raise _MalformedError("hash_ids as a list of whole numbers from 0")
     at_ns = at_ms * 1_000_000 if isinstance(at_ms, int) else round(at_ms * 1e6)
-    return _Row(number, f"{at_ms} ms", at_ns, input_tokens, output_tokens, tuple(blocks))
-
-
-def _malformed(name: str, number: int, line: str, expected: str) -> ConfigError:
-    return ConfigError(f'{name} line {number} is "{_short(line)}": expected {expected}: correct or remove the line')
+    return _Row(f"{at_ms} ms", at_ns, input_tokens, output_tokens, tuple(blocks))
 
 
 def _short(text: str) -> str:

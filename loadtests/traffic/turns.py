@@ -5,13 +5,11 @@ The first sessions stay the same when more are drawn.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from loadtests.traffic.lengths import BoolArray, IntArray, Lengths
-from servers.fields import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,57 +25,32 @@ class Turns:
         return Turns(session=self.session[chosen], turn=self.turn[chosen], offset_ns=self.offset_ns[chosen])
 
 
-def session_turns(
-    starts_ns: IntArray,
-    *,
-    turns_mean: float,
-    think_time_s: float,
-    turns_rng: np.random.Generator,
-    think_rng: np.random.Generator,
-) -> Turns:
-    """Every session's turns: 1 + a geometric number, `turns_mean` on average, exponential think times between them.
+def session_turns(starts_ns: IntArray, counts: IntArray, *, think_time_s: float, rng: np.random.Generator) -> Turns:
+    """The turns of sessions of `counts` turns, each at least 1, with exponential think times between them.
 
     The schedule is open loop: a turn starts one think time after the *scheduled start* of the turn before, however
-    long the answer takes. `turns_mean` 1 gives every session one turn and draws nothing.
+    long the answer takes. Shape (sessions,) both.
     """
-    if not 1 <= turns_mean <= 1000:
-        raise ConfigError(f"turns_mean is {turns_mean}: give a mean from 1 (sessions off) to 1000")
-    sessions = len(starts_ns)
-    if turns_mean == 1:
-        return Turns(session=np.arange(sessions), turn=np.zeros(sessions, dtype=np.int64), offset_ns=starts_ns)
-    counts = turns_rng.geometric(1 / turns_mean, size=sessions)
-    return turns_of(starts_ns, counts, think_time_s=think_time_s, think_rng=think_rng)
-
-
-def turns_of(starts_ns: IntArray, counts: IntArray, *, think_time_s: float, think_rng: np.random.Generator) -> Turns:
-    """As `session_turns`, for sessions of `counts` turns, each at least 1. Shape (sessions,) both."""
-    if not 0 < think_time_s < math.inf:
-        raise ConfigError(f"think_time_s is {think_time_s}: give seconds above 0")
     sessions = len(starts_ns)
     session = np.repeat(np.arange(sessions), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     turn = np.arange(len(session)) - first
-    gaps_ns = np.rint(think_rng.standard_exponential(len(session)) * think_time_s * 1e9).astype(np.int64)
+    gaps_ns = np.rint(rng.standard_exponential(len(session)) * think_time_s * 1e9).astype(np.int64)
     gaps_ns[turn == 0] = 0
     return Turns(session=session, turn=turn, offset_ns=starts_ns[session] + sum_within(gaps_ns, turn))
 
 
-def growing_context(lengths: Lengths, turns: Turns, *, max_new_tokens: int) -> Lengths:
-    """Row k of a session gets the context of the turns before it: their inputs and answers, then its own input.
+def growing_context(lengths: Lengths, turns: Turns, *, max_new_tokens: int) -> IntArray:
+    """The tokens of each turn's whole context: inputs and answers of the turns before it, and its own input.
 
-    Answers count at most `max_new_tokens`: more is never generated.
+    Answers count at most `max_new_tokens`: more is never generated. Shape (n,).
     """
-    if not turns.turn.any():
-        return lengths
     answers = np.minimum(lengths.output_tokens, max_new_tokens)
-    context = sum_within(lengths.input_tokens + answers, turns.turn) - answers
-    return Lengths(input_tokens=context, output_tokens=lengths.output_tokens)
+    return sum_within(lengths.input_tokens + answers, turns.turn) - answers
 
 
 def sum_within(values: IntArray, turn: IntArray) -> IntArray:
     """Running sums that start anew at every turn 0. Shape (n,)."""
-    if not len(values):
-        return values
     running = np.cumsum(values)
     starts = np.flatnonzero(turn == 0)
     before = running[starts] - values[starts]

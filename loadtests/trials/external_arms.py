@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from loadtests.experiments.model import ExternalArm
 from loadtests.external.probes import NotReadyError, Probe, UnusableError, wait_ready
 from loadtests.trials.context import TrialContext
@@ -16,7 +18,7 @@ def find_external_arms(trial: TrialContext) -> None:
             continue
         trial.status.phase = "finding external arms"
         named = zip(arm.replica_names, arm.external.addresses, strict=True)
-        trial.facts.arms[number]["probe"] = [_probe(trial, arm, name, address).to_dict() for name, address in named]
+        trial.facts.arms[number]["probe"] = [asdict(_probe(trial, arm, name, address)) for name, address in named]
         trial.facts.ready[arm.name] = now_ns()
     trial.write_facts()
 
@@ -30,7 +32,7 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str) -> Pr
 
     limit = trial.experiment.trials.ready_timeout_s
     try:
-        probe = wait_ready(arm.external, address, timeout_s=limit, check=trial.check, told=not_yet)
+        probe = wait_ready(arm.external, address, timeout_s=limit, check=trial.check, not_yet=not_yet)
     except NotReadyError as error:
         raise RunError(
             f'arm "{arm.name}": {address} was not ready after {limit:g} s ({error}): start the server, correct the '

@@ -40,6 +40,7 @@ class TrialSchedules:
             engines.append(experiment.engine)
         return build_schedule(
             experiment.traffic,
+            self.source,
             arms=[arm.name for arm in experiment.arms],
             seed=experiment.seed,
             trial=trial,
@@ -47,7 +48,6 @@ class TrialSchedules:
             # External arms do not tell theirs: [engine] at the top speaks for them.
             max_prompt_tokens=min(engine.max_prompt_tokens for engine in engines),
             max_new_tokens=min(engine.max_new_tokens for engine in engines),
-            source=self.source,
             levels=rates,
             edges={arm.name: arm.config.length_ladder for arm in experiment.own_arms},
         )

@@ -1,4 +1,4 @@
-"""The secret that the load processes of a run share: who does not know it takes no part of the load."""
+"""The secret that the load processes of a run share: a process without it takes no part in the load."""
 
 from __future__ import annotations
 

@@ -8,9 +8,6 @@ trust; as clocks drift apart, it is trusted less the older it gets.
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,11 +64,6 @@ class ClockComparison:
         self.count += 1
         self._best = min(self._exchanges, key=lambda item: item.uncertainty_ns(exchange.back_ns))
 
-    @property
-    def known(self) -> bool:
-        """Whether the clocks were compared at all."""
-        return self._same or self._best is not None
-
     def at(self, ns: int) -> tuple[int, int]:
         """(what to add to this clock at `ns` to get the master's, how far that may be off), in ns."""
         if self._same or self._best is None:
@@ -98,7 +90,7 @@ class ClockComparison:
 
 
 def host_identity() -> str:
-    """One text for all processes of one running kernel, so that those who share a monotonic clock know it."""
+    """One text for all processes of one running kernel, which share a monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -109,12 +101,3 @@ def clock_identity() -> str:
     """One text for all processes whose `servers.clock.now_ns` gives the same time; "" where that cannot be known."""
     host = host_identity()
     return f"{host}/{ANCHOR_NS}" if host else ""
-
-
-def end_with_parent() -> None:
-    """This process is killed when the one that forked it is gone, even by kill -9.
-
-    A load worker that outlived its master would go on sending, to arms that died with the run, and record the failures.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,20 @@ from loadtests.generator.goodput import Goodput
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.locust_counts import LocustCounts
 from loadtests.generator.record import RequestRecord
-from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import OnWritten
 from loadtests.generator.trial_config import TrialConfig
 
 logger = logging.getLogger("tailgate")
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that forked it is gone, even by kill -9.
+
+    A load worker that outlived its master would go on sending, to arms that died with the run, and record the failures.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
 
 
 class RequestError(Exception):
@@ -76,7 +88,8 @@ class LoadProcess:
         self.goodput = Goodput(parse_goodput_flag(self.options.goodput)) if self.options.goodput else None
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
-            self.recorder = RequestRecorder(directory / f"requests-{worker}.arrow", on_written=on_written)
+            path, remedy = directory / f"requests-{worker}.arrow", "give --records an empty directory"
+            self.recorder = RequestRecorder(record_file(path, remedy=remedy, on_written=on_written))
         self.over_http = {arm for arm, external in config.external.items() if external.kind == "openai"}
         self.log = LoadLog(directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder)
         self.generator = Generator(config, log=self.log, recorder=self.recorder, on_record=self.take, workers=workers)
@@ -102,8 +115,8 @@ class LoadProcess:
                 logger.error("records cannot be written (%s): free the disk and run again", error)
 
     def take(self, record: RequestRecord) -> None:
-        """Locust and the goodput have this request; after the last of --num-prompts the test ends."""
-        self.tell_locust(record)
+        """Locust and the goodput count this request; after the last of --num-prompts the test ends."""
+        self.count_in_locust(record)
         if self.goodput is not None and record.status != "CANCELLED":
             self.goodput.add(record)
         self.booked += 1
@@ -116,38 +129,27 @@ class LoadProcess:
         """Whether --num-prompts allows no more."""
         return bool(0 < self.options.num_prompts <= self.launched)
 
-    def tell_locust(self, record: RequestRecord) -> None:
-        """Locust's statistics have this request, unless the end of the test cut it off."""
+    def count_in_locust(self, record: RequestRecord) -> None:
+        """Locust's statistics count this request, unless the end of the test cut it off."""
         if record.status == "CANCELLED":
             return
-        fire: Any = self.environment.events.request.fire
         suffix = f" [{record.arm}]" if record.arm else ""
         protocol = "HTTP" if (record.arm or "*") in self.over_http else "gRPC"
-        context = {"arm": record.arm, "replica": record.replica, "request_id": record.request_id, "phase": record.phase}
+        rows = [(f"Generate e2e{suffix}", record.e2e_ms, record.output_tokens)]
+        if record.ok and (ttft_ms := record.ttft_ms) is not None:
+            rows.append((f"Generate ttft{suffix}", ttft_ms, 0))
         if record.ok and self.counts.alone:
-            self.counts.add(protocol, f"Generate e2e{suffix}", record.e2e_ms, record.output_tokens)
-            if (first_ms := record.ttft_ms) is not None:
-                self.counts.add(protocol, f"Generate ttft{suffix}", first_ms, 0)
+            for row in rows:
+                self.counts.add(protocol, *row)
             return
-        start_time = record.scheduled_ns / 1e9
-        failure = None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}")
-        fire(
-            request_type=protocol,
-            name=f"Generate e2e{suffix}",
-            response_time=record.e2e_ms,
-            response_length=record.output_tokens,
-            exception=failure,
-            context=context,
-            start_time=start_time,
-        )
-        ttft_ms = record.ttft_ms
-        if failure is None and ttft_ms is not None:
+        fire: Any = self.environment.events.request.fire
+        for name, response_ms, length in rows:
             fire(
                 request_type=protocol,
-                name=f"Generate ttft{suffix}",
-                response_time=ttft_ms,
-                response_length=0,
-                exception=None,
-                context=context,
-                start_time=start_time,
+                name=name,
+                response_time=response_ms,
+                response_length=length,
+                exception=None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}"),
+                context={key: getattr(record, key) for key in ("arm", "replica", "request_id", "phase")},
+                start_time=record.scheduled_ns / 1e9,
             )

@@ -1,8 +1,8 @@
-"""Locust's channel between master and workers, closed to those who do not know a secret, and encrypted.
+"""Locust's channel between master and workers, encrypted, and closed to processes without the secret.
 
-Locust's own channel takes whoever comes: a stranger gets a share of the load and of the schedule. ZeroMQ's CURVE
+Locust's own channel takes any process: a stranger's gets a share of the load and of the schedule. ZeroMQ's CURVE
 (https://rfc.zeromq.org/spec/26/) needs the master's public key for the first message. Here both sides make all keys
-from the secret, and none of them is ever sent, so that who answers or asks without it is never heard.
+from the secret, and none of them is ever sent, so that a message without it is never read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 
 
 def close_channel(environment: Mapping[str, str] = os.environ) -> None:
-    """Every socket that Locust opens from now on speaks with those alone who know the secret in `environment`.
+    """Every socket that Locust opens from now on speaks only with processes that have the secret in `environment`.
 
     Without the variable Locust is left as it is. A second call does nothing. Raises ConfigError for an empty or short
     secret.
@@ -33,7 +33,7 @@ def close_channel(environment: Mapping[str, str] = os.environ) -> None:
     token = channel_token("Locust's channel", environment=environment)
 
     def pair(side: str) -> tuple[bytes, bytes]:
-        # Slow on purpose, some 50 ms: who records a greeting may try words as secrets.
+        # Slow on purpose, some 50 ms: a recorded greeting may be used to try words as secrets.
         key = hashlib.scrypt(token.encode(), salt=f"tailgate {side}".encode(), n=2**14, r=8, p=1, dklen=32)
         secret = z85.encode(key)
         return zmq.curve_public(secret), secret

@@ -15,11 +15,11 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.lengths import FITS
 from servers.fields import ConfigError
 
-_SECURITY_FLAGS = (
+_SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
     ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),
     ("--tls-server-name", "tls_server_name", "Name that the host's certificate carries (default: the host)"),
-    ("--client-certificate", "client_certificate", "Certificate (PEM) for servers that ask who the client is"),
-    ("--client-key", "client_key", "Key of --client-certificate (PEM)"),
+    ("--client-certificate", "tls_certificate", "Certificate (PEM) for servers that ask who the client is"),
+    ("--client-key", "tls_key", "Key of --client-certificate (PEM)"),
     ("--token-env", "token_env", "Environment variable that holds the bearer token; never the token itself"),
     ("--token-file", "token_file", "File that holds the bearer token"),
 )
@@ -76,9 +76,9 @@ def add_arguments(parser: Any) -> None:
         include_in_web_ui=False,
         help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
     )
-    # Not in the web page: whoever reaches it must not choose files of this machine. Locust's own page has --tls-key.
-    for flag, dest, text in _SECURITY_FLAGS:
-        add(flag, dest=dest, default="", include_in_web_ui=False, help=text)
+    # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
+    for flag, _, text in _SECURITY_FLAGS:
+        add(flag, default="", include_in_web_ui=False, help=text)
     add("--schedule", default="", include_in_web_ui=False, help="schedule.arrow to replay; needs --trial-config")
     add("--trial-config", default="", include_in_web_ui=False, help="generator.json of the trial to replay")
     add("--keep", default="", include_in_web_ui=False, help="On a worker that shares no disk: where its records stay")
@@ -133,13 +133,7 @@ def _external(options: Any, host: str) -> dict[str, ExternalConfig]:
 
 
 def _security(options: Any) -> SecurityConfig:
-    security = SecurityConfig(
-        tls_ca=options.tls_ca,
-        tls_server_name=options.tls_server_name,
-        tls_certificate=options.client_certificate,
-        tls_key=options.client_key,
-        token_env=options.token_env,
-        token_file=options.token_file,
-    )
+    values = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS}
+    security = SecurityConfig(**values)
     security.check()
     return security

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +70,14 @@ class Master:
             (ROWS, self._on_rows),
             (ACCOUNT, self._on_account),
         ):
-            self._runner.register_message(kind, listener)
+            self._runner.register_message(kind, partial(self._receive, listener))
         if self._remote:
             # With --processes Locust expects just the processes of this host.
             self._options.expect_workers = (self._options.processes or 0) + self._remote
             gevent.spawn(self._show_connected)
 
     def assign(self) -> None:
-        """Every load process connected now is told its share."""
+        """Every load process connected now has a share."""
         ids = [""]
         if self._is_master:
             clients = self._runner.clients
@@ -85,28 +87,24 @@ class Master:
             )
         self._schedule = schedule = Schedule.read(self._options.schedule)
         config = TrialConfig.read(Path(self._options.trial_config))
-        self._loads = {
-            client_id: _Load(
-                number=number, client_id=client_id, planned=schedule.share(number, len(ids)).copies(config.arms)
-            )
-            for number, client_id in enumerate(ids)
-        }
         self._waiting, self._running = set(ids), set(ids)
+        trial = {
+            "workers": len(ids),
+            "schedule": str(Path(self._options.schedule).resolve()),
+            "trial_config": str(Path(self._options.trial_config).resolve()),
+            "records": str(self._records),
+            "host": host_identity(),
+            "protocol": PROTOCOL,
+        }
+        for number, client_id in enumerate(ids):
+            planned = schedule.share(number, len(ids)).copies(config.arms)
+            self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
         for load in self._loads.values():
-            share = {
-                "worker": load.number,
-                "workers": len(ids),
-                "schedule": str(Path(self._options.schedule).resolve()),
-                "trial_config": str(Path(self._options.trial_config).resolve()),
-                "records": str(self._records),
-                "host": host_identity(),
-                "protocol": PROTOCOL,
-            }
-            self._send(ASSIGN, share, load)
+            self._send(ASSIGN, {"worker": load.number, **trial}, load)
         gevent.spawn(self._watch)
 
     def stop(self) -> None:
-        """Load processes elsewhere were told to stop, and had some seconds to hand over their last records."""
+        """Load processes on other hosts have stopped, or had some seconds to hand over their last records."""
         remote = [load for load in self._loads.values() if load.inbox is not None and load.client_id in self._running]
         for load in remote:
             self._send(STOP, {}, load)
@@ -115,7 +113,7 @@ class Master:
                 gevent.sleep(0.05)
 
     def close(self) -> None:
-        """What came over the network is in the run directory, whole. Load processes elsewhere were told to stop."""
+        """Load processes on other hosts have stopped, and what came from them is in the run directory, whole."""
         self.stop()
         for load in self._loads.values():
             if load.inbox is not None:
@@ -134,75 +132,58 @@ class Master:
         except RPCError as error:
             logger.warning("a message to load process %d could not be sent: %s", load.number, error)
 
-    def _load_of(self, msg: Any) -> _Load | None:
-        return self._loads.get(str(msg.node_id) if self._is_master else "")
-
-    def _on_ready(self, environment: Environment, msg: Any, **_: Any) -> None:
-        load = self._load_of(msg)
+    def _receive(
+        self, listener: Callable[[_Load, dict[str, Any]], None], environment: Environment, msg: Any, **_: Any
+    ) -> None:
+        load = self._loads.get(str(msg.node_id) if self._is_master else "")
         if load is not None:
-            load.parts = None
-            self._waiting.discard(load.client_id)
-            self._start_when_ready()
+            listener(load, msg.data)
 
-    def _on_done(self, environment: Environment, msg: Any, **_: Any) -> None:
-        load = self._load_of(msg)
-        if load is None:
-            return
-        if msg.data.get("error"):
-            self._error = self._error or msg.data["error"]
-            logger.error("%s", msg.data["error"])
-        if msg.data.get("missing_rows"):
-            self._mark_lost(load, f"{msg.data['missing_rows']} records did not reach the master: {msg.data['kept']}")
-        self._gone(load)
+    def _on_ready(self, load: _Load, data: dict[str, Any]) -> None:
+        load.parts = None
+        self._waiting.discard(load.client_id)
+        self._start_when_ready()
 
-    def _on_part(self, environment: Environment, msg: Any, **_: Any) -> None:
-        load = self._load_of(msg)
-        if load is None or self._schedule is None:
-            return
-        if load.parts is None:
-            share = self._schedule.share(load.number, len(self._loads))
-            load.parts = ShareParts(share, self._records / f"share-{load.number}.arrow")
-        number = int(msg.data["part"])
+    def _on_done(self, load: _Load, data: dict[str, Any]) -> None:
+        if data.get("error"):
+            self._error = self._error or data["error"]
+            logger.error("%s", data["error"])
+        if data.get("missing_rows"):
+            self._mark_lost(load, f"{data['missing_rows']} records did not reach the master: {data['kept']}")
+        self._ended(load)
+
+    def _on_part(self, load: _Load, data: dict[str, Any]) -> None:
+        assert self._schedule is not None
+        load.parts = load.parts or ShareParts(self._schedule.share(load.number, len(self._loads)))
+        number = int(data["part"])
         answer = {"part": number, "of": len(load.parts), "bytes": load.parts.part(number)}
         if number == 0:
             answer["config"] = Path(self._options.trial_config).read_text(encoding="utf-8")
             answer["name"] = "/".join(self._records.parts[-2:])
         self._send(PART, answer, load)
 
-    def _on_clock(self, environment: Environment, msg: Any, **_: Any) -> None:
-        received_ns = now_ns()
-        load = self._load_of(msg)
-        if load is not None:
-            answer = {"sent_ns": msg.data["sent_ns"], "received_ns": received_ns, "identity": clock_identity()}
-            self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
+    def _on_clock(self, load: _Load, data: dict[str, Any]) -> None:
+        answer = {"sent_ns": data["sent_ns"], "received_ns": now_ns(), "identity": clock_identity()}
+        self._send(CLOCK, {**answer, "answered_ns": now_ns()}, load)
 
-    def _on_rows(self, environment: Environment, msg: Any, **_: Any) -> None:
-        load = self._load_of(msg)
-        if load is None:
-            return
-        data = msg.data
+    def _on_rows(self, load: _Load, data: dict[str, Any]) -> None:
         try:
             inbox = self._inbox_of(load)
             inbox.take(int(data["number"]), int(data["rows"]), int(data["offset_ns"]), data["batch"])
         except (ValueError, KeyError, TypeError) as error:  # ConfigError is a ValueError: the file cannot be made
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
 
-    def _on_account(self, environment: Environment, msg: Any, **_: Any) -> None:
-        load = self._load_of(msg)
-        if load is None:
-            return
+    def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
+        account = data["account"]
         self._inbox_of(load)
-        if load.lost is not None and load.client_id not in self._running and not msg.data["account"].get("complete"):
+        if load.lost is not None and load.client_id not in self._running and not account.get("complete"):
             logger.warning("load process %d is back", load.number)
             load.lost = None
             self._running.add(load.client_id)
-        load.account = {
-            **msg.data["account"],
-            "start_ns": self._start_ns or None,
-            "clock": {**(msg.data["account"].get("clock") or {}), "applied": True},
-        }
+        clock = {**(account.get("clock") or {}), "applied": True}
+        load.account = {**account, "start_ns": self._start_ns or None, "clock": clock}
         self._write_account(load)
-        write_document(self._records / f"progress-{load.number}.json", msg.data["progress"])
+        write_document(self._records / f"progress-{load.number}.json", data["progress"])
 
     def _inbox_of(self, load: _Load) -> Inbox:
         if load.inbox is None:
@@ -221,7 +202,7 @@ class Master:
         self._start_ns = config.start_ns or now_ns() + START_DELAY_NS
         self._runner.send_message(START, {"start_ns": self._start_ns})
 
-    def _gone(self, load: _Load) -> None:
+    def _ended(self, load: _Load) -> None:
         self._running.discard(load.client_id)
         self._waiting.discard(load.client_id)
         if self._running and self._error is None:
@@ -245,7 +226,7 @@ class Master:
                     why = "it is no longer connected" if node is None else "it no longer answers"
                     logger.error("load process %d is lost (%s); its records end at its last flush", load.number, why)
                     self._mark_lost(load, why)
-                    self._gone(load)
+                    self._ended(load)
 
     def _fail(self, why: str) -> None:
         """The trial ends without success."""
@@ -277,13 +258,9 @@ class Master:
 
     def _show_connected(self) -> None:
         """workers.json says how many load processes are connected, until they are assigned."""
+        path, expected = self._records / "workers.json", {"expected": self._options.expect_workers}
         while not self._loads:
             here = len(self._runner.clients.ready) if self._is_master else 0
-            write_document(
-                self._records / "workers.json", {"expected": self._options.expect_workers, "connected": here}
-            )
+            write_document(path, {**expected, "connected": here})
             gevent.sleep(0.5)
-        write_document(
-            self._records / "workers.json",
-            {"expected": self._options.expect_workers, "connected": len(self._loads), "assigned": True},
-        )
+        write_document(path, {**expected, "connected": len(self._loads), "assigned": True})

@@ -4,8 +4,8 @@
 ASSIGN, START, STOP = "tailgate_assign", "tailgate_start", "tailgate_stop"
 # Worker to master.
 READY, DONE = "tailgate_ready", "tailgate_done"
-# Both ways, only with workers that have a disk of their own: a part of the share asked for and given, a message for
-# comparing clocks and its answer; records and how far they are written; the worker's account of itself.
+# Both ways, only with workers that have a disk of their own: the request for a part of the share and the part, a
+# message for comparing clocks and its answer; records and how far they are written; the worker's account of itself.
 PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clock", "rows", "kept", "account"))
 
 PROTOCOL = 1  # of all these messages: raise it with any change that an older worker would misread

@@ -18,8 +18,8 @@ from servers.address import host_port
 from servers.fields import ConfigError
 
 _LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
-_ASK_EVERY_S = 0.5
-_TELL_EVERY_S = 60.0
+_TRY_EVERY_S = 0.5
+_PRINT_EVERY_S = 60.0
 
 
 def parse_master(text: str) -> tuple[str, int]:
@@ -52,7 +52,7 @@ def work(master: tuple[str, int], *, keep: Path, trials: int) -> int:
         if code == 0:
             done += 1
         else:
-            _tell(
+            _print(
                 f"the trial ended with exit code {code}: what was recorded is in {keep}; a master that never answered "
                 f"has another {TOKEN_VARIABLE}"
             )
@@ -65,11 +65,11 @@ def _wait_for(host: str, port: int) -> None:
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0):
             return
-        if time.monotonic() - last_s > _TELL_EVERY_S or not last_s:
+        if time.monotonic() - last_s > _PRINT_EVERY_S or not last_s:
             last_s = time.monotonic()
-            _tell(f"waiting for a run at {host}:{port}; Ctrl-C ends")
-        time.sleep(_ASK_EVERY_S)
+            _print(f"waiting for a run at {host}:{port}; Ctrl-C ends")
+        time.sleep(_TRY_EVERY_S)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(f"tailgate worker: {text}", file=sys.stderr, flush=True)

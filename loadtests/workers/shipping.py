@@ -8,6 +8,7 @@ is sent again, in order, and what comes twice is known by its number: each batch
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
@@ -23,9 +24,8 @@ from gevent.threadpool import ThreadPool
 
 from analysis.records.run_records import shifted
 from analysis.records.schemas import REQUESTS
-from analysis.records.sums import SumsWriter
 from analysis.records.tables import END_OF_STREAM
-from loadtests.generator.spool import Spool, create
+from loadtests.generator.recorder import record_file
 from loadtests.traffic.schedule import Schedule
 from servers.fields import ConfigError
 
@@ -114,15 +114,8 @@ class Outbox:
                 if self._next == self._first:
                     self._heard_s = time.monotonic()
                 self._next += 1
-                self._send(
-                    {
-                        "number": number,
-                        "rows": rows,
-                        "offset_ns": offset_ns,
-                        "uncertainty_ns": uncertainty_ns,
-                        "batch": piece,
-                    }
-                )
+                clock = {"offset_ns": offset_ns, "uncertainty_ns": uncertainty_ns}
+                self._send({"number": number, "rows": rows, **clock, "batch": piece})
 
     def _in_flight(self) -> int:
         return sum(self._batches[index][1] for index in range(self._next - self._first))
@@ -136,22 +129,15 @@ class Outbox:
 class Inbox:
     """The master's side: one worker's batches, on the master's clock, in a file of the run directory.
 
-    `acknowledge` is told the number up to which everything is written.
+    `acknowledge` is called with the number of the last batch that is written.
     """
 
     def __init__(self, path: Path, *, acknowledge: Callable[[int], None]) -> None:
         self._acknowledge = acknowledge
-        descriptor = create(path, remedy="give an empty directory")
-        self._spool = Spool(descriptor, on_written=self._written, sums=SumsWriter(path))
-        self._spool.offer(REQUESTS.serialize().to_pybytes(), 0)
+        self._file = record_file(path, remedy="give an empty directory", on_written=self._written)
         self._expected = 0
         self._written_up_to = -1
         self._order: deque[int] = deque()
-
-    @property
-    def rows(self) -> int:
-        """Rows in the file."""
-        return self._spool.rows
 
     def take(self, number: int, rows: int, offset_ns: int, batch: bytes) -> None:
         """The batch is on its way to the file if it is the next one; one that came before is acknowledged again.
@@ -169,14 +155,14 @@ class Inbox:
             raise ValueError(f"batch {number} is no batch of records: {error}") from None
         if piece.num_rows != rows:
             raise ValueError(f"batch {number} holds {piece.num_rows} rows and not {rows}")
-        if self._spool.offer(memoryview(shifted(piece, offset_ns).serialize()), rows):
+        if self._file.offer(memoryview(shifted(piece, offset_ns).serialize()), rows):
             self._order.append(number)
             self._expected += 1
 
     def close(self) -> None:
-        """All that came is in the file, which has its end mark."""
-        self._spool.offer(END_OF_STREAM, 0)
-        self._spool.close()
+        """Every batch that came is in the file, and the file has its end mark."""
+        self._file.offer(END_OF_STREAM, 0)
+        self._file.close()
 
     def _written(self, at: int, length: int, rows: int) -> None:
         if rows and self._order:
@@ -187,10 +173,10 @@ class Inbox:
 class ShareParts:
     """One worker's share of the schedule as an Arrow file in parts of `part_bytes`, for the master to hand out."""
 
-    def __init__(self, share: Schedule, scratch: Path, *, part_bytes: int = PART_BYTES) -> None:
-        share.write(scratch)
-        self._content = scratch.read_bytes()
-        scratch.unlink()
+    def __init__(self, share: Schedule, *, part_bytes: int = PART_BYTES) -> None:
+        sink = io.BytesIO()
+        share.write_to(sink)
+        self._content = sink.getvalue()
         self._part_bytes = part_bytes
 
     def __len__(self) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,6 @@ _SHIP_WITHIN_S = 60.0
 _SHIP_WITHIN_S_STOPPED = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Assignment:
-    """What a trial is driven by, on this host."""
-
-    share: Schedule
-    config: TrialConfig
-    folder: Path
-
-
 class Worker:
     """Follows the master's messages. `keep` None: the master's disk and clock are this process's too."""
 
@@ -62,41 +53,35 @@ class Worker:
         self._outbox: Outbox | None = None
         self._heard_ns = 0
         self._reported = False
-        listeners = {ASSIGN: self._on_assign, START: self._on_start, STOP: self._on_stop}
+        listeners: dict[str, Callable[[dict[str, Any]], Any]] = {
+            ASSIGN: lambda data: gevent.spawn(self._prepare, **data),
+            START: lambda data: gevent.spawn(self._drive, int(data["start_ns"])),
+            STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
+        }
         if keep is not None:
-            listeners |= {PART: self._on_answer, CLOCK: self._on_clock, KEPT: self._on_kept}
+            listeners |= {PART: lambda data: None, CLOCK: self._on_clock, KEPT: self._on_kept}
         for kind, listener in listeners.items():
-            self._runner.register_message(kind, listener)
+            self._runner.register_message(kind, partial(self._receive, kind, listener))
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
-    def _on_assign(self, environment: Environment, msg: Any, **_: Any) -> None:
-        gevent.spawn(self._prepare, **msg.data)
-
-    def _on_start(self, environment: Environment, msg: Any, **_: Any) -> None:
-        gevent.spawn(self._drive, int(msg.data["start_ns"]))
-
-    def _on_stop(self, environment: Environment, msg: Any, **_: Any) -> None:
-        gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED)
-
-    def _on_answer(self, environment: Environment, msg: Any, **_: Any) -> None:
+    def _receive(
+        self, kind: str, listener: Callable[[dict[str, Any]], Any], environment: Environment, msg: Any, **_: Any
+    ) -> None:
         self._heard_ns = now_ns()
-        waiting = self._answers.get(msg.type)
+        listener(msg.data)
+        waiting = self._answers.get(kind)
         if waiting is not None:
             waiting.set(msg.data)
 
-    def _on_clock(self, environment: Environment, msg: Any, **_: Any) -> None:
-        back_ns = now_ns()
-        data = msg.data
+    def _on_clock(self, data: dict[str, Any]) -> None:
         if data["identity"] and data["identity"] == clock_identity():
             self._clock.same()
-        self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], back_ns))
-        self._on_answer(environment, msg)
+        self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], self._heard_ns))
 
-    def _on_kept(self, environment: Environment, msg: Any, **_: Any) -> None:
-        self._heard_ns = now_ns()
+    def _on_kept(self, data: dict[str, Any]) -> None:
         if self._outbox is not None:
-            self._outbox.acknowledged(int(msg.data["number"]))
+            self._outbox.acknowledged(int(data["number"]))
 
     def _send(self, kind: str, data: dict[str, Any]) -> None:
         try:
@@ -105,7 +90,7 @@ class Worker:
             logger.warning("a message to the master could not be sent: %s", error)
 
     def _ask(self, kind: str, data: Callable[[], dict[str, Any]], accepts: Callable[[dict[str, Any]], bool]) -> Any:
-        """The master's answer; asked again where none came, because a full queue drops messages."""
+        """The master's answer. The request is sent again where none came, because a full queue drops messages."""
         for _ in range(_TRIES):
             self._answers[kind] = AsyncResult()
             self._send(kind, data())
@@ -125,18 +110,25 @@ class Worker:
                     f"{PROTOCOL}: install the same tailgate on both"
                 )
             worker, workers = int(assigned["worker"]), int(assigned["workers"])
-            assignment = self._share_of_disk(assigned) if self._keep is None else self._share_sent(worker, self._keep)
+            if self._keep is None:
+                _check_one_host(assigned["host"])
+                share = Schedule.read(assigned["schedule"]).share(worker, workers)
+                config_path, folder = Path(assigned["trial_config"]), Path(assigned["records"])
+            else:
+                share_path, config_path = self._share_sent(worker, self._keep)
+                share, folder = Schedule.read(share_path), share_path.parent
+            config = TrialConfig.read(config_path)
             generator = self._load.begin(
-                assignment.config,
+                config,
                 worker=worker,
                 workers=workers,
-                planned=assignment.share.copies(assignment.config.arms),
-                records=str(assignment.folder),
+                planned=share.copies(config.arms),
+                records=str(folder),
                 on_written=None if self._outbox is None else self._outbox.written,
             )
             if self._keep is not None:
                 self._follow_clock()
-            generator.load(assignment.share)
+            generator.load(share)
             generator.connect()
             if generator.failure is not None:
                 raise ConfigError(generator.failure)
@@ -152,20 +144,8 @@ class Worker:
     def _where(self) -> str:
         return "" if self._keep is None else f"worker on {socket.gethostname()}: "
 
-    def _share_of_disk(self, assigned: Mapping[str, Any]) -> _Assignment:
-        host = assigned["host"]
-        if host and host_identity() and host != host_identity():
-            raise ConfigError(
-                f"the worker on {socket.gethostname()} shares no clock with the master: "
-                "start it with `tailgate worker --master HOST:PORT`"
-            )
-        return _Assignment(
-            share=Schedule.read(assigned["schedule"]).share(int(assigned["worker"]), int(assigned["workers"])),
-            config=TrialConfig.read(Path(assigned["trial_config"])),
-            folder=Path(assigned["records"]),
-        )
-
-    def _share_sent(self, worker: int, keep: Path) -> _Assignment:
+    def _share_sent(self, worker: int, keep: Path) -> tuple[Path, Path]:
+        """Where the share and the trial lie that the master has sent, in a new folder under `keep`."""
         for _ in range(_EXCHANGES_FIRST):
             self._compare()
             if self._clock.summary(now_ns())["same"]:
@@ -186,7 +166,7 @@ class Worker:
             send=lambda message: self._send(ROWS, message),
             clock=lambda: self._clock.map_at(now_ns()),
         )
-        return _Assignment(share=Schedule.read(share_path), config=TrialConfig.read(config_path), folder=folder)
+        return share_path, config_path
 
     def _part(self, number: int) -> Any:
         return self._ask(PART, lambda: {"part": number}, lambda answer: answer["part"] == number)
@@ -199,7 +179,7 @@ class Worker:
         assert log is not None
         log.clock = self._clock_now()
         log.on_write = lambda account, progress: self._send(ACCOUNT, {"account": account, "progress": progress})
-        log.tell()  # the master knows from now on that this process exists
+        log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_for_ever, log)
 
     def _clock_now(self) -> dict[str, Any]:
@@ -252,3 +232,12 @@ class Worker:
                 report["kept"] = f"they are in {self._outbox.path.parent} on {socket.gethostname()}"
             self._outbox.close()
         self._send(DONE, report)
+
+
+def _check_one_host(host: str) -> None:
+    """This host is the master's, as far as both can tell; otherwise ConfigError."""
+    if host and host_identity() and host != host_identity():
+        raise ConfigError(
+            f"the worker on {socket.gethostname()} shares no clock with the master: "
+            "start it with `tailgate worker --master HOST:PORT`"
+        )

@@ -26,6 +26,7 @@ from analysis.records.tables import read_table
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +109,7 @@ def planned(
     """A mirrored schedule and its trial in `directory`, and the arguments that replay it."""
     traffic = TrafficConfig(duration_s=duration_s, rate=25.0, length_scale=0.05)
     schedule = build_schedule(
-        traffic, arms=["eager", "compiled"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8
+        traffic, Source(), arms=["eager", "compiled"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8
     )
     schedule.write(directory / "schedule.arrow")
     config = {"trial": 1, "arms": ["eager", "compiled"], "targets": targets, "drain_s": 10, **trial}

@@ -534,8 +534,8 @@ def test_a_client_that_stood_still_itself_does_not_blame_the_server(answered: bo
     client.connections.append(connection)
     call = client.start(b"")
     assert connection.keepalive is not None
-    connection.keepalive.asked_ns = now_ns() - 300_000_000
-    connection.last_read_ns = connection.keepalive.asked_ns - 100_000_000
+    connection.keepalive.pinged_ns = now_ns() - 300_000_000
+    connection.last_read_ns = connection.keepalive.pinged_ns - 100_000_000
     if answered:
         far.sendall(frame(wire.PING, wire.ACK, 0, b"tailgate"))
     connection.keepalive.check()  # as if the timer came before the reader, in the first turn after the stall

@@ -56,7 +56,7 @@ def shaken(
         out = stream.handshake(out)
         if stream.ready:
             break
-    assert stream.opened(server.shake(out)) == b""  # tickets for a later session
+    assert stream.decrypted(server.shake(out)) == b""  # tickets for a later session
     return stream, server
 
 
@@ -71,10 +71,10 @@ def test_plain_bytes_come_out_whole_however_the_records_are_cut(
     stream, server = shaken(pem, ["h2"])
     data = b"".join(server.say(piece) for piece in pieces)
     edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
-    got = b"".join(stream.opened(data[start:end]) for start, end in itertools.pairwise(edges))
+    got = b"".join(stream.decrypted(data[start:end]) for start, end in itertools.pairwise(edges))
     assert got == b"".join(pieces)
     assert not stream.ended
-    server.incoming.write(stream.sealed(b"question"))
+    server.incoming.write(stream.encrypted(b"question"))
     assert server.tls.read() == b"question"
 
 
@@ -83,7 +83,7 @@ def test_the_last_bytes_of_the_handshake_may_carry_the_first_plain_ones(pem: Cer
     server = Server(pem, ["h2"])
     out = stream.handshake(server.shake(stream.handshake(b"")))
     assert stream.ready
-    assert stream.opened(server.shake(out) + server.say(b"settings")) == b"settings"
+    assert stream.decrypted(server.shake(out) + server.say(b"settings")) == b"settings"
 
 
 def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
@@ -91,7 +91,7 @@ def test_the_servers_goodbye_is_an_end(pem: Certificates) -> None:
     data = server.say(b"last words")
     with pytest.raises(ssl.SSLWantReadError):
         server.tls.unwrap()
-    assert stream.opened(data + server.outgoing.read()) == b"last words"
+    assert stream.decrypted(data + server.outgoing.read()) == b"last words"
     assert stream.ended
 
 

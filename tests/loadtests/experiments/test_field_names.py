@@ -61,7 +61,8 @@ def test_a_cap_is_a_cap() -> None:
 def test_the_trial_lasts_until_all_prompts_came(burstiness: float) -> None:
     for seed in range(20):
         seconds = long_enough(200, 5.0, burstiness)
-        came = arrivals.gamma(5.0, burstiness, seconds, rng=np.random.default_rng(seed))
+        profile = np.array([[0.0, seconds, 5.0, 5.0]])
+        came = arrivals.renewals(profile, burstiness=burstiness, rng=np.random.default_rng(seed))
         assert len(came) >= 200
     table = changed({"rate": 3.0}, request_rate=5.0, num_prompts=200)
     assert table["traffic"]["num_prompts"] == 200

@@ -131,7 +131,7 @@ def test_external_arm_needs_the_experiment_to_say_that_it_compares_models() -> N
         ({"openai": {"prompt": "token_ids"}}, "vocab_size is missing"),
         ({"openai": {"prompt": "token_ids", "endpoint": "chat"}}, "chat messages are text"),
         ({"openai": {"prompt": "token_ids", "tokenizer": "x"}}, "needs none"),
-        ({"openai": {"length_fields": ["max"]}}, "use ignore_eos and min_tokens"),
+        ({"openai": {"length_fields": ["max"]}}, "use one of ignore_eos, min_tokens"),
         ({"openai": {"extra": {"stream": False}}}, "tailgate itself must set"),
         ({"openai": 3}, "give a table"),
         ({"name": "a b"}, r'arms\[1\].name "a b"'),

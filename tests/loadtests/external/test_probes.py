@@ -32,7 +32,7 @@ def server(post: bytes, get: bytes = HEALTHY) -> Callable[[Request], None]:
 
 
 def probe(config: ExternalConfig, timeout_s: float = 5.0, check: Callable[[], None] = lambda: None) -> Probe:
-    return wait_ready(config, config.addresses[0], timeout_s=timeout_s, check=check, told=lambda why: None)
+    return wait_ready(config, config.addresses[0], timeout_s=timeout_s, check=check, not_yet=lambda why: None)
 
 
 def test_a_good_answer_tells_how_tokens_are_counted() -> None:
@@ -74,7 +74,7 @@ def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: s
 
 
 def test_server_that_loads_its_model_is_waited_for() -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     began = time.monotonic()
 
     def script(request: Request) -> None:
@@ -91,10 +91,10 @@ def test_server_that_loads_its_model_is_waited_for() -> None:
 
     with HttpPeer(get_ready) as peer:
         config = openai(peer.address)
-        found = wait_ready(config, peer.address, timeout_s=10, check=lambda: None, told=told.append)
+        found = wait_ready(config, peer.address, timeout_s=10, check=lambda: None, not_yet=reasons.append)
     assert found.tokens == 8
-    assert told
-    assert "loading" in told[0]
+    assert reasons
+    assert "loading" in reasons[0]
 
 
 def test_nobody_there_is_said_after_the_time_is_over() -> None:

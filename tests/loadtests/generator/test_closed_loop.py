@@ -17,6 +17,7 @@ from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source
 from servers.clock import now_ns
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
@@ -36,7 +37,9 @@ def targets(servers: tuple[ServedFake, ServedFake]) -> dict[str, str]:
 
 def schedule(**changes: Any) -> Schedule:
     config = TrafficConfig(**{"arrivals": "closed", "concurrency": 3, "length_scale": 0.01, **changes})
-    return build_schedule(config, arms=("eager", "compiled"), seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=4)
+    return build_schedule(
+        config, Source(), arms=("eager", "compiled"), seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=4
+    )
 
 
 def drive(plan: Schedule, targets: dict[str, str], *, workers: int = 1, **changes: Any) -> list[RequestRecord]:

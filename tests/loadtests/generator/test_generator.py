@@ -18,6 +18,7 @@ from loadtests.generator.generator import MOST_UNBOOKED, Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompt_words import prompt_words, token_ids
 from loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
@@ -140,7 +141,7 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
 ) -> None:
     """A pipe that nobody reads stands for the disk."""
     reader, writer = os.pipe()
-    recorder = RequestRecorder(tmp_path / "r", rows_per_batch=8, most_waiting_bytes=20_000, descriptor=writer)
+    recorder = RequestRecorder(Spool(writer, most_waiting_bytes=20_000), rows_per_batch=8)
     run = Run(schedule([number // 2 for number in range(1200)], arm="eager"), targets=targets, recorder=recorder)
     account = run.log.account()
     assert run.ended
@@ -148,7 +149,7 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     assert run.log.lag.quantile_ms(0.5) < 50
     assert account["records"]["waiting_bytes"] <= 20_000
     assert account["records"]["dropped"] > 200
-    assert recorder.written + account["records"]["dropped"] < 1200  # some still wait
+    assert recorder.file.rows + account["records"]["dropped"] < 1200  # some still wait
     os.close(reader)
 
 

@@ -11,6 +11,7 @@ import gevent
 
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.spool import Spool
 from servers.clock import now_ns
 from tests.fakes.request_records import MS, record
 
@@ -18,20 +19,19 @@ from tests.fakes.request_records import MS, record
 def test_a_disk_that_hangs_costs_records_and_not_memory_and_the_account_says_so(tmp_path: Path) -> None:
     """A pipe that nobody reads stands for the disk."""
     reader, writer = os.pipe()
-    path = tmp_path / "requests-0.arrow"
-    recorder = RequestRecorder(path, rows_per_batch=64, most_waiting_bytes=200_000, descriptor=writer)
+    recorder = RequestRecorder(Spool(writer, most_waiting_bytes=200_000), rows_per_batch=64)
     log = LoadLog(tmp_path, worker=0, planned=5000, recorder=recorder)
     for number in range(5000):
         recorder.append(record(number))
         gevent.sleep(0)
-        assert recorder.waiting <= 200_000
-    log.ended_unrecorded(None)
+        assert recorder.file.waiting_bytes <= 200_000
+    log.ended(None, None)
     log.write()
     rows = json.loads((tmp_path / "generator-0.json").read_text())["records"]
-    assert rows["dropped"] == recorder.dropped + 1 > 3000
+    assert rows["dropped"] == recorder.file.dropped_rows + 1 > 3000
     assert rows["waiting_bytes"] > 100_000
     recorder.close(timeout_s=0.05)
-    assert recorder.written + recorder.dropped == 5000
+    assert recorder.file.rows + recorder.file.dropped_rows == 5000
     os.close(reader)
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from analysis.records.schemas import REQUESTS
 from loadtests.generator.record_batches import request_batch
-from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.recorder import RequestRecorder, record_file
+from loadtests.generator.spool import Spool
 from servers.fields import ConfigError
 from tests.fakes.request_records import record, row_of
 
@@ -38,7 +39,9 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path) -> None:
         record(1, arm=None, replica=None, first_token_ns=None, output_tokens=0, token_ns=np.zeros(0, dtype=np.int64)),
         record(2, status="UNAVAILABLE", error="refused", token_ns=np.array([5], dtype=np.int64)),
     ]
-    recorder = RequestRecorder(tmp_path / "deep" / "requests-0.arrow", rows_per_batch=2)
+    recorder = RequestRecorder(
+        record_file(tmp_path / "deep" / "requests-0.arrow", remedy="take another"), rows_per_batch=2
+    )
     for row in rows:
         recorder.append(row)
     recorder.close()
@@ -48,17 +51,17 @@ def test_rows_come_back_as_they_were_appended(tmp_path: Path) -> None:
 
 
 def test_file_of_a_process_that_died_at_once_reads_as_empty(tmp_path: Path) -> None:
-    RequestRecorder(tmp_path / "requests-0.arrow")
+    RequestRecorder(record_file(tmp_path / "requests-0.arrow", remedy="take another"))
     assert rows_of(tmp_path / "requests-0.arrow") == []
 
 
 def test_full_batch_is_on_disk_without_a_flush(tmp_path: Path) -> None:
     path = tmp_path / "requests-0.arrow"
-    recorder = RequestRecorder(path, rows_per_batch=4)
+    recorder = RequestRecorder(record_file(path, remedy="take another"), rows_per_batch=4)
     for number in range(6):
         recorder.append(record(number))
-    assert recorder.settle()
-    assert len(rows_of(path)) == recorder.written == 4
+    assert recorder.file.settle(5.0)
+    assert len(rows_of(path)) == recorder.file.rows == 4
 
 
 def test_columns_of_one_value_of_many_and_of_none_come_back(tmp_path: Path) -> None:
@@ -77,16 +80,16 @@ def test_columns_of_one_value_of_many_and_of_none_come_back(tmp_path: Path) -> N
 
 def test_a_broken_disk_is_told_to_whoever_appends(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    recorder = RequestRecorder(tmp_path / "requests-0.arrow", rows_per_batch=2, descriptor=writer)
+    recorder = RequestRecorder(Spool(writer), rows_per_batch=2)
     os.close(reader)
     recorder.append(record(0))
     recorder.append(record(1))
-    assert recorder.settle()
+    assert recorder.file.settle(5.0)
     with pytest.raises(BrokenPipeError):
         recorder.flush()
     with pytest.raises(BrokenPipeError):
         recorder.close()
-    assert recorder.dropped == 2
+    assert recorder.file.dropped_rows == 2
 
 
 def test_records_survive_kill_9(tmp_path: Path) -> None:
@@ -94,13 +97,14 @@ def test_records_survive_kill_9(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.recorder import RequestRecorder, record_file
+from loadtests.generator.spool import Spool
 from tests.fakes.request_records import record
-recorder = RequestRecorder(Path({str(path)!r}))
+recorder = RequestRecorder(record_file(Path({str(path)!r}), remedy="take another"))
 for number in range(1000):
     recorder.append(record(number))
 recorder.flush()
-recorder.settle()
+recorder.file.settle(5.0)
 recorder.append(record(1000))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -113,21 +117,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("cut", [1, 100, 1_000])
 def test_torn_tail_loses_the_last_batch_only(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "requests-0.arrow"
-    recorder = RequestRecorder(path, rows_per_batch=10)
+    recorder = RequestRecorder(record_file(path, remedy="take another"), rows_per_batch=10)
     for number in range(30):
         recorder.append(record(number))
-    assert recorder.settle()
+    assert recorder.file.settle(5.0)
     path.write_bytes(path.read_bytes()[:-cut])
     assert len(rows_of(path)) == 20
 
 
 def test_records_of_an_earlier_run_are_not_overwritten(tmp_path: Path) -> None:
-    RequestRecorder(tmp_path / "requests-0.arrow").close()
-    with pytest.raises(ConfigError, match="exists already: give --records an empty directory"):
-        RequestRecorder(tmp_path / "requests-0.arrow")
+    RequestRecorder(record_file(tmp_path / "requests-0.arrow", remedy="take another")).close()
+    with pytest.raises(ConfigError, match="exists already: take another"):
+        RequestRecorder(record_file(tmp_path / "requests-0.arrow", remedy="take another"))
 
 
 def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        RequestRecorder(tmp_path / "file" / "requests-0.arrow")
+        RequestRecorder(record_file(tmp_path / "file" / "requests-0.arrow", remedy="take another"))

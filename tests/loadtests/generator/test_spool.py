@@ -6,15 +6,13 @@ import os
 from pathlib import Path
 
 import gevent
-import pytest
 
-from loadtests.generator.spool import Spool, create
-from servers.fields import ConfigError
+from loadtests.generator.spool import Spool
 
 
 def test_pieces_are_in_the_file_in_order_and_told_of_where_they_lie(tmp_path: Path) -> None:
     told: list[tuple[int, int, int]] = []
-    spool = Spool(create(tmp_path / "a", remedy=""), on_written=lambda *at: told.append(at))
+    spool = Spool(os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT), on_written=lambda *at: told.append(at))
     assert all(spool.offer(b"x" * number, number) for number in (1, 2, 3))
     spool.close()
     spool.close()
@@ -73,9 +71,3 @@ def test_nothing_follows_a_piece_that_failed(tmp_path: Path) -> None:
     assert spool.offer(b"y", 2) is False
     assert spool.dropped_rows == 3
     spool.close()
-
-
-def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("")
-    with pytest.raises(ConfigError, match="exists already: take another"):
-        create(tmp_path / "a", remedy="take another")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from loadtests.traffic.lengths import (
     CODE_OUTPUT,
     CONVERSATION_INPUT,
     CONVERSATION_OUTPUT,
+    LengthFit,
     Lengths,
     fitted_lengths,
 )
@@ -25,6 +28,10 @@ def lengths_of(rows: list[tuple[int, int]]) -> Lengths:
     return Lengths(input_tokens=columns[:, 0], output_tokens=columns[:, 1])
 
 
+def quantile(fit: LengthFit, p: float) -> float:
+    return float(fit.at(np.array([NormalDist().inv_cdf(p)]))[0])
+
+
 def test_conversation_fit_has_the_published_log_moments() -> None:
     drawn = fitted_lengths("conversation", 200_000, rng=rng())
     for tokens, mu, sigma in ((drawn.input_tokens, 6.633, 0.985), (drawn.output_tokens, 5.019, 0.859)):
@@ -37,8 +44,8 @@ def test_conversation_fit_has_the_published_log_moments() -> None:
 
 
 def test_code_fit_goes_through_the_published_quantiles() -> None:
-    assert [CODE_INPUT.quantile(p) for p in (0.5, 0.9, 0.99)] == pytest.approx([1469, 5187, 7436])
-    assert [CODE_OUTPUT.quantile(p) for p in (0.5, 0.9, 0.99)] == pytest.approx([13, 55, 251])
+    assert [quantile(CODE_INPUT, p) for p in (0.5, 0.9, 0.99)] == pytest.approx([1469, 5187, 7436])
+    assert [quantile(CODE_OUTPUT, p) for p in (0.5, 0.9, 0.99)] == pytest.approx([13, 55, 251])
     drawn = fitted_lengths("code", 200_000, rng=rng())
     assert np.quantile(drawn.input_tokens, [0.5, 0.9, 0.99]) == pytest.approx([1469, 5187, 7436], rel=0.03)
     assert np.quantile(drawn.output_tokens, [0.5, 0.9, 0.99]) == pytest.approx([13, 55, 251], rel=0.05)
@@ -54,8 +61,8 @@ def test_long_context_fit_goes_through_the_quantiles_of_its_trace() -> None:
 
 
 def test_a_fit_without_a_tail_is_lognormal() -> None:
-    assert CONVERSATION_INPUT.quantile(0.5) == pytest.approx(np.exp(6.633))
-    assert CONVERSATION_OUTPUT.quantile(0.8413447) == pytest.approx(np.exp(5.019 + 0.859), rel=1e-5)
+    assert quantile(CONVERSATION_INPUT, 0.5) == pytest.approx(np.exp(6.633))
+    assert quantile(CONVERSATION_OUTPUT, 0.8413447) == pytest.approx(np.exp(5.019 + 0.859), rel=1e-5)
 
 
 @pytest.mark.parametrize("fit", ["conversation", "code", "long-context"])
@@ -64,11 +71,6 @@ def test_more_rows_leave_the_first_as_they_are(fit: str) -> None:
     many = fitted_lengths(fit, 1000, rng=rng())  # type: ignore[arg-type]
     assert np.array_equal(few.input_tokens, many.input_tokens[:100])
     assert np.array_equal(few.output_tokens, many.output_tokens[:100])
-
-
-def test_unknown_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use one of conversation, code, long-context, trace"):
-        fitted_lengths("poems", 1, rng=rng())  # type: ignore[arg-type]
 
 
 def test_scaled_lengths_never_fall_below_one() -> None:

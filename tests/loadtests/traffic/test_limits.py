@@ -88,16 +88,3 @@ def test_lengths_at_the_limit_pass_untouched(policy: OverLimitPolicy) -> None:
     assert kept.all()
     assert (left.input_tokens[0], left.output_tokens[0]) == (512, 64)
     assert (counts.input_over, counts.output_over, counts.requests_dropped) == (0, 0, 0)
-
-
-def test_limits_below_one_and_unknown_policies_are_refused() -> None:
-    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
-        within_limits(lengths_of([(1, 1)]), single_turns(1), policy="clip", max_prompt_tokens=1, max_new_tokens=0)
-    with pytest.raises(ConfigError, match="use one of clip, drop, fail"):
-        within_limits(
-            lengths_of([(1, 1)]),
-            single_turns(1),
-            policy="cut",  # type: ignore[arg-type]
-            max_prompt_tokens=1,
-            max_new_tokens=1,
-        )

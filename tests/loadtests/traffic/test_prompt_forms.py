@@ -24,16 +24,16 @@ ARMS = ("eager", "compiled")
 MODEL = "random:tiny"
 
 
-def built(config: TrafficConfig, **changes: Any) -> Schedule:
+def built(config: TrafficConfig, *, model: str = MODEL, source: Source | None = None, **changes: Any) -> Schedule:
     arguments: dict[str, Any] = {
         "arms": ARMS,
         "seed": 5,
         "trial": 1,
         "max_prompt_tokens": 4096,
         "max_new_tokens": 256,
-        "model": MODEL,
     }
-    return build_schedule(config, **{**arguments, **changes})
+    source = source or read_source(config, seed=5, model=model)
+    return build_schedule(config, source, **{**arguments, **changes})
 
 
 def rows(schedule: Schedule) -> list[PlannedRequest]:

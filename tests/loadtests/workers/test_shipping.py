@@ -12,10 +12,11 @@ import pytest
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
-from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
+from loadtests.traffic.source import Source
 from loadtests.workers.shipping import Inbox, Outbox, ShareParts, new_folder
 from tests.fakes.request_records import record, row_of
 
@@ -61,7 +62,7 @@ def ship(tmp_path: Path, channel: Channel, *, batches: int = 20, resend_after_s:
         resend_after_s=resend_after_s,
         window_bytes=20_000,
     )
-    recorder = RequestRecorder(path, rows_per_batch=4, on_written=channel.outbox.written)
+    recorder = RequestRecorder(record_file(path, remedy="", on_written=channel.outbox.written), rows_per_batch=4)
     for number in range(4 * batches):
         recorder.append(record(number))
     recorder.close()
@@ -102,7 +103,7 @@ def test_what_a_silent_master_lacks_is_counted_and_little_is_sent_to_it(tmp_path
     (tmp_path / "run").mkdir()
     path = tmp_path / "kept" / "requests-0.arrow"
     outbox = Outbox(path, send=channel.to_master, clock=lambda: (0, 0), window_bytes=20_000, resend_after_s=60.0)
-    recorder = RequestRecorder(path, rows_per_batch=4, on_written=outbox.written)
+    recorder = RequestRecorder(record_file(path, remedy="", on_written=outbox.written), rows_per_batch=4)
     for number in range(400):
         recorder.append(record(number))
     recorder.close()
@@ -123,10 +124,12 @@ def test_what_is_no_batch_of_records_is_refused(tmp_path: Path, batch: bytes) ->
 
 def test_shares_put_together_from_their_parts_are_the_schedule(tmp_path: Path) -> None:
     traffic = TrafficConfig(duration_s=30.0, rate=20.0)
-    schedule = build_schedule(traffic, arms=["a", "b"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
+    schedule = build_schedule(
+        traffic, Source(), arms=["a", "b"], seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8
+    )
     indices: list[int] = []
     for worker in range(3):
-        parts = ShareParts(schedule.share(worker, 3), tmp_path / "scratch", part_bytes=1000)
+        parts = ShareParts(schedule.share(worker, 3), part_bytes=1000)
         assert len(parts) > 5
         content = b"".join(parts.part(number) for number in range(len(parts)))
         (tmp_path / f"{worker}.arrow").write_bytes(content)
