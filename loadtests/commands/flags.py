@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loadtests.experiments.builtin import builtin_names
+from loadtests.experiments.files import builtin_names
 from loadtests.experiments.toml_limits import check_path
 from servers.fields import ConfigError
 

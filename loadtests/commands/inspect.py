@@ -8,7 +8,7 @@ from typing import NoReturn
 from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
 from loadtests.commands.command_parser import CommandParser
 from loadtests.commands.flags import add_set
-from loadtests.experiments.builtin import builtin_names
+from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.reading import load
 from loadtests.trials.preflight import check_arm

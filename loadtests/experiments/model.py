@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.rollout import Rollout
@@ -36,12 +36,8 @@ class _Arm:
 class OwnArm(_Arm):
     """An arm that tailgate starts."""
 
+    kind: ClassVar[str] = "tailgate"
     config: ArmConfig
-
-    @property
-    def kind(self) -> str:
-        """Always tailgate."""
-        return "tailgate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

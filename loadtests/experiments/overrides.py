@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.shallow_toml import DEEPEST
-from loadtests.experiments import tables
 from loadtests.experiments.files import FILE_KEYS
-from loadtests.experiments.toml_limits import check_path, parse_toml
+from loadtests.experiments.toml_limits import parse_toml, table_of
 from servers.fields import ConfigError
 
 _STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
@@ -70,19 +69,6 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
     raise ConfigError(f'--set {key}: no entry is called "{name}": use its name, or its number as in arms[1]')
 
 
-def apply(table: dict[str, Any], setting: str) -> None:
-    """`table` has the setting of a "key.path=value" string."""
-    key, value = parse_setting(setting)
-    set_path(table, key, value)
-    name = key.removeprefix("traffic.")
-    if name == key or name not in ("trace", "conversations", "tokenizer") or not isinstance(value, str) or not value:
-        return
-    check_path(value, f"--set {key}")
-    if name != "tokenizer" or Path(value).exists():
-        # On the command line a path is relative to where the user stands, not to the experiment's file.
-        table["traffic"][name] = str(Path(value).resolve())
-
-
 # What describes made-up arrivals and lengths, and has no meaning once a trace brings both.
 _REPLACED_BY_TRACE = (
     *("rate", "rates", "burstiness", "turns_mean", "think_time_s", "conversations"),
@@ -96,7 +82,7 @@ def replay(table: dict[str, Any], trace: str) -> None:
         raise ConfigError(
             f'--trace "{trace}" does not exist: give an Azure CSV, a Mooncake JSON Lines file or your own CSV'
         )
-    kept = {key: value for key, value in tables.of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
+    kept = {key: value for key, value in table_of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
     table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}
 
 

@@ -39,6 +39,14 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The table [key], empty where there is none. Another value there raises ConfigError."""
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} is {value!r}: give a table [{key}]")
+    return value
+
+
 def check_values(value: Any, where: str = "", depth: int = 0) -> None:
     """Everything in `value` is of a size that a setting can have. Otherwise ConfigError, naming `where` it stands."""
     if isinstance(value, str):

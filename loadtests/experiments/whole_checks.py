@@ -39,16 +39,17 @@ def check_whole(experiment: Experiment) -> None:
         cold = parse_cold(experiment.slo)
     if cold and experiment.gates.cold_s == 0:
         raise ConfigError("slo.cold has targets but gates.cold_s is 0: give the cold start some seconds")
-    if experiment.gates.min_goodput_ratio is not None and not (targets or experiment.goodput):
-        raise ConfigError(
-            "gates.min_goodput_ratio is set but nothing says what a good request is: add a table [slo] or "
-            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
-        )
-    if experiment.traffic.arrivals == "saturation" and not (targets or experiment.goodput):
-        raise ConfigError(
-            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
-            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
-        )
+    if targets or experiment.goodput:
+        return
+    for what, is_set, lacking in (
+        ("gates.min_goodput_ratio is set", experiment.gates.min_goodput_ratio is not None, "what a good request is"),
+        ('traffic.arrivals is "saturation"', experiment.traffic.arrivals == "saturation", "what load counts as held"),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{what} but nothing says {lacking}: add a table [slo] or [goodput], such as p99_ttft_ms = 500 or "
+                "ttft = 200"
+            )
 
 
 def _check_arms(arms: Sequence[ExperimentArm]) -> None:

@@ -11,7 +11,7 @@ from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from analysis.summary.summary import analyze
-from loadtests.experiments.builtin import builtin_names
+from loadtests.experiments.files import builtin_names
 from loadtests.experiments.model import ParityConfig, SplitterSettings, TrialsConfig
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.reading import from_table, load
