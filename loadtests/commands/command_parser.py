@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from loadtests.commands.exits import EXIT_USAGE
-from servers.complaint import one_line
+from servers.fields import ConfigError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Errors are one line on stderr, as all of tailgate's. Descriptions and epilogs keep their lines."""
+    """Errors are raised as all of tailgate's. Descriptions and epilogs keep their lines."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]
-        see = f"see `tailgate {command}{' ' if command else ''}--help`"
-        self.exit(EXIT_USAGE, f"tailgate: {one_line(message)}: {see}\n")
+        raise ConfigError(f"{message}: see `tailgate {command}{' ' if command else ''}--help`")
 
     def describe(self, details: str, examples: str, *, json_help: str = "print one JSON object alone") -> None:
         """The help has `details` and `examples`. There is a --json, unless `json_help` is empty."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.toml_limits import check_path
 from servers.fields import ConfigError
+from servers.security import ServerTls, check_named, server_tls
 
 MOST_CHARACTERS = 1 << 16
+_LARGEST = sys.float_info.max
+
+T = TypeVar("T")
 
 
 def file_name(text: str) -> str:
@@ -48,9 +53,11 @@ def whole(low: int, high: int, what: str = "number") -> Callable[[str], int]:
     return parse
 
 
-def real(low: float, high: float, what: str = "number", *, above: bool = False) -> Callable[[str], float]:
-    """The type of numbers from `low` (or `above` it) to `high`; never nan."""
-    least = f"above {low:g}" if above else f"from {low:g}"
+def real(
+    low: float = -_LARGEST, high: float = _LARGEST, what: str = "number", *, above: bool = False
+) -> Callable[[str], float]:
+    """The type of numbers from `low` (or `above` it) to `high`; never nan or infinite."""
+    allowed = f"a number {'above' if above else 'from'} {low:g} to {high:g}" if high < _LARGEST else "a finite one"
 
     def parse(text: str) -> float:
         try:
@@ -58,8 +65,20 @@ def real(low: float, high: float, what: str = "number", *, above: bool = False) 
         except ValueError:
             value = math.nan
         if not low <= value <= high or (above and value == low):
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}: give a number {least} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}: give {allowed}")
         return value
+
+    return parse
+
+
+def several(kind: Callable[[str], T], most: int = 1024) -> Callable[[str], tuple[T, ...]]:
+    """The type of up to `most` values of the type `kind`, between commas."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        parts = text.split(",")
+        if len(parts) > most:
+            raise argparse.ArgumentTypeError(f"it has {len(parts)} values: give up to {most}")
+        return tuple(kind(part) for part in parts)
 
     return parse
 
@@ -67,21 +86,11 @@ def real(low: float, high: float, what: str = "number", *, above: bool = False) 
 _FILES = ("FILE", "DIR", "RUN_DIR", "TRACE", "EXPERIMENT")
 
 
-def _finite(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: give a finite one")
-    return value
-
-
 def give_types(parser: argparse.ArgumentParser) -> None:
     """Every value that `parser` takes is checked, also where a flag names no type of its own."""
     types: dict[Any, Callable[[str], Any]] = {
         int: whole(-(2**63), 2**63 - 1),
-        float: _finite,
+        float: real(),
         str: words,
     }
     for action in parser._actions:  # argparse has no public way to them
@@ -97,11 +106,10 @@ port = whole(0, 65535, "port")
 seed = whole(0, 2**63 - 1, "seed")
 
 
-def add_experiment(parser: argparse.ArgumentParser) -> None:
+def add_experiment(parser: argparse.ArgumentParser, **settings: Any) -> None:
     """EXPERIMENT."""
-    parser.add_argument(
-        "experiment", metavar="EXPERIMENT", help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}"
-    )
+    text = f"a TOML file, or a built-in one: {', '.join(builtin_names())}"
+    parser.add_argument("experiment", metavar="EXPERIMENT", help=text, **settings)
 
 
 def add_set(parser: argparse.ArgumentParser, example: str) -> None:
@@ -133,3 +141,33 @@ def run_directory(text: str) -> Path:
     if not Path(text).is_dir():
         raise ConfigError(f'run directory "{text}" does not exist: give one that `tailgate run` wrote')
     return Path(text)
+
+
+LISTENER_TLS = {
+    "tls_certificate": "serve TLS with this chain (PEM)",
+    "tls_key": "the key of --tls-certificate (PEM)",
+    "tls_client_ca": "let in only clients with a certificate of this authority (PEM)",
+}
+
+
+def add_listener_tls(parser: argparse.ArgumentParser) -> None:
+    """--tls-certificate, --tls-key and --tls-client-ca."""
+    for name, text in LISTENER_TLS.items():
+        parser.add_argument(flag_of(name), default=None, metavar="FILE", help=text)
+
+
+def listener_tls(options: argparse.Namespace) -> ServerTls | None:
+    """What --tls-* say, checked."""
+    return server_tls(*named(options, LISTENER_TLS))
+
+
+def named(options: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """The values of the flags `names`, "" for one that was not given. ConfigError for one that was given empty."""
+    values = {flag_of(name): getattr(options, name) for name in names}
+    check_named(values)
+    return [value or "" for value in values.values()]
+
+
+def flag_of(name: str) -> str:
+    """The flag whose value is the option `name`."""
+    return f"--{name.replace('_', '-')}"

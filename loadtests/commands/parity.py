@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.report.values import count, ratio, scientific
 from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.flags import add_experiment, add_set, seed
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
@@ -71,9 +71,7 @@ def main(options: argparse.Namespace) -> int:
     except (ParityError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted"
         complain(why, EXIT_BROKE)
-        line = {"verdict": None, "run_dir": str(measuring.folder), "report": None, "exit_code": EXIT_BROKE}
-        stdout.write("", {**line, "error": why}, as_json=options.json)
-        return EXIT_BROKE
+        return without_verdict(measuring.folder, {"error": why}, as_json=options.json)
     return show_parity(outcome, measuring.folder, as_json=options.json)
 
 

@@ -115,8 +115,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         cells = [row["arm"]] * pilot + [row["what"]]
         if pilot:
             cells += [_seen(row), "" if row["spread"] is None else f"{row['spread']:.3f}"]
-        cells.append(_length(row["needed_s"], row))
-        cells += [_length(row["as_seen_s"], row)] * pilot
+        cells.append(_length(row["needed_s"]))
+        cells += [_length(row["as_seen_s"])] * pilot
         if duration is not None:
             cells.append("" if row["margin"] is None else f"{100 * row['margin']:.3g} %")
         table.append([*cells, row["note"]])
@@ -141,7 +141,7 @@ def _beside(arm: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     # "p99 TTFT" with a pilot, "p99" without
     places = [(*row["what"].split(" ", 1), "")[:2] for row in rows]
     quantiles = sorted({quantile for quantile, _ in places}, key=lambda text: float(text[1:]))
-    lengths = dict(zip(places, (_length(row["needed_s"], row) for row in rows), strict=True))
+    lengths = dict(zip(places, (_length(row["needed_s"]) for row in rows), strict=True))
     # What gates is in the table above.
     return [
         [f"no gate{f': {arm}' if arm else ''}", *quantiles, ""],
@@ -158,5 +158,5 @@ def _seen(row: Mapping[str, Any]) -> str:
     return f"{row['seen']:.3f}" if row["spread"] is not None else f"{100 * row['seen']:.3g} %"
 
 
-def _length(seconds: float | None, row: Mapping[str, Any]) -> str:
+def _length(seconds: float | None) -> str:
     return "none" if seconds is None else duration_text(seconds)

@@ -12,14 +12,13 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.flags import add_experiment, add_set, add_slo, count, real, seed
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.reading import load
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
-from servers import stdout
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -110,9 +109,7 @@ def main(options: argparse.Namespace) -> int:
         **({"error": outcome.error} if outcome.error else {}),
     }
     if not outcome.complete and not _has_requests(outcome.run_dir):
-        line = {"verdict": None, "run_dir": str(outcome.run_dir), "report": None, "exit_code": EXIT_BROKE}
-        stdout.write("", {**line, **ended}, as_json=options.json)
-        return EXIT_BROKE
+        return without_verdict(outcome.run_dir, ended, as_json=options.json)
     print(f"judging {outcome.run_dir}", file=sys.stderr)
     return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
 

@@ -16,7 +16,6 @@ from loadtests.commands.forecast import forecast_text
 from loadtests.commands.trace_forecast import Forecast, automatic_compiles, forecast
 from loadtests.traffic.traces import Trace, read_trace
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
-from servers.fields import ConfigError
 from servers.inspect.inspection import Inspection, inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
 
@@ -152,12 +151,6 @@ def test_answers_of_one_token_decode_nothing(tmp_path: Path) -> None:
     found = forecast(read_trace(path), Forecast())
     assert [case["steps"] for case in found["decode"]] == [0, 0, 0]
     assert "nothing decodes" in forecast_text(found)
-
-
-@pytest.mark.parametrize("step_ms", [(), (0.0,), (float("nan"),), (10.0, -1.0), (float("inf"),)])
-def test_times_that_no_step_can_take_are_refused(step_ms: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="--step-ms is"):
-        Forecast(step_ms=step_ms)
 
 
 def test_the_first_shapes_are_found_in_their_order() -> None:
