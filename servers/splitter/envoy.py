@@ -7,7 +7,6 @@ import http.client
 import importlib
 import json
 import platform
-import queue
 import re
 import shutil
 import signal
@@ -17,6 +16,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -130,11 +130,8 @@ class Envoy:
         while True:
             health = self.healthy()
             # A name that has not been resolved yet gives an arm without replicas.
-            waiting = [
-                name
-                for name, (healthy, count) in health.items()
-                if count == 0 or healthy < (count if every_replica else 1)
-            ]
+            needed = {name: max(1, count if every_replica else 1) for name, (_, count) in health.items()}
+            waiting = [name for name, (healthy, _) in health.items() if healthy < needed[name]]
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:
@@ -185,29 +182,23 @@ def _spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
     Linux sends the parent-death signal when the *thread* that started the child ends, and a caller's thread may be
     a short-lived one.
     """
-    started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+    started: Future[subprocess.Popen[bytes]] = Future()
+    command = launched(arguments, more_files=True)
 
     def keep() -> None:
         try:
             with log_path.open("ab") as log:
                 process = subprocess.Popen(
-                    launched(arguments, more_files=True),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
-            started.put(error)
-            return
-        started.put(process)
-        process.wait()
+            started.set_exception(error)
+        else:
+            started.set_result(process)
+            process.wait()
 
     threading.Thread(target=keep, name="envoy", daemon=True).start()
-    outcome = started.get()
-    if isinstance(outcome, OSError):
-        raise outcome
-    return outcome
+    return started.result()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -230,14 +221,8 @@ def _listening_port(admin: Admin) -> int:
 
 
 def _is_healthy(host: Mapping[str, Any]) -> bool:
-    status = host["health_status"]
-    failing = (
-        "failed_active_health_check",
-        "failed_outlier_check",
-        "pending_active_hc",
-        "excluded_via_immediate_hc_fail",
-    )
-    return not any(status.get(key, False) for key in failing)
+    failing = ("failed_active_health_check", "failed_outlier_check", "pending_active_hc")
+    return not any(host["health_status"].get(key) for key in (*failing, "excluded_via_immediate_hc_fail"))
 
 
 def _not_ready(waiting: list[str], health: Health, timeout_s: float, log_path: Path) -> str:
