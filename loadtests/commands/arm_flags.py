@@ -35,7 +35,7 @@ def add_arm_flags(parser: argparse.ArgumentParser) -> None:
     for name, table, key, text in ARM_FLAGS:
         default = getattr(tables[table], key)
         # None tells a flag that was not given from one that repeats the default
-        parser.add_argument(flag_of(name), type=type(default), default=None, help=f"{text} (default {default})")
+        parser.add_argument(flag_of(name), type=type(default), help=f"{text} (default {default})")
 
 
 def preset_arm(options: argparse.Namespace) -> ArmConfig:

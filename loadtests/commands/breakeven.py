@@ -34,12 +34,8 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate breakeven runs/20260101T120000Z-search --load 200 --gpus-per-replica 2 --json",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
-    parser.add_argument(
-        "--load", type=float, default=None, metavar="R", help="requests/s in all (default: rollout.load_rps, or any)"
-    )
-    parser.add_argument(
-        "--gpus-per-replica", type=int, default=None, metavar="N", help="(default: rollout.gpus_per_replica, or 1)"
-    )
+    parser.add_argument("--load", type=float, metavar="R", help="requests/s in all (default: rollout.load_rps, or any)")
+    parser.add_argument("--gpus-per-replica", type=int, metavar="N", help="(default: rollout.gpus_per_replica, or 1)")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
     splits = whole(FEWEST_SPLITS, MOST_SPLITS, "number of splits")
     parser.add_argument("--splits", type=splits, default=100, metavar="N", help="each way (default %(default)s)")
-    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -153,7 +153,7 @@ LISTENER_TLS = {
 def add_listener_tls(parser: argparse.ArgumentParser) -> None:
     """--tls-certificate, --tls-key and --tls-client-ca."""
     for name, text in LISTENER_TLS.items():
-        parser.add_argument(flag_of(name), default=None, metavar="FILE", help=text)
+        parser.add_argument(flag_of(name), metavar="FILE", help=text)
 
 
 def listener_tls(options: argparse.Namespace) -> ServerTls | None:

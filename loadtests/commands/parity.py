@@ -40,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_set(parser, "parity.prompts=64")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for the outcome (default %(default)s)")
     parser.add_argument("--keep-logits", action="store_true", help="leave the arms' logits in the outcome's folder")
-    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
 
 
 def main(options: argparse.Namespace) -> int:

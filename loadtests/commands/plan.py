@@ -34,27 +34,25 @@ def add_arguments(parser: CommandParser) -> None:
     )
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
-    add("--margin", type=float, default=None, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
+    add("--margin", type=float, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
     add("--power", type=float, default=0.8, metavar="P", help="chance that a gate is decided (default %(default)s)")
     add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
-    add("--alpha", type=float, default=None, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
-    add("--duration", type=float, default=None, metavar="S", help="which margins so many seconds decide")
+    add("--alpha", type=float, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
+    add("--duration", type=float, metavar="S", help="which margins so many seconds decide")
     group = parser.add_argument_group("without a pilot")
-    group.add_argument("--rate", type=float, default=None, metavar="R", help="requests/s to each arm")
+    group.add_argument("--rate", type=float, metavar="R", help="requests/s to each arm")
     group.add_argument(
         "--design",
-        default=None,
         choices=DESIGNS,
         help="separate: two runs at different times or hosts (default mirrored)",
     )
     group.add_argument(
         "--arrivals",
-        default=None,
         choices=ARRIVALS,
         help="whether the rate is constant, as of traffic.arrivals = poisson, or wanders (default wandering)",
     )
-    group.add_argument("--trials", type=int, default=None, metavar="N", help="trials that share the time (default 1)")
-    group.add_argument("--slo", action="append", default=None, metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
+    group.add_argument("--trials", type=int, metavar="N", help="trials that share the time (default 1)")
+    group.add_argument("--slo", action="append", metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="replay the times and lengths of this trace (Azure CSV, Mooncake JSON Lines, or a CSV of your own)",
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
-    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
     _add_field_names(parser)
 
@@ -58,7 +58,7 @@ def _add_field_names(parser: argparse.ArgumentParser) -> None:
         ("--max-concurrency", count, "N", "most requests under way to each arm"),
         ("--num-prompts", count, "N", "requests that are sent to each arm"),
     ):
-        group.add_argument(flag, type=kind, default=None, metavar=metavar, help=text)
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
     group.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
     )

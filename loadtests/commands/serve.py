@@ -41,7 +41,6 @@ def add_arguments(parser: CommandParser) -> None:
     add_listener_tls(parser)
     parser.add_argument(
         "--token-env",
-        default=None,
         metavar="NAME",
         help="environment variable with the bearer token that every call but health checks must carry",
     )

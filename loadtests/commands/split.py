@@ -55,15 +55,12 @@ def add_arguments(parser: CommandParser) -> None:
     add_listener_tls(parser)
     parser.add_argument(
         "--upstream-ca",
-        default=None,
         metavar="FILE",
         help="reach the arms by TLS and trust this authority (PEM); their names are checked",
     )
-    parser.add_argument(
-        "--upstream-name", default=None, help="name that the arms' certificates carry (default: the addresses' own)"
-    )
-    parser.add_argument("--upstream-certificate", default=None, metavar="FILE", help="shown to the arms (PEM)")
-    parser.add_argument("--upstream-key", default=None, metavar="FILE", help="the key of --upstream-certificate (PEM)")
+    parser.add_argument("--upstream-name", help="name that the arms' certificates carry (default: the addresses' own)")
+    parser.add_argument("--upstream-certificate", metavar="FILE", help="shown to the arms (PEM)")
+    parser.add_argument("--upstream-key", metavar="FILE", help="the key of --upstream-certificate (PEM)")
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",

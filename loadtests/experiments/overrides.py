@@ -41,25 +41,21 @@ def set_path(table: dict[str, Any], key: str, value: Any) -> None:
         if match is None:
             raise ConfigError(f'--set {key}: "{step}" is no key: write for example traffic.rate or arms[1].replicas')
         name, index = match.groups()
-        last = position == len(steps) - 1
         if isinstance(current, list):
             current = _entry(current, key, name)
-            if last:
-                raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
             continue
-        if index is None and last:
+        if index is None and position == len(steps) - 1:
             current[name] = value
             return
         current = current.setdefault(name, {})
         if index is not None:
-            if not isinstance(current, list) or int(index) >= len(current):
-                size = len(current) if isinstance(current, list) else 0
+            size = len(current) if isinstance(current, list) else 0
+            if int(index) >= size:
                 raise ConfigError(f"--set {key}: {name} has {size} entries, counted from 0")
-            if last:
-                raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
             current = current[int(index)]
         if not isinstance(current, (dict, list)):
             raise ConfigError(f"--set {key}: {'.'.join(steps[: position + 1])} is {current!r}, not a table")
+    raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
 
 
 def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:

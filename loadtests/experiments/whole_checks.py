@@ -10,7 +10,6 @@ from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.traffic.schedule import EVERY_ARM
 from servers.config import check_name
 from servers.fields import ConfigError
 
@@ -57,8 +56,6 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
         raise ConfigError(f"arms has {len(arms)} entries: give 2 to {MAX_ARMS} [[arms]] tables")
     names = [arm.name for arm in arms]
     for index, name in enumerate(names):
-        if name == EVERY_ARM:
-            raise ConfigError(f'arms[{index}].name is "{name}", which means every arm: give another')
         # Statistics of the splitter cannot tell "." from "_".
         same = [other for other in range(index) if names[other].replace(".", "_") == name.replace(".", "_")]
         if same:
@@ -72,7 +69,7 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
             raise ConfigError(f'two replicas would be called "{replica}": rename one of the arms {", ".join(names)}')
     controls = [arm.name for arm in arms if arm.control]
     if not controls:
-        raise ConfigError("no arm is the control: set control = true on exactly one of " + ", ".join(names))
+        raise ConfigError(f"no arm is the control: set control = true on exactly one of {', '.join(names)}")
     if len(controls) > 1:
         raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
 

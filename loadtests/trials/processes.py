@@ -14,6 +14,8 @@ from typing import IO, cast
 
 from servers.launcher import launched
 
+_TICKS = os.sysconf("SC_CLK_TCK")
+
 
 class Child:
     """One started process, the leader of its own process group, with its output in `log_path`.
@@ -30,7 +32,6 @@ class Child:
         log_path: Path,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        death_signal: signal.Signals = signal.SIGKILL,
         commands: bool = False,
     ) -> None:
         self.name = name
@@ -39,7 +40,7 @@ class Child:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                launched(argv, death_signal=death_signal),
+                launched(argv),
                 stdin=subprocess.PIPE if commands else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -138,3 +139,26 @@ def describe_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU seconds of the process `pid` and of its living descendants; None where the kernel has no /proc.
+
+    Falls when a descendant ends, unless its parent has waited for it.
+    """
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # the second field is the program's name, in brackets, with anything in it
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        ticks[int(folder.name)] = sum(int(field) for field in fields[11:15])
+    if pid not in parents:
+        return None
+    family = {pid}
+    while added := {child for child, parent in parents.items() if parent in family} - family:
+        family |= added
+    return sum(ticks[member] for member in family) / _TICKS

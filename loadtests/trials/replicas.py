@@ -20,9 +20,8 @@ from loadtests.external.client_security import bearer_token
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.child_environment import child_environment, thread_variables
 from loadtests.trials.context import TrialContext
-from loadtests.trials.cpu_time import cpu_seconds
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.processes import Child, cpu_seconds, describe_exit
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question, ask
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector
@@ -54,7 +53,10 @@ class _Replica:
 
 
 class Replicas:
-    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code."""
+    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code.
+
+    `snapshots` has what each replica reported of itself when it was warm.
+    """
 
     def __init__(self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector) -> None:
         self._trial = trial
@@ -62,7 +64,7 @@ class Replicas:
         self._cache = cache
         self._collector = collector
         self._replicas: dict[str, _Replica] = {}
-        self._snapshots: dict[str, SnapshotResponse] = {}
+        self.snapshots: dict[str, SnapshotResponse] = {}
 
     # --- Start ------------------------------------------------------------------------------------------------------
 
@@ -116,8 +118,7 @@ class Replicas:
                 f'arm "{replica.arm.name}": {replica.name} ended with {describe_exit(code)} during start-up: '
                 f"{replica.child.log_tail()}: see {log_path}"
             )
-        failure = self._collector.failed_stage.get(replica.name)
-        if failure is not None:
+        if (failure := self._collector.failed_stage.get(replica.name)) is not None:
             raise RunError(f'arm "{replica.arm.name}": {replica.name} failed: {failure}: see {log_path}')
         if replica.ready:
             return
@@ -135,13 +136,10 @@ class Replicas:
             state.stage = "ready"
 
     def _find_port(self, replica: _Replica) -> None:
-        line = replica.child.line(0.05)
-        if line is None:
-            return
         try:
-            port = int(json.loads(line)["port"])
+            port = int(json.loads(replica.child.line(0.05) or "")["port"])
         except (ValueError, KeyError, TypeError):
-            return  # something else was printed; it is in the log
+            return  # nothing was printed, or something else, which is in the log
         replica.target = f"127.0.0.1:{port}"
         # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security
@@ -159,13 +157,13 @@ class Replicas:
             snapshot = self._collector.snapshot(replica.name)
             if snapshot is None:
                 raise RunError(f"{replica.name} does not tell what it runs: see {replica.child.log_path}")
-            self._snapshots[replica.name] = snapshot
+            self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
-            arm.name: start_up([self._snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
+            arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
         }
         self._trial.write_facts()
         if not experiment.compare_models:
-            check_alike(self._snapshots, self._snapshots[experiment.control.replica_names[0]])
+            check_alike(self.snapshots, self.snapshots[experiment.control.replica_names[0]])
 
     # --- While they serve -------------------------------------------------------------------------------------------
 
@@ -176,11 +174,6 @@ class Replicas:
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
 
     @property
-    def snapshots(self) -> dict[str, SnapshotResponse]:
-        """What each replica said of itself when it was warm."""
-        return self._snapshots
-
-    @property
     def all_dead(self) -> bool:
         """Whether no process is left, as far as `watch` has seen."""
         return all(replica.dead for replica in self._replicas.values())
@@ -189,19 +182,15 @@ class Replicas:
         """Every death since the last call is in trial.json and on the screen."""
         for replica in self._replicas.values():
             code = replica.child.poll()
-            if code is not None and not replica.dead:
-                self._record_death(replica, code)
-
-    def _record_death(self, replica: _Replica, code: int) -> None:
-        replica.dead = True
-        self._trial.status.replicas[replica.name].stage = "dead"
-        self._trial.facts.deaths.append(
-            {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
-        )
-        self._trial.write_facts()
-        self._trial.status.note(
-            f"{replica.name} died ({describe_exit(code)}): {replica.child.log_tail(1)}: see {replica.child.log_path}"
-        )
+            if code is None or replica.dead:
+                continue
+            replica.dead = True
+            death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
+            trial, child = self._trial, replica.child
+            trial.facts.deaths.append(death)
+            trial.write_facts()
+            trial.status.replicas[replica.name].stage = "dead"
+            trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
 
     def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, list[list[int]] | str]:
         """What each replica answers, that called `first` before all others; or why it does not."""
@@ -226,13 +215,11 @@ class Replicas:
         """Counters and memory of every replica that still serves; one that is missing does not."""
         final = {}
         for replica in self._replicas.values():
-            if replica.ready and replica.alive and replica.channel is not None and _is_serving(replica.channel):
+            if replica.alive and replica.channel is not None and _is_serving(replica.channel):
                 snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
                 if snapshot is not None:
-                    final[replica.name] = {
-                        "counters": dict(snapshot.counters),
-                        "memory_bytes": dict(snapshot.memory_bytes),
-                    }
+                    counters, memory = dict(snapshot.counters), dict(snapshot.memory_bytes)
+                    final[replica.name] = {"counters": counters, "memory_bytes": memory}
         return final
 
     # --- The end ----------------------------------------------------------------------------------------------------

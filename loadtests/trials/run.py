@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +102,23 @@ class Orchestrator:
         run_dir = new_run_dir(self._out, experiment.name)
         (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(experiment)), encoding="utf-8")
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
+        ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:
                 parity = self._measure_parity(run_dir)
                 if parity["verdict"] == FAIL:
-                    return RunOutcome(run_dir=run_dir, complete=False, failed_parity=parity)
+                    return ended(failed_parity=parity)
             for number in range(1, experiment.trials.count + 1):
                 status.trial = number
                 self._run_trial(number, run_dir, schedules)
         except StopRequestedError:
-            return RunOutcome(run_dir=run_dir, complete=False, interrupted=True)
+            return ended(interrupted=True)
         except (RunError, SplitterError, ConfigError) as error:
-            return RunOutcome(run_dir=run_dir, complete=False, error=str(error))
+            return ended(error=str(error))
         except OSError as error:
-            return RunOutcome(run_dir=run_dir, complete=False, error=f"{error}: see {run_dir}")
+            return ended(error=f"{error}: see {run_dir}")
         except Exception as error:  # what was recorded until then is judged all the same
-            return RunOutcome(run_dir=run_dir, complete=False, error=fault(error, run_dir))
+            return ended(error=fault(error, run_dir))
         return RunOutcome(run_dir=run_dir, complete=True)
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:

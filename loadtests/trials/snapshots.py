@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,15 @@ from servers.rpc.telemetry_pb2 import SnapshotResponse
 def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
     """What an arm's start cost: the slowest of its replicas for times, their sum for memory."""
     items: dict[str, int] = {}
-    memory: dict[str, int] = {}
+    memory: Counter[str] = Counter()
     for snapshot in snapshots:
         for key, value in snapshot.startup_ns.items():
             items[key] = max(items.get(key, 0), value)
-        for key, value in snapshot.memory_bytes.items():
-            memory[key] = memory.get(key, 0) + value
+        memory.update(snapshot.memory_bytes)  # adds
     first = snapshots[0]
     return {
         "items_ns": items,
-        "memory_bytes": memory,
+        "memory_bytes": dict(memory),
         "versions": dict(first.versions),
         "device": first.device,
         "dtype": first.dtype,

