@@ -12,9 +12,8 @@ from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, add_slo, run_directory
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
-from loadtests.commands.flags import add_slo, run_directory
 from servers import stdout
 from servers.complaint import fault
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from loadtests.commands.flags import flag_of
+from loadtests.commands.command_line import flag_of
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.toml_limits import check_values
-from loadtests.trials.child_environment import thread_variables
+from loadtests.trials.processes import thread_variables
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError, override
 

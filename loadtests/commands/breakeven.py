@@ -15,8 +15,7 @@ from analysis.records.tables import RecordError
 from analysis.report.breakeven import RANGES, payoffs
 from analysis.run.run import Run
 from analysis.settings.rollout import Rollout
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import run_directory
+from loadtests.commands.command_line import CommandParser, run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout

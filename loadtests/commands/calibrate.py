@@ -13,8 +13,7 @@ from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.settings.metrics import METRIC_NAMES
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import run_directory, seed, whole
+from loadtests.commands.command_line import CommandParser, run_directory, seed, whole
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout

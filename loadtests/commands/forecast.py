@@ -8,8 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from analysis.statistics.exposure import ExposureError
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import real, several, whole
+from loadtests.commands.command_line import CommandParser, real, several, whole
 from loadtests.commands.terminal_table import aligned
 from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.experiments.config_errors import as_config_error

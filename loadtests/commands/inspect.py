@@ -6,8 +6,7 @@ import argparse
 from typing import NoReturn
 
 from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import add_experiment, add_set, flag_of
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, flag_of
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.reading import load
 from loadtests.trials.preflight import check_arm

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, give_types
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
-from loadtests.commands.flags import give_types
 from servers.complaint import fault
 from servers.fields import ConfigError
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report.values import count, ratio, scientific
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from loadtests.commands.flags import add_experiment, add_set, seed
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
 from loadtests.experiments.whole_checks import check_parity

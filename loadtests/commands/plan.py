@@ -13,8 +13,7 @@ from analysis.foresight.plan_from_pilot import plan_from_run
 from analysis.judging.planner import duration_text
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import run_directory
+from loadtests.commands.command_line import CommandParser, run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout

@@ -11,9 +11,8 @@ from pathlib import Path
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, count, real, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from loadtests.commands.flags import add_experiment, add_set, add_slo, count, real, seed
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.reading import load

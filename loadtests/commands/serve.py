@@ -6,8 +6,16 @@ import argparse
 from typing import NoReturn
 
 from loadtests.commands.arm_flags import add_arm_flags, become, preset_arm
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import LISTENER_TLS, add_listener_tls, add_set, flag_of, listener_tls, named, port
+from loadtests.commands.command_line import (
+    LISTENER_TLS,
+    CommandParser,
+    add_listener_tls,
+    add_set,
+    flag_of,
+    listener_tls,
+    named,
+    port,
+)
 from loadtests.trials.preflight import check_arm, check_port
 from servers.config import PRESETS
 from servers.fields import ConfigError

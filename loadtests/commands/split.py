@@ -11,9 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, add_listener_tls, listener_tls, named, port
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from loadtests.commands.flags import add_listener_tls, listener_tls, named, port
 from loadtests.trials.processes import log_tail
 from servers import stdout
 from servers.address import host_port
@@ -44,23 +43,21 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--weight", action="append", default=[], metavar="NAME=N", help="share of one arm (default 1); repeat"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--port", type=port, default=8080, help="port to listen on (default %(default)s)")
-    parser.add_argument(
-        "--admin-port", type=port, default=0, help="port of Envoy's admin interface (default: a free one)"
-    )
-    parser.add_argument(
-        "--stickiness", default="arm", help="what a session keeps: arm, replica or off (default %(default)s)"
-    )
+    for flag, kind, default, text in (
+        ("--host", str, "127.0.0.1", "address to listen on (default %(default)s)"),
+        ("--port", port, 8080, "port to listen on (default %(default)s)"),
+        ("--admin-port", port, 0, "port of Envoy's admin interface (default: a free one)"),
+        ("--stickiness", str, "arm", "what a session keeps: arm, replica or off (default %(default)s)"),
+    ):
+        parser.add_argument(flag, type=kind, default=default, help=text)
     add_listener_tls(parser)
-    parser.add_argument(
-        "--upstream-ca",
-        metavar="FILE",
-        help="reach the arms by TLS and trust this authority (PEM); their names are checked",
-    )
-    parser.add_argument("--upstream-name", help="name that the arms' certificates carry (default: the addresses' own)")
-    parser.add_argument("--upstream-certificate", metavar="FILE", help="shown to the arms (PEM)")
-    parser.add_argument("--upstream-key", metavar="FILE", help="the key of --upstream-certificate (PEM)")
+    for flag, metavar, text in (
+        ("--upstream-ca", "FILE", "reach the arms by TLS and trust this authority (PEM); their names are checked"),
+        ("--upstream-name", None, "name that the arms' certificates carry (default: the addresses' own)"),
+        ("--upstream-certificate", "FILE", "shown to the arms (PEM)"),
+        ("--upstream-key", "FILE", "the key of --upstream-certificate (PEM)"),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=text)
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",

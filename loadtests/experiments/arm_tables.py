@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from loadtests.experiments.model import ExperimentArm, ExternalArm, OwnArm
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, external_from_table
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, check_name
-from servers.fields import ConfigError, check_fields, override
+from servers.fields import ConfigError, build, check_fields, override
 
 T = TypeVar("T")
 
@@ -55,13 +55,8 @@ def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: E
         config = replace(base, shapes=shapes, compile=compiled)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    arm = OwnArm(
-        name=name,
-        config=config,
-        control=_typed(table, "control", bool, False, where),
-        weight=_typed(table, "weight", int, 1, where),
-        replicas=_typed(table, "replicas", int, 1, where),
-    )
+    settings = {key: table[key] for key in ("control", "weight", "replicas") if key in table}
+    arm = build(OwnArm, {"name": name, "config": config, **settings}, where=where)
     check_fields(arm, where)
     return arm
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.child_environment import child_environment
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 

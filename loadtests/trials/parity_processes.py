@@ -26,10 +26,9 @@ from analysis.records.documents import vouched, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
-from loadtests.trials.child_environment import child_environment, thread_variables
 from loadtests.trials.errors import RunError
 from loadtests.trials.preflight import check_arm
-from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
 from servers.fields import ConfigError
 

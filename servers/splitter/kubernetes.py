@@ -9,14 +9,14 @@ from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER
 from servers.splitter.envoy_config import SplitterConfig
 
-_PORT = 50051
+_PORT = 50051  # of every Service
 
 
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
     """The Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and mirror, for an existing gateway.
 
-    Arm "x" is the Service `service_name("x")` on port 50051. Stickiness, health checks and the response header that names
-    the arm are not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
+    Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
+    not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):

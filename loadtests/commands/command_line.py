@@ -1,5 +1,5 @@
-"""Flags of more than one command, and types of flags. Each type refuses what nothing behind it could use, with value,
-limit and remedy."""
+"""What commands share of their command lines: the parser, types of values and flags. Each type refuses what no command
+could use, with value, limit and remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.toml_limits import check_path
@@ -19,6 +19,28 @@ MOST_CHARACTERS = 1 << 16
 _LARGEST = sys.float_info.max
 
 T = TypeVar("T")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Errors are raised as all of tailgate's. Descriptions and epilogs keep their lines."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.partition(" ")[2]
+        raise ConfigError(f"{message}: see `tailgate {command}{' ' if command else ''}--help`")
+
+    def describe(self, details: str, examples: str, *, json_help: str = "print one JSON object alone") -> None:
+        """The help has `details` and `examples`. There is a --json, unless `json_help` is empty."""
+        if json_help:
+            details += "\nWith --json, or where stdout is no terminal, its last line is one JSON object."
+            self.add_argument("--json", action="store_true", help=json_help)
+        self.description = f"{self.description}\n\n{details}"
+        self.epilog = f"examples:\n{examples}"
+
+
+# --- Types of values --------------------------------------------------------------------------------------------------
 
 
 def file_name(text: str) -> str:
