@@ -115,7 +115,7 @@ def _percent(share: Mapping[str, Any]) -> str:
 def _correlations(correlations: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
     rows = [["arm to control", "metric", "block", "blocks", "neighbours correlate", "limit"]]
     for row in correlations:
-        value = "–" if row["value"] is None else f"{row['value']:.2f}"
+        value = _figure(row["value"], 2)
         rows.append(
             [row["arm"], _label(row), f"{row['block_s']:g} s", str(row["blocks"]), value, f"{row['limit']:.2f}"]
         )
@@ -125,8 +125,11 @@ def _correlations(correlations: Sequence[Mapping[str, Any]]) -> Sequence[Sequenc
 def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
     rows = [["arm to control", "metric", "trials", "between trials", "as blocks foretell", "variance ratio", "p"]]
     for row in restarts:
-        ratio = "–" if row["variance_ratio"] is None else f"{row['variance_ratio']:.2f}"
-        p_value = "–" if row["p_value"] is None else f"{row['p_value']:.3f}"
-        between, within = f"{row['between']:.3f}", f"{row['within']:.3f}"
-        rows.append([row["arm"], _label(row), str(row["trials"]), between, within, ratio, p_value])
+        figures = (("between", 3), ("within", 3), ("variance_ratio", 2), ("p_value", 3))
+        shown = [_figure(row[name], digits) for name, digits in figures]
+        rows.append([row["arm"], _label(row), str(row["trials"]), *shown])
     return rows
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -67,5 +67,7 @@ def inspected_arm(options: argparse.Namespace) -> ArmConfig:
         names = ", ".join(arm.name for arm in experiment.arms)
         raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
     if not isinstance(arm, OwnArm):
-        raise ConfigError(f'--arm "{options.arm}" is external (kind = "{arm.kind}"): nobody sees into it from here')
+        raise ConfigError(
+            f'--arm "{options.arm}" is external (kind = "{arm.kind}"): its graphs cannot be inspected from here'
+        )
     return arm.config

@@ -23,7 +23,7 @@ from servers.fields import ConfigError
 def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate plan`."""
     parser.describe(
-        "For a wanted margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
+        "For a given margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
         "metric and quantile, or without a pilot from rate and design. With --duration it also says which margin a\n"
         "run of that length decides. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1 --power 0.8\n"
@@ -100,7 +100,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     )
     lines = [
         about,
-        f"wanted: margin {100 * goal['margin']:g} %, power {100 * goal['power']:g} %, alpha {goal['alpha']:g}, "
+        f"goal: margin {100 * goal['margin']:g} %, power {100 * goal['power']:g} %, alpha {goal['alpha']:g}, "
         f"for a true ratio of {goal['ratio']:g}",
         "",
     ]

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from analysis.records.schemas import REQUESTS
@@ -59,7 +60,7 @@ def _add_field_names(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(flag, type=kind, metavar=metavar, help=text)
     group.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
+        "--goodput", nargs="+", default=(), metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
     )
 
 
@@ -73,19 +74,12 @@ _factor = real(0, 1e6, above=True)
 
 def main(options: argparse.Namespace) -> int:
     """Runs the experiment and judges it; the exit code."""
-    flags = FieldFlags(
-        request_rate=options.request_rate,
-        burstiness=options.burstiness,
-        max_concurrency=options.max_concurrency,
-        num_prompts=options.num_prompts,
-        goodput=tuple(options.goodput),
-    )
     experiment = load(
         options.experiment,
         settings=options.settings,
         trace=options.trace,
         seed=options.seed,
-        flags=flags,
+        flags=FieldFlags(**{item.name: getattr(options, item.name) for item in fields(FieldFlags)}),
         slo=options.slo,
     )
     status = Status()

@@ -62,7 +62,7 @@ def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: E
 
 
 def _check_read(table: Mapping[str, Any], compiled: CompileConfig, preset: CompileConfig, where: str) -> None:
-    """What the arm's own table asks of the compiler has an effect, or it says itself that compiling is off."""
+    """What the arm's own [compile] sets has an effect, or the table itself switches compiling off."""
     given = [key for key in table if key != "enabled"]
     if given and not compiled.enabled and "enabled" not in table:
         raise ConfigError(

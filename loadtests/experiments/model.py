@@ -1,5 +1,5 @@
-"""An experiment: arms, traffic, trials, SLOs and gates. What exists of it is sound: each setting in its range, and all
-of them together."""
+"""An experiment: arms, traffic, trials, SLOs and gates. An instance is valid: each setting is in its range, and all fit
+together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OwnArm(_Arm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalArm(_Arm):
-    """An arm that is there already, of somebody else: nothing is known of it but where it is and what it speaks."""
+    """An arm that tailgate does not start. Only its address and its protocol are known."""
 
     external: ExternalConfig
 
@@ -157,7 +157,7 @@ class Experiment:
 
     @property
     def external_arms(self) -> tuple[ExternalArm, ...]:
-        """The arms that are there already: tailgate neither starts them nor sees into them."""
+        """The arms that tailgate neither starts nor sees into."""
         return tuple(arm for arm in self.arms if isinstance(arm, ExternalArm))
 
     @property

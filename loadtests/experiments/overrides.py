@@ -23,7 +23,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     if key.count(".") >= DEEPEST:
         raise ConfigError(f"--set: a key has {key.count('.') + 1} parts; the limit is {DEEPEST}: give one that exists")
     if key.rpartition(".")[2] in (*FILE_KEYS, "token_env") and text.strip() in ("", '""', "''"):
-        # Most likely a variable of the shell that is not set: what was to be closed must not open for it.
+        # Most likely a shell variable that is not set: it must not open what was meant to be closed.
         raise ConfigError(f"--set {key} is empty: name what it is to use, or change the experiment to go without")
     try:
         table = parse_toml(f"value = {text.strip()}", f"--set {key}")

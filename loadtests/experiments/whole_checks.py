@@ -1,4 +1,4 @@
-"""What the parts of an experiment must be to each other. Whatever contradicts raises ConfigError."""
+"""How the parts of an experiment must fit together. A contradiction raises ConfigError."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
 
 
 def check_parity(experiment: Experiment) -> None:
-    """Arms differ in `shapes` and `compile` alone, whatever the experiment says: nothing else can have parity."""
+    """Arms differ in `shapes` and `compile` alone, also where the experiment compares models: others have no parity."""
     if experiment.external_arms:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
@@ -123,7 +123,7 @@ def _check_design(experiment: Experiment) -> None:
                     f'arms[{index}].weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
                     'weight: remove it or use design = "split"'
                 )
-    # Of an external arm nobody knows how many machines stand behind an address.
+    # How many machines stand behind the address of an external arm is unknown.
     sizes = {arm.replicas for arm in experiment.own_arms}
     if traffic.design == "mirrored" and len(sizes) > 1:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _check_design(experiment: Experiment) -> None:
 
 
 def _check_security(experiment: Experiment) -> None:
-    """TLS and the token of the run's own splitter and arms are said on both sides, and not where nobody needs them."""
+    """TLS and token of the run's own splitter and arms are set on both sides, and only where they have an effect."""
     security, splitter = experiment.security, experiment.splitter
     if security.token and not experiment.own_arms:
         raise ConfigError(
@@ -175,7 +175,7 @@ def _check_security(experiment: Experiment) -> None:
     if security.tls and not splitter.tls_certificate:
         raise ConfigError(
             "[security] says how TLS is done but the run's splitter has none: set splitter.tls_certificate and "
-            "tls_key, or remove the tls_ keys (external arms have theirs in their own [[arms]] table)"
+            "tls_key, or remove the tls_ keys (an external arm has its own in its [[arms]] table)"
         )
     if splitter.tls_client_ca and not security.tls_certificate:
         raise ConfigError(
@@ -185,7 +185,7 @@ def _check_security(experiment: Experiment) -> None:
 
 
 def _check_external(experiment: Experiment) -> None:
-    """What cannot be had with an arm that tailgate does not start is refused, and so is what would have no effect."""
+    """Settings that an external arm rules out, or that would have no effect beside one, are refused."""
     external = experiment.external_arms
     if not external:
         return

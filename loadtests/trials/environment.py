@@ -20,7 +20,7 @@ _PACKAGES = (
 
 
 def describe_environment() -> dict[str, Any]:
-    """What `environment.json` holds. Whatever cannot be found out is null or absent."""
+    """What `environment.json` holds. What is unknown is null or absent."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -43,12 +43,12 @@ def gpu_names() -> list[str]:
 
 
 def sees_gpu() -> bool:
-    """Whether an NVIDIA GPU seems to be there, found without torch."""
+    """Whether this machine seems to have an NVIDIA GPU. Does without torch."""
     return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def count_gpus() -> int:
-    """How many NVIDIA GPUs a child process can use, 0 where that cannot be told without torch."""
+    """How many NVIDIA GPUs a child process can use, 0 where torch alone would know."""
     shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not shown:

@@ -41,7 +41,7 @@ _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 class ParityError(RunError):
-    """The measurement itself broke: nothing is known of parity. One line that names the log."""
+    """The measurement itself broke, so parity is unknown. The message is one line that names the log."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class ParityRun:
 
     def _follow(self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = self.experiment.trials.ready_timeout_s
-        heard = time.monotonic()
+        last_line_at = time.monotonic()
         facts: dict[str, Any] = {}
         refused = ""
         while True:
@@ -145,13 +145,13 @@ class ParityRun:
             if line is None:
                 if ended is not None:
                     break  # nothing is left in the pipe of an ended process
-                if time.monotonic() - heard > limit_s:
+                if time.monotonic() - last_line_at > limit_s:
                     raise ParityError(
                         f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
                         f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
                     )
                 continue
-            heard = time.monotonic()
+            last_line_at = time.monotonic()
             message = _message(line)
             if "facts" in message:
                 facts = message["facts"]
@@ -217,7 +217,7 @@ class ParityRun:
 
 
 def _message(line: str) -> dict[str, Any]:
-    """The JSON object on `line`; an empty one for whatever else was printed, which is in the log."""
+    """The JSON object on `line`; an empty one for any other line, which is in the log."""
     with suppress(ValueError):
         if isinstance(message := json.loads(line), dict):
             return message

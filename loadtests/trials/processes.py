@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment with the shared clock, and without what is meant for Locust."""
+    """This process's environment with the shared clock, and without variables of Locust and its channel."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key != TOKEN_VARIABLE}
     return {**kept, **anchored_environment()}
 
@@ -73,7 +73,7 @@ class Child:
     def _read(self, stream: IO[bytes]) -> None:
         with self.log_path.open("ab") as log:
             for line in stream:
-                if not line.startswith(b"{"):  # what is meant for programs would only puzzle a reader of the log
+                if not line.startswith(b"{"):  # the log leaves out what is for programs
                     log.write(line)
                     log.flush()
                 self._lines.put(line.decode(errors="replace").rstrip("\n"))

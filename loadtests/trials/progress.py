@@ -69,7 +69,7 @@ class Status:
     """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go."""
 
     phase: str = "preparing"
-    detail: str = ""  # of the phase; a change of it alone is no news
+    detail: str = ""  # of the phase; its change alone starts no new line
     trial: int = 1
     trials: int = 1
     planned: int = 0

@@ -109,7 +109,7 @@ class Replicas:
         )
 
     def _advance(self, replica: _Replica) -> None:
-        """The replica is one step further towards ready, if it can be. Never waits long."""
+        """The replica is one step nearer to ready, where that needs no waiting."""
         state, log_path = self._trial.status.replicas[replica.name], replica.child.log_path
         code = replica.child.poll()
         if code is not None:
@@ -147,7 +147,7 @@ class Replicas:
         self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target, token=token)
 
     def compare(self) -> None:
-        """All replicas run the same thing by their own account, and trial.json tells what each start cost.
+        """By their own reports all replicas run the same thing, and trial.json says what each start cost.
 
         Otherwise ConfigError, unless the experiment compares models.
         """
@@ -155,7 +155,7 @@ class Replicas:
         for replica in self._replicas.values():
             snapshot = self._collector.snapshot(replica.name)
             if snapshot is None:
-                raise RunError(f"{replica.name} does not tell what it runs: see {replica.child.log_path}")
+                raise RunError(f"{replica.name} does not report what it runs: see {replica.child.log_path}")
             self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
@@ -192,7 +192,7 @@ class Replicas:
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
 
     def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, list[list[int]] | str]:
-        """What each replica answers, that called `first` before all others; or why it does not."""
+        """The answers of each replica, or why there are none. The one called `first` is asked first."""
         limit_s = self._trial.experiment.traffic.timeout_s
         answers: dict[str, list[list[int]] | str] = {}
         for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
@@ -224,7 +224,7 @@ class Replicas:
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Every process is gone, those that drained in time in order."""
+        """Every process is gone. Those that drained in time ended by themselves."""
         for replica in self._replicas.values():
             if replica.channel is not None:
                 replica.channel.close()

@@ -16,6 +16,7 @@ from analysis.judging.gates import FAIL
 from analysis.records.documents import vouched_toml, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
+from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.environment import describe_environment
 from loadtests.trials.errors import RunError, StopRequestedError
@@ -24,6 +25,7 @@ from loadtests.trials.preflight import check_experiment, check_writable
 from loadtests.trials.progress import Status
 from loadtests.trials.run_directory import new_run_dir
 from loadtests.trials.trial import Trial
+from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.complaint import fault
 from servers.fields import ConfigError
@@ -68,8 +70,8 @@ class Orchestrator:
         self._schedules: TrialSchedules | None = None
         # What a kill must end.
         self._running: Trial | ParityRun | None = None
-        # A plain flag: the signal handler that sets it runs inside any line of the main thread, where taking a lock
-        # may wait for ever.
+        # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
+        # could deadlock.
         self._interrupted = False
 
     def interrupt(self) -> None:
@@ -83,7 +85,7 @@ class Orchestrator:
             self._running.kill()
 
     def prepare(self) -> TrialSchedules:
-        """This machine and the traffic were checked; nothing was started or written. Otherwise ConfigError."""
+        """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
         if self._schedules is None:
             check_experiment(self.experiment)
             self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
@@ -93,7 +95,7 @@ class Orchestrator:
     def run(self) -> RunOutcome:
         """The run directory holds the records of all trials, or of those until the run broke or was interrupted.
 
-        Raises ConfigError, before anything was started, for whatever is known to fail on this machine.
+        Raises ConfigError, before anything was started, for what is known to fail on this machine.
         """
         experiment, status = self.experiment, self.status
         status.trials = experiment.trials.count
@@ -141,15 +143,17 @@ class Orchestrator:
         if self.experiment.traffic.arrivals == "saturation" and number > 1:
             rates = schedules.next_rates(run_dir)
             self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-        self._running = trial = Trial(
-            in_trial(self.experiment, number),
+        experiment, schedule = in_trial(self.experiment, number), schedules.draw(number, rates)
+        context = TrialContext(
+            experiment=experiment,
             number=number,
             folder=run_dir / f"trial-{number:02d}",
-            shared_cache=self._shared_cache,
-            schedule=schedules.draw(number, rates),
+            facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
-            arm_command=self._arm_command,
             check=self._check,
+        )
+        self._running = trial = Trial(
+            context, schedule=schedule, shared_cache=self._shared_cache, arm_command=self._arm_command
         )
         clean = False
         try:

@@ -1,4 +1,4 @@
-"""What replicas say of themselves once they are warm: what their start cost, and whether all run the same thing."""
+"""What replicas report once they are warm: the cost of their start, and whether all run the same thing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
 
 
 def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
-    """All replicas run the same thing as the control by their own account. Otherwise ConfigError."""
+    """By their own reports all replicas run the same thing as the control. Otherwise ConfigError."""
     for name, snapshot in snapshots.items():
         for what, value, expected in (
             ("dtype", snapshot.dtype, control.dtype),

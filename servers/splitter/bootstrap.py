@@ -260,7 +260,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             {
                 "grpc_health_check": {"service_name": INFERENCE_SERVICE},
                 "interval": _seconds(config.health_interval_s),
-                # Without traffic Envoy asks once a minute unless told: an arm would look cold long after its warm-up.
+                # Without traffic Envoy checks once a minute by default: a warm arm would look cold for as long.
                 "no_traffic_interval": _seconds(config.health_interval_s),
                 "timeout": "20s",
                 # NOT_SERVING counts at once and a refused connection after three checks. Silence must last three
