@@ -68,6 +68,6 @@ def inspected_arm(options: argparse.Namespace) -> ArmConfig:
         raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
     if not isinstance(arm, OwnArm):
         raise ConfigError(
-            f'--arm "{options.arm}" is external (kind = "{arm.kind}"): its graphs cannot be inspected from here'
+            f'--arm "{options.arm}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected'
         )
     return arm.config

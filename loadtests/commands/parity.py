@@ -13,7 +13,8 @@ from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_ver
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
 from loadtests.experiments.whole_checks import check_parity
-from loadtests.trials.parity_processes import ParityError, ParityRun
+from loadtests.trials.errors import RunError
+from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run_directory import new_run_dir
@@ -67,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
         with stopping(lambda: stopped.append(1), measuring.kill, status.note), Display(status):
             outcome = measuring.run()
             status.phase = "measured"
-    except (ParityError, KeyboardInterrupt) as error:
+    except (RunError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted"
         complain(why, EXIT_BROKE)
         return without_verdict(measuring.folder, {"error": why}, as_json=options.json)

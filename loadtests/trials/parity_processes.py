@@ -40,10 +40,6 @@ _POLL_S = 0.1
 _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-class ParityError(RunError):
-    """The measurement itself broke, so parity is unknown. The message is one line that names the log."""
-
-
 @dataclass(slots=True)
 class ParityRun:
     """Measures and judges the parity of one experiment in `folder`.
@@ -64,7 +60,7 @@ class ParityRun:
     def run(self) -> dict[str, Any]:
         """`parity.json` in `folder` holds the outcome, which is returned.
 
-        Raises ConfigError when arms differ in more than their policy, as configured or as loaded; ParityError when a
+        Raises ConfigError when arms differ in more than their policy, as configured or as loaded; RunError when a
         measurement breaks.
         """
         experiment = self.experiment
@@ -146,7 +142,7 @@ class ParityRun:
                 if ended is not None:
                     break  # nothing is left in the pipe of an ended process
                 if time.monotonic() - last_line_at > limit_s:
-                    raise ParityError(
+                    raise RunError(
                         f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
                         f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
                     )
@@ -164,7 +160,7 @@ class ParityRun:
         if ended == 2 and refused:
             raise ConfigError(f"{name}: {refused}")
         if ended != 0 or not facts:
-            raise ParityError(f"{name} ended with {describe_exit(ended)}: {child.log_tail()}: see {child.log_path}")
+            raise RunError(f"{name} ended with {describe_exit(ended)}: {child.log_tail()}: see {child.log_path}")
         state.stage = "measured"
         return facts
 

@@ -1,4 +1,4 @@
-"""What would certainly fail is found before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
+"""Finds what is sure to fail before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
 
 from __future__ import annotations
 
