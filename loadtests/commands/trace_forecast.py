@@ -213,10 +213,8 @@ def _static_rows(shapes: _Shapes, factor: float, settings: Forecast) -> list[dic
     ]
 
 
-def automatic_compiles(
-    sizes: Iterable[Any], lengths: Iterable[Any], *, warm: Iterable[tuple[int, int]] = ()
-) -> list[int]:
-    """Which of the shapes (size, length), in their order, torch's default compiles; `warm` came before.
+def automatic_compiles(sizes: Iterable[Any], lengths: Iterable[Any]) -> list[int]:
+    """Which of the shapes (size, length), in their order, torch's default compiles.
 
     Static first, then dynamic in a dimension that differed when it had to compile; a size of 1 keeps its own graph.
     """
@@ -224,8 +222,7 @@ def automatic_compiles(
     dynamic = [False, False]
     graphs: set[tuple[int | None, int | None]] = set()  # None serves every size above 1
     compiled = []
-    shapes = [*((True, *shape) for shape in warm), *((False, *shape) for shape in zip(sizes, lengths, strict=True))]
-    for at, (is_warm, size, length) in enumerate(shapes):
+    for at, (size, length) in enumerate(zip(sizes, lengths, strict=True)):
         shape = (int(size), int(length))
         if any(
             all(own == other or (other is None and own > 1) for own, other in zip(shape, graph, strict=True))
@@ -236,10 +233,8 @@ def automatic_compiles(
         dynamic = [was or own != other for was, own, other in zip(dynamic, shape, first, strict=True)]
         size_of, length_of = (None if free and own > 1 else own for free, own in zip(dynamic, shape, strict=True))
         graphs.add((size_of, length_of))
-        if not is_warm:
-            compiled.append(at)
-    before = sum(is_warm for is_warm, _, _ in shapes)
-    return [at - before for at in compiled]
+        compiled.append(at)
+    return compiled
 
 
 def _row(settings: Forecast, name: str, before: int, serving: int, factor: float, note: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
-        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": usable_cpus()},
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_bytes": _memory_bytes(),
         "gpus": gpu_names(),
         "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
@@ -57,11 +57,8 @@ def count_gpus() -> int:
     return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
 
 
-def usable_cpus() -> int:
-    """How many CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _versions() -> dict[str, str]:

@@ -102,7 +102,7 @@ class Trial:
         while True:
             context.check()
             try:
-                envoy.wait_ready(0.5, every_replica=True)
+                envoy.wait_ready(0.5)
                 return {"*": envoy.target}
             except SplitterError:
                 if envoy.poll() is not None or time.monotonic() > deadline:

@@ -121,17 +121,14 @@ class Envoy:
             for arm in self.config.arms
         }
 
-    def wait_ready(self, timeout_s: float, *, every_replica: bool = False) -> None:
-        """Returns once Envoy serves and each arm has a healthy replica; with `every_replica`, once all are healthy.
-
-        Raises SplitterError when Envoy ends or `timeout_s` pass.
-        """
+    def wait_ready(self, timeout_s: float) -> None:
+        """Returns once Envoy serves and every replica is healthy. Raises SplitterError after `timeout_s`, or when Envoy
+        ends."""
         deadline = time.monotonic() + timeout_s
         while True:
             health = self.healthy()
             # A name that has not been resolved yet gives an arm without replicas.
-            needed = {name: max(1, count if every_replica else 1) for name, (_, count) in health.items()}
-            waiting = [name for name, (healthy, _) in health.items() if healthy < needed[name]]
+            waiting = [name for name, (healthy, count) in health.items() if not count or healthy < count]
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:
