@@ -132,7 +132,12 @@ class Envoy:
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:
-                raise SplitterError(_not_ready(waiting, health, timeout_s, self.log_path))
+                if not waiting:
+                    raise SplitterError(f"Envoy does not serve after {timeout_s:g} s: see {self.log_path}")
+                states = ", ".join(f'"{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
+                raise SplitterError(
+                    f"healthy replicas after {timeout_s:g} s: arm {states}: see their logs, or wait longer"
+                )
             time.sleep(0.05)
 
     def stats(self, pattern: str = "") -> dict[str, int]:
@@ -220,13 +225,6 @@ def _listening_port(admin: Admin) -> int:
 def _is_healthy(host: Mapping[str, Any]) -> bool:
     failing = ("failed_active_health_check", "failed_outlier_check", "pending_active_hc")
     return not any(host["health_status"].get(key) for key in (*failing, "excluded_via_immediate_hc_fail"))
-
-
-def _not_ready(waiting: list[str], health: Health, timeout_s: float, log_path: Path) -> str:
-    if not waiting:
-        return f"Envoy does not serve after {timeout_s:g} s: see {log_path}"
-    states = ", ".join(f'"{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
-    return f"healthy replicas after {timeout_s:g} s: arm {states}: see their logs, or wait longer"
 
 
 def _startup_failure(config: SplitterConfig, code: int, log_path: Path, log_start: int) -> Exception:
