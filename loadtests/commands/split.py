@@ -82,14 +82,21 @@ def main(options: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return 0
     stopped: list[int] = []
+    started: list[Envoy] = []
+
+    def kill() -> None:
+        for envoy in started:
+            envoy.kill()
+
     with (
         tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch,
-        stopping(lambda: stopped.append(1), lambda: None, _note),  # Envoy ends with this process
+        stopping(lambda: stopped.append(1), kill, _note),
     ):
         folder = Path(options.log_dir or scratch)
         log_path = folder / "envoy.log"
         try:
             with Envoy.start(config, log_path=log_path, work_dir=folder) as envoy:
+                started.append(envoy)
                 admin = envoy.admin.address
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=options.json)

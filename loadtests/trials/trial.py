@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -82,9 +80,8 @@ class Trial:
         if self._load is not None:
             self._load.kill()
         self._replicas.kill()
-        if self._envoy is not None and self._envoy.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._envoy.pid, signal.SIGKILL)
+        if self._envoy is not None:
+            self._envoy.kill()
 
     def _start_splitter(self) -> dict[str, str]:
         """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.

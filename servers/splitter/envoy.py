@@ -160,6 +160,10 @@ class Envoy:
                     time.sleep(0.02)
         _end(self._process)
 
+    def kill(self) -> None:
+        """Envoy was sent SIGKILL, if it still runs. Safe in a signal handler."""
+        self._process.kill()
+
     def __enter__(self) -> Self:
         return self
 
