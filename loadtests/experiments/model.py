@@ -15,6 +15,7 @@ from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError, Range, check_fields
+from servers.splitter.envoy_config import Stickiness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class SplitterSettings:
     port: Annotated[int, Range(0, 65535)] = 0
     admin_port: Annotated[int, Range(0, 65535)] = 0
     workers: Annotated[int, Range(1, 1024)] = 2
-    stickiness: Literal["arm", "replica", "off"] = "arm"
+    stickiness: Stickiness = "arm"
     access_log: bool = False
     tls_certificate: str = ""
     tls_key: str = ""
@@ -165,7 +166,3 @@ class Experiment:
         """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
         control = self.control
         return control.config.model.id if isinstance(control, OwnArm) else self.model.id
-
-    def arm(self, name: str) -> ExperimentArm:
-        """The arm called `name`."""
-        return next(arm for arm in self.arms if arm.name == name)
