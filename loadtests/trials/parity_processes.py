@@ -93,8 +93,6 @@ class ParityRun:
             self.status.phase, self.status.detail = "comparing logits", ""
             document = self._judge(work, arms, facts, time.monotonic() - began)
         finally:
-            if self._child is not None:
-                self._child.kill()
             if not self.keep_logits:
                 for path in work.glob("*/logits.npy"):
                     path.unlink()

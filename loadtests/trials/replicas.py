@@ -110,22 +110,19 @@ class Replicas:
 
     def _advance(self, replica: _Replica) -> None:
         """The replica is one step nearer to ready, where that needs no waiting."""
-        state, log_path = self._trial.status.replicas[replica.name], replica.child.log_path
-        code = replica.child.poll()
-        if code is not None:
-            raise RunError(
-                f'arm "{replica.arm.name}": {replica.name} ended with {describe_exit(code)} during start-up: '
-                f"{replica.child.log_tail()}: see {log_path}"
-            )
+        state, child = self._trial.status.replicas[replica.name], replica.child
+        what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
+        if (code := child.poll()) is not None:
+            raise RunError(f"{what} ended with {describe_exit(code)} during start-up: {child.log_tail()}: {see}")
         if (failure := self._collector.failed_stage.get(replica.name)) is not None:
-            raise RunError(f'arm "{replica.arm.name}": {replica.name} failed: {failure}: see {log_path}')
+            raise RunError(f"{what} failed: {failure}: {see}")
         if replica.ready:
             return
         if time.monotonic() > replica.deadline:
             limit = self._trial.experiment.trials.ready_timeout_s
             raise RunError(
-                f'arm "{replica.arm.name}": {replica.name} was not ready after {limit:g} s (it was at: '
-                f"{state.text()}): raise trials.ready_timeout_s, or see {log_path}: {replica.child.log_tail(2)}"
+                f"{what} was not ready after {limit:g} s (it was at: {state.text()}): raise trials.ready_timeout_s, or "
+                f"{see}: {child.log_tail(2)}"
             )
         if replica.channel is None:
             self._find_port(replica)
