@@ -12,9 +12,8 @@ from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
-from loadtests.commands.flags import add_slo, run_directory
+from loadtests.commands.command_line import CommandParser, add_slo, run_directory
+from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
 from servers import stdout
 from servers.complaint import fault
 
@@ -87,6 +86,5 @@ def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], 
     """There is no verdict, for the reason in `message`. After a run, programs get their line all the same."""
     complain(message, code)
     if ended:
-        line = {"verdict": None, "run_dir": str(run_dir), "report": None, "exit_code": code, "error": message}
-        stdout.write("", {**line, **ended}, as_json=as_json)
+        without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json)
     return code

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from loadtests.commands.command_line import flag_of
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.toml_limits import check_values
-from loadtests.trials.child_environment import thread_variables
+from loadtests.trials.processes import thread_variables
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError, override
 
@@ -34,8 +35,7 @@ def add_arm_flags(parser: argparse.ArgumentParser) -> None:
     for name, table, key, text in ARM_FLAGS:
         default = getattr(tables[table], key)
         # None tells a flag that was not given from one that repeats the default
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(default), default=None, help=f"{text} (default {default})")
+        parser.add_argument(flag_of(name), type=type(default), help=f"{text} (default {default})")
 
 
 def preset_arm(options: argparse.Namespace) -> ArmConfig:
@@ -49,8 +49,7 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
     arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
     changes: dict[str, Any] = {}
     for setting in options.settings:
-        key, value = parse_setting(setting)
-        set_path(changes, key, value)
+        set_path(changes, *parse_setting(setting))
     check_values(changes, "--set")
     for table, values in changes.items():
         if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):

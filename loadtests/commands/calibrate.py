@@ -8,20 +8,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.foresight.calibration import EXIT_CODES, Calibration, Share, calibrate
+from analysis.foresight.calibration import EXIT_CODES, Calibration, calibrate
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.settings.metrics import METRIC_NAMES
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import run_directory
+from loadtests.commands.command_line import CommandParser, run_directory, seed, whole
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
-from servers.fields import ConfigError
 
 SCHEMA = 1
 FEWEST_SPLITS, MOST_SPLITS = 20, 10_000
+_SHARES = {"called slower": "slower", "called faster": "faster", "interval holds": "covered", "passed": "passed"}
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -35,64 +34,47 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate calibrate runs/20260101T120000Z-canary --splits 400 --json | jq .reasons",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
-    parser.add_argument("--splits", type=int, default=100, metavar="N", help="each way (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="replaces the experiment's seed")
+    splits = whole(FEWEST_SPLITS, MOST_SPLITS, "number of splits")
+    parser.add_argument("--splits", type=splits, default=100, metavar="N", help="each way (default %(default)s)")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
 
 
 def main(options: argparse.Namespace) -> int:
     """Says whether the verdicts of the run can be trusted; the exit code."""
-    if options.seed is not None and options.seed < 0:
-        raise ConfigError(f"--seed is {options.seed}: give a whole number from 0")
     directory = run_directory(options.run_dir)
     with as_config_error(RecordError):
-        calibration = calibrate_run(directory, splits=options.splits, seed=options.seed)
-    stdout.write(calibration_text(calibration), calibration, as_json=options.json)
-    return int(calibration["exit_code"])
+        calibration = calibrate(Run.of(read_run(directory), options.seed), splits=options.splits)
+    document = to_document(calibration, directory)
+    stdout.write(calibration_text(document), document, as_json=options.json)
+    return EXIT_CODES[calibration.trust]
 
 
-def calibrate_run(directory: Path, *, splits: int, seed: int | None) -> dict[str, Any]:
-    """The calibration of the run in `directory` as plain values. RecordError where there is nothing to calibrate."""
-    if not FEWEST_SPLITS <= splits <= MOST_SPLITS:
-        raise ConfigError(f"--splits is {splits}: give {FEWEST_SPLITS} to {MOST_SPLITS}")
-    return plain(calibrate(Run.of(read_run(directory), seed), splits=splits), directory)
-
-
-def plain(calibration: Calibration, directory: Path) -> dict[str, Any]:
-    """The calibration as plain values."""
+def to_document(calibration: Calibration, directory: Path) -> dict[str, Any]:
+    """The calibration of the run in `directory` as plain values."""
+    figures = asdict(calibration)
+    for row, halves in zip(figures["halves"], calibration.halves, strict=True):
+        for name in _SHARES.values():
+            row[name]["share"] = getattr(halves, name).share
     return {
         "schema": SCHEMA,
         "run_dir": str(directory),
         "verdict": calibration.trust,
         "exit_code": EXIT_CODES[calibration.trust],
-        "reasons": list(calibration.reasons),
-        "notes": list(calibration.notes),
-        "control": calibration.control,
-        "alpha": calibration.alpha,
-        "margin": calibration.margin,
-        "splits": calibration.splits,
-        "trials": calibration.trials,
-        "halves": [
-            {
-                **asdict(item),
-                **{name: _share(getattr(item, name)) for name in ("slower", "faster", "covered", "passed")},
-            }
-            for item in calibration.halves
-        ],
-        "block_correlations": [asdict(item) for item in calibration.correlations],
+        **{name: figures[name] for name in ("reasons", "notes", "control", "alpha", "margin", "splits", "trials")},
+        "halves": figures["halves"],
+        "block_correlations": figures["correlations"],
         "restarts": [{**asdict(item), "variance_ratio": item.ratio} for item in calibration.restarts],
     }
-
-
-def _share(share: Share) -> dict[str, Any]:
-    return {**asdict(share), "share": share.share}
 
 
 def calibration_text(calibration: Mapping[str, Any]) -> str:
     """The calibration for people."""
     alpha = calibration["alpha"]
+    fewest = min((row["requests"] for row in calibration["halves"]), default=0)
+    each = f", {fewest:,} requests or more a half" if fewest else ""
     lines = [
         f"{calibration['run_dir']}: halves of {calibration['control']}, {calibration['splits']} splits each way"
-        f"{_each(calibration)}, alpha {alpha:g}, margin {100 * calibration['margin']:g} %",
+        f"{each}, alpha {alpha:g}, margin {100 * calibration['margin']:g} %",
         "",
         *aligned(_halves(calibration), left=2),
         "",
@@ -115,9 +97,6 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"p{100 * row['quantile']:.10g} {METRIC_NAMES.get(row['metric'], row['metric'])}"
 
 
-_SHARES = {"called slower": "slower", "called faster": "faster", "interval holds": "covered", "passed": "passed"}
-
-
 def _halves(calibration: Mapping[str, Any]) -> Sequence[Sequence[str]]:
     rows = [["metric", "split", "true ratio", *(f"{name}, %" for name in _SHARES)]]
     for row in calibration["halves"]:
@@ -125,11 +104,6 @@ def _halves(calibration: Mapping[str, Any]) -> Sequence[Sequence[str]]:
         effect = "1" if row["effect"] == 1 else f"× {row['effect']:.10g}"
         rows.append([_label(row), row["how"], effect, *shares])
     return rows
-
-
-def _each(calibration: Mapping[str, Any]) -> str:
-    least = min((row["requests"] for row in calibration["halves"]), default=0)
-    return f", {least:,} requests or more a half" if least else ""
 
 
 def _percent(share: Mapping[str, Any]) -> str:
@@ -141,7 +115,7 @@ def _percent(share: Mapping[str, Any]) -> str:
 def _correlations(correlations: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
     rows = [["arm to control", "metric", "block", "blocks", "neighbours correlate", "limit"]]
     for row in correlations:
-        value = "–" if row["value"] is None else f"{row['value']:.2f}"
+        value = _figure(row["value"], 2)
         rows.append(
             [row["arm"], _label(row), f"{row['block_s']:g} s", str(row["blocks"]), value, f"{row['limit']:.2f}"]
         )
@@ -151,8 +125,11 @@ def _correlations(correlations: Sequence[Mapping[str, Any]]) -> Sequence[Sequenc
 def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[str]]:
     rows = [["arm to control", "metric", "trials", "between trials", "as blocks foretell", "variance ratio", "p"]]
     for row in restarts:
-        ratio = "–" if row["variance_ratio"] is None else f"{row['variance_ratio']:.2f}"
-        p_value = "–" if row["p_value"] is None else f"{row['p_value']:.3f}"
-        between, within = f"{row['between']:.3f}", f"{row['within']:.3f}"
-        rows.append([row["arm"], _label(row), str(row["trials"]), between, within, ratio, p_value])
+        figures = (("between", 3), ("within", 3), ("variance_ratio", 2), ("p_value", 3))
+        shown = [_figure(row[name], digits) for name, digits in figures]
+        rows.append([row["arm"], _label(row), str(row["trials"]), *shown])
     return rows
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line on stderr where it could not do what was asked."""
+"""How a command ends: its exit code, and one line on stderr where it failed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from servers import stdout
 from servers.complaint import one_line
 
 EXIT_BROKE = 1
@@ -17,8 +20,15 @@ EXIT_USAGE = 2
 
 def complain(message: str, code: int) -> int:
     """`message` is on stderr as one line; returns `code`."""
-    with contextlib.suppress(OSError):  # stderr may be closed or full: the exit code still tells
+    with contextlib.suppress(OSError):  # stderr may be closed or full: the exit code remains
         print(f"tailgate: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def without_verdict(run_dir: Path, ended: Mapping[str, Any], code: int = EXIT_BROKE, *, as_json: bool) -> int:
+    """The JSON line for programs says that the run has no verdict, and how it `ended`; returns `code`."""
+    line = {"verdict": None, "run_dir": str(run_dir), "report": None, "exit_code": code}
+    stdout.write("", {**line, **ended}, as_json=as_json)
     return code
 
 

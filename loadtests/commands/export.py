@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.records.export import export
 from analysis.records.tables import RecordError
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout

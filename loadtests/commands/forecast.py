@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from analysis.statistics.exposure import ExposureError
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, real, several, whole
 from loadtests.commands.terminal_table import aligned
 from loadtests.commands.trace_forecast import Forecast, forecast
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.traffic.traces import read_trace
 from servers import stdout
-from servers.fields import ConfigError
+
+_MOST_TOKENS = 2**31 - 1
+_FLAGS: tuple[tuple[str, Callable[[str], Any], Any, str, str], ...] = (
+    ("--max-prompt-tokens", whole(0, _MOST_TOKENS), 0, "N", "leave longer prompts out (default: none)"),
+    ("--graphs", whole(1, 1024), 8, "N", "steps of the best ladder (default %(default)s)"),
+    ("--multiple", whole(1, _MOST_TOKENS), 1, "N", "its steps are multiples of this (default %(default)s)"),
+    ("--ladder", several(whole(1, _MOST_TOKENS)), (), "LIST", "a ladder of your own to compare, such as 256,1024,4096"),
+    ("--batch", whole(1, 4096), 1, "N", "most prompts in one prefill (default %(default)s)"),
+    ("--window-ms", real(0, 3.6e6), 0.0, "MS", "they come within this time (default 0)"),
+    ("--recompile-limit", whole(1, 100_000), 8, "N", "the compiler's (default %(default)s)"),
+    ("--slots", whole(1, 100_000), 8, "N", "requests that decode at once (default %(default)s)"),
+    ("--step-ms", several(real(0.001, 1e6)), "10,30,100", "LIST", "what a decode step takes (default %(default)s)"),
+    ("--compile-seconds", real(0, 86_400), 0.0, "S", "what one compile takes, for the stalls"),
+)
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -26,42 +41,15 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate forecast conv.csv --batch 4 --window-ms 50 --ladder 256,1024,4096\n"
         "  tailgate forecast conv.csv --slots 32 --step-ms 7,12",
     )
-    add = parser.add_argument
-    add("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
-    add("--max-prompt-tokens", type=int, default=0, metavar="N", help="leave longer prompts out (default: none)")
-    add("--graphs", type=int, default=8, metavar="N", help="steps of the best ladder (default %(default)s)")
-    add("--multiple", type=int, default=1, metavar="N", help="its steps are multiples of this (default %(default)s)")
-    add("--ladder", default="", metavar="LIST", help="a ladder of your own to compare, such as 256,1024,4096")
-    add("--batch", type=int, default=1, metavar="N", help="most prompts in one prefill (default %(default)s)")
-    add("--window-ms", type=float, default=0.0, metavar="MS", help="they come within this time (default 0)")
-    add("--recompile-limit", type=int, default=8, metavar="N", help="the compiler's (default %(default)s)")
-    add("--slots", type=int, default=8, metavar="N", help="requests that decode at once (default %(default)s)")
-    add("--step-ms", default="10,30,100", metavar="LIST", help="what a decode step takes (default %(default)s)")
-    add("--compile-seconds", type=float, default=0.0, metavar="S", help="what one compile takes, for the stalls")
+    parser.add_argument("trace", metavar="TRACE", help="an Azure CSV, a Mooncake JSON Lines file, or a CSV of your own")
+    for flag, kind, default, metavar, text in _FLAGS:
+        parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
 
 
 def main(options: argparse.Namespace) -> int:
     """Says what the trace will do; the exit code."""
-    try:
-        ladder = tuple(int(step) for step in options.ladder.split(",")) if options.ladder else ()
-    except ValueError:
-        raise ConfigError(f'--ladder "{options.ladder}" is no list of tokens: give for example 256,1024,4096') from None
-    try:
-        step_ms = tuple(float(step) for step in options.step_ms.split(","))
-    except ValueError:
-        raise ConfigError(f'--step-ms "{options.step_ms}" is no list of times: give for example 10,30,100') from None
-    settings = Forecast(
-        max_prompt_tokens=options.max_prompt_tokens,
-        batch=options.batch,
-        window_s=options.window_ms / 1e3,
-        graphs=options.graphs,
-        multiple=options.multiple,
-        ladder=ladder,
-        recompile_limit=options.recompile_limit,
-        compile_s=options.compile_seconds,
-        slots=options.slots,
-        step_ms=step_ms,
-    )
+    given = {item.name: getattr(options, item.name) for item in fields(Forecast) if item.name != "compile_s"}
+    settings = Forecast(compile_s=options.compile_seconds, **given)
     with as_config_error(ExposureError):
         figures = forecast(read_trace(options.trace), settings)
     stdout.write(forecast_text(figures), figures, as_json=options.json)
@@ -107,15 +95,10 @@ def forecast_text(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *aligned(rows), "", *_decode_text(figures["decode"], trace)])
 
 
-def _note_of(notes: list[tuple[float, str]]) -> str:
+def _shared_note(notes: list[tuple[float, str]]) -> str:
     """The note that all step times share, else that of the first with its time."""
     step_ms, note = notes[0]
     return note if all(other == note for _, other in notes) else f"at {step_ms:g} ms: {note}"
-
-
-def _behind(case: dict[str, Any], trace: dict[str, Any]) -> float:
-    """Seconds that the server was behind at the end of the trace, where they are more than a tenth of it; else 0."""
-    return float(case["behind_s"]) if case["behind_s"] > 0.1 * trace["duration_s"] else 0.0
 
 
 def _decode_text(cases: list[dict[str, Any]], trace: dict[str, Any]) -> list[str]:
@@ -124,16 +107,16 @@ def _decode_text(cases: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
         f"decode with {cases[0]['slots']} slots, if a prefill takes no time and a step the same whatever its batch:"
     ]
     for case in cases:
-        behind = _behind(case, trace)
         if not case["steps"]:
             lines.append("  no answer of the trace has a second token, so nothing decodes")
             return lines
+        too_slow = case["behind_s"] > 0.1 * trace["duration_s"]
         lines.append(
             f"  {case['step_ms']:g} ms a step: {case['mean_batch']:.2g} rows on average, {case['batches'][0]} to "
             f"{case['batches'][-1]} met, all slots {case['full_share']:.0%} of the steps; {case['distinct']:,} shapes "
             f"(rows, positions) in {case['steps']:,} steps, the next one is new with {case['next_is_new']:.1%}"
             + (f"; {case['requests_left_out']:,} requests left out" if case["requests_left_out"] else "")
-            + (f"; too slow for the trace: {behind:,.0f} s behind at its end" if behind else "")
+            + (f"; too slow for the trace: {case['behind_s']:,.0f} s behind at its end" if too_slow else "")
         )
     head = ["decode policy", "graphs before", *(f"compiles at {case['step_ms']:g} ms" for case in cases)]
     rows = [[*head, "padded/true rows", ""]]
@@ -145,7 +128,7 @@ def _decode_text(cases: list[dict[str, Any]], trace: dict[str, Any]) -> list[str
                 f"{policies[0]['graphs_before_serving']:,}",
                 *(f"{row['compiles_while_serving']:,}" for row in policies),
                 f"{'–'.join(factors[:: max(1, len(factors) - 1)])} ×",
-                _note_of([(case["step_ms"], row["note"]) for case, row in zip(cases, policies, strict=True)]),
+                _shared_note([(case["step_ms"], row["note"]) for case, row in zip(cases, policies, strict=True)]),
             ]
         )
     return [*lines, "", *aligned(rows)]

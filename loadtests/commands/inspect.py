@@ -6,9 +6,7 @@ import argparse
 from typing import NoReturn
 
 from loadtests.commands.arm_flags import ARM_FLAGS, add_arm_flags, become, preset_arm
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import add_set
-from loadtests.experiments.builtin import builtin_names
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, flag_of
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.reading import load
 from loadtests.trials.preflight import check_arm
@@ -31,13 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
         '  tailgate inspect --arm compiled-dynamic --shapes "prefill 1x128, prefill 1x129, decode 8@200"\n'
         "  tailgate inspect canary.toml --arm buckets --set arms.buckets.compile.mode=max-autotune",
     )
-    parser.add_argument(
-        "experiment",
-        nargs="?",
-        default="",
-        metavar="EXPERIMENT",
-        help=f"a TOML file, or a built-in one: {', '.join(builtin_names())}",
-    )
+    add_experiment(parser, nargs="?", default="")
     parser.add_argument(
         "--arm",
         "--preset",
@@ -65,9 +57,9 @@ def inspected_arm(options: argparse.Namespace) -> ArmConfig:
         return preset_arm(argparse.Namespace(**{**vars(options), "preset": options.arm, "name": ""}))
     given = [name for name, *_ in ARM_FLAGS if getattr(options, name) is not None]
     if given:
-        flag = f"--{given[0].replace('_', '-')}"
         raise ConfigError(
-            f'{flag} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with `tailgate run`'
+            f'{flag_of(given[0])} is for presets, but EXPERIMENT "{options.experiment}" is given: use --set, as with '
+            "`tailgate run`"
         )
     experiment = load(options.experiment, settings=options.settings, needs_traffic=False)
     arm = next((arm for arm in experiment.arms if arm.name == options.arm), None)
@@ -75,5 +67,7 @@ def inspected_arm(options: argparse.Namespace) -> ArmConfig:
         names = ", ".join(arm.name for arm in experiment.arms)
         raise ConfigError(f'--arm "{options.arm}" is not in experiment "{experiment.name}": use one of {names}')
     if not isinstance(arm, OwnArm):
-        raise ConfigError(f'--arm "{options.arm}" is external (kind = "{arm.kind}"): nobody sees into it from here')
+        raise ConfigError(
+            f'--arm "{options.arm}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected'
+        )
     return arm.config

@@ -2,7 +2,7 @@
 calibrate | breakeven. Each command is a module of this package; only that of the command in hand is imported.
 
 Exit codes of run, parity and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself
-broke or was interrupted. What a command found is on stdout, as `servers.stdout` says: words for a person at a terminal,
+broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
 one JSON object as the last line for a program. Every other word about progress goes to stderr.
 """
 
@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtests.commands.command_parser import CommandParser
+from loadtests.commands.command_line import CommandParser, give_types
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain
-from loadtests.commands.flags import give_types
 from servers.complaint import fault
 from servers.fields import ConfigError
 
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
     """Run the command line and return the exit code. `arm_command` replaces what starts an arm, for tests."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fall
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show must not raise
     words = sys.argv[1:] if arguments is None else arguments
     folder: Path | None = None
     try:
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
     except KeyboardInterrupt:
         return complain("interrupted", EXIT_BROKE)
     except BrokenPipeError:
-        # The reader of stdout is gone (`tailgate ... | head`): nobody is left to tell.
+        # The reader of stdout is gone (`tailgate ... | head`): nothing more can be shown.
         _leave_stdout()
         return EXIT_BROKE
     except Exception as error:
@@ -98,7 +97,7 @@ def _module(command: str) -> Any:
 
 
 def _leave_stdout() -> None:
-    """What stdout still holds is not tried again at the end of the process."""
+    """What stdout still holds is not written again at the end of the process."""
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 

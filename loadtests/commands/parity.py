@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report.values import count, ratio, scientific
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from loadtests.commands.flags import add_experiment, add_set, seed
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
 from loadtests.experiments.whole_checks import check_parity
-from loadtests.trials.parity_processes import ParityError, ParityRun
+from loadtests.trials.errors import RunError
+from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run_directory import new_run_dir
@@ -40,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_set(parser, "parity.prompts=64")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for the outcome (default %(default)s)")
     parser.add_argument("--keep-logits", action="store_true", help="leave the arms' logits in the outcome's folder")
-    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -68,12 +68,10 @@ def main(options: argparse.Namespace) -> int:
         with stopping(lambda: stopped.append(1), measuring.kill, status.note), Display(status):
             outcome = measuring.run()
             status.phase = "measured"
-    except (ParityError, KeyboardInterrupt) as error:
+    except (RunError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted"
         complain(why, EXIT_BROKE)
-        line = {"verdict": None, "run_dir": str(measuring.folder), "report": None, "exit_code": EXIT_BROKE}
-        stdout.write("", {**line, "error": why}, as_json=options.json)
-        return EXIT_BROKE
+        return without_verdict(measuring.folder, {"error": why}, as_json=options.json)
     return show_parity(outcome, measuring.folder, as_json=options.json)
 
 

@@ -13,8 +13,7 @@ from analysis.foresight.plan_from_pilot import plan_from_run
 from analysis.judging.planner import duration_text
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import run_directory
+from loadtests.commands.command_line import CommandParser, run_directory
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
@@ -24,7 +23,7 @@ from servers.fields import ConfigError
 def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate plan`."""
     parser.describe(
-        "For a wanted margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
+        "For a given margin and power: from the spread that a pilot run saw, for every gate and beside them every\n"
         "metric and quantile, or without a pilot from rate and design. With --duration it also says which margin a\n"
         "run of that length decides. Nothing is run.",
         "  tailgate plan runs/20260101T120000Z-canary --margin 0.1 --power 0.8\n"
@@ -34,27 +33,25 @@ def add_arguments(parser: CommandParser) -> None:
     )
     add = parser.add_argument
     add("run_dir", nargs="?", default="", metavar="RUN_DIR", help="a pilot: a directory that `tailgate run` wrote")
-    add("--margin", type=float, default=None, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
+    add("--margin", type=float, metavar="M", help="accepted rise (default: the pilot's, or 0.1)")
     add("--power", type=float, default=0.8, metavar="P", help="chance that a gate is decided (default %(default)s)")
     add("--ratio", type=float, default=1.0, metavar="R", help="true ratio to plan for; 1 is equal arms (default 1)")
-    add("--alpha", type=float, default=None, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
-    add("--duration", type=float, default=None, metavar="S", help="which margins so many seconds decide")
+    add("--alpha", type=float, metavar="A", help="error of each gate (default: the pilot's, or 0.05)")
+    add("--duration", type=float, metavar="S", help="which margins so many seconds decide")
     group = parser.add_argument_group("without a pilot")
-    group.add_argument("--rate", type=float, default=None, metavar="R", help="requests/s to each arm")
+    group.add_argument("--rate", type=float, metavar="R", help="requests/s to each arm")
     group.add_argument(
         "--design",
-        default=None,
         choices=DESIGNS,
         help="separate: two runs at different times or hosts (default mirrored)",
     )
     group.add_argument(
         "--arrivals",
-        default=None,
         choices=ARRIVALS,
         help="whether the rate is constant, as of traffic.arrivals = poisson, or wanders (default wandering)",
     )
-    group.add_argument("--trials", type=int, default=None, metavar="N", help="trials that share the time (default 1)")
-    group.add_argument("--slo", action="append", default=None, metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
+    group.add_argument("--trials", type=int, metavar="N", help="trials that share the time (default 1)")
+    group.add_argument("--slo", action="append", metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -103,7 +100,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     )
     lines = [
         about,
-        f"wanted: margin {100 * goal['margin']:g} %, power {100 * goal['power']:g} %, alpha {goal['alpha']:g}, "
+        f"goal: margin {100 * goal['margin']:g} %, power {100 * goal['power']:g} %, alpha {goal['alpha']:g}, "
         f"for a true ratio of {goal['ratio']:g}",
         "",
     ]
@@ -115,8 +112,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         cells = [row["arm"]] * pilot + [row["what"]]
         if pilot:
             cells += [_seen(row), "" if row["spread"] is None else f"{row['spread']:.3f}"]
-        cells.append(_length(row["needed_s"], row))
-        cells += [_length(row["as_seen_s"], row)] * pilot
+        cells.append(_length(row["needed_s"]))
+        cells += [_length(row["as_seen_s"])] * pilot
         if duration is not None:
             cells.append("" if row["margin"] is None else f"{100 * row['margin']:.3g} %")
         table.append([*cells, row["note"]])
@@ -141,7 +138,7 @@ def _beside(arm: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     # "p99 TTFT" with a pilot, "p99" without
     places = [(*row["what"].split(" ", 1), "")[:2] for row in rows]
     quantiles = sorted({quantile for quantile, _ in places}, key=lambda text: float(text[1:]))
-    lengths = dict(zip(places, (_length(row["needed_s"], row) for row in rows), strict=True))
+    lengths = dict(zip(places, (_length(row["needed_s"]) for row in rows), strict=True))
     # What gates is in the table above.
     return [
         [f"no gate{f': {arm}' if arm else ''}", *quantiles, ""],
@@ -158,5 +155,5 @@ def _seen(row: Mapping[str, Any]) -> str:
     return f"{row['seen']:.3f}" if row["spread"] is not None else f"{100 * row['seen']:.3g} %"
 
 
-def _length(seconds: float | None, row: Mapping[str, Any]) -> str:
+def _length(seconds: float | None) -> str:
     return "none" if seconds is None else duration_text(seconds)

@@ -6,20 +6,19 @@ import argparse
 import contextlib
 import math
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, read_table
 from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping
-from loadtests.commands.flags import add_experiment, add_set, add_slo, count, real, seed
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, count, real, seed
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.reading import load
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
-from servers import stdout
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -46,7 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="replay the times and lengths of this trace (Azure CSV, Mooncake JSON Lines, or a CSV of your own)",
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
-    parser.add_argument("--seed", type=seed, default=None, metavar="N", help="replaces the experiment's seed")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
     _add_field_names(parser)
 
@@ -59,9 +58,9 @@ def _add_field_names(parser: argparse.ArgumentParser) -> None:
         ("--max-concurrency", count, "N", "most requests under way to each arm"),
         ("--num-prompts", count, "N", "requests that are sent to each arm"),
     ):
-        group.add_argument(flag, type=kind, default=None, metavar=metavar, help=text)
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
     group.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
+        "--goodput", nargs="+", default=(), metavar="NAME:MS", help="limits of a good request, such as ttft:200 tpot:50"
     )
 
 
@@ -75,19 +74,12 @@ _factor = real(0, 1e6, above=True)
 
 def main(options: argparse.Namespace) -> int:
     """Runs the experiment and judges it; the exit code."""
-    flags = FieldFlags(
-        request_rate=options.request_rate,
-        burstiness=options.burstiness,
-        max_concurrency=options.max_concurrency,
-        num_prompts=options.num_prompts,
-        goodput=tuple(options.goodput),
-    )
     experiment = load(
         options.experiment,
         settings=options.settings,
         trace=options.trace,
         seed=options.seed,
-        flags=flags,
+        flags=FieldFlags(**{item.name: getattr(options, item.name) for item in fields(FieldFlags)}),
         slo=options.slo,
     )
     status = Status()
@@ -110,9 +102,7 @@ def main(options: argparse.Namespace) -> int:
         **({"error": outcome.error} if outcome.error else {}),
     }
     if not outcome.complete and not _has_requests(outcome.run_dir):
-        line = {"verdict": None, "run_dir": str(outcome.run_dir), "report": None, "exit_code": EXIT_BROKE}
-        stdout.write("", {**line, **ended}, as_json=options.json)
-        return EXIT_BROKE
+        return without_verdict(outcome.run_dir, ended, as_json=options.json)
     print(f"judging {outcome.run_dir}", file=sys.stderr)
     return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
 

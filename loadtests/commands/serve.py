@@ -6,13 +6,20 @@ import argparse
 from typing import NoReturn
 
 from loadtests.commands.arm_flags import add_arm_flags, become, preset_arm
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import add_set, port
-from loadtests.commands.listener_tls import add_listener_tls, listener_tls
+from loadtests.commands.command_line import (
+    LISTENER_TLS,
+    CommandParser,
+    add_listener_tls,
+    add_set,
+    flag_of,
+    listener_tls,
+    named,
+    port,
+)
 from loadtests.trials.preflight import check_arm, check_port
 from servers.config import PRESETS
 from servers.fields import ConfigError
-from servers.security import check_named, token_from_variable
+from servers.security import token_from_variable
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -42,7 +49,6 @@ def add_arguments(parser: CommandParser) -> None:
     add_listener_tls(parser)
     parser.add_argument(
         "--token-env",
-        default=None,
         metavar="NAME",
         help="environment variable with the bearer token that every call but health checks must carry",
     )
@@ -62,12 +68,12 @@ def main(options: argparse.Namespace) -> NoReturn:
     if options.metrics_port:
         extra += ["--metrics-port", str(options.metrics_port)]
     listener_tls(options)
-    check_named({"--token-env": options.token_env})
+    secured = (*LISTENER_TLS, "token_env")
+    for name, value in zip(secured, named(options, secured), strict=True):
+        if value:
+            extra += [flag_of(name), value]
     if options.token_env:
         token_from_variable(options.token_env, key="--token-env")
-    for flag in ("tls_certificate", "tls_key", "tls_client_ca", "token_env"):
-        if getattr(options, flag):
-            extra += [f"--{flag.replace('_', '-')}", getattr(options, flag)]
     if options.json:
         extra.append("--json")
     become("servers.front.serve", arm, options.cache_dir, extra)

@@ -6,21 +6,17 @@ import argparse
 import contextlib
 import json
 import re
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.exits import EXIT_BROKE, complain
-from loadtests.commands.flags import port
-from loadtests.commands.listener_tls import add_listener_tls, listener_tls
+from loadtests.commands.command_line import CommandParser, add_listener_tls, listener_tls, named, port
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.trials.processes import log_tail
 from servers import stdout
 from servers.address import host_port
 from servers.fields import ConfigError
-from servers.security import check_named
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
@@ -47,26 +43,21 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--weight", action="append", default=[], metavar="NAME=N", help="share of one arm (default 1); repeat"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--port", type=port, default=8080, help="port to listen on (default %(default)s)")
-    parser.add_argument(
-        "--admin-port", type=port, default=0, help="port of Envoy's admin interface (default: a free one)"
-    )
-    parser.add_argument(
-        "--stickiness", default="arm", help="what a session keeps: arm, replica or off (default %(default)s)"
-    )
+    for flag, kind, default, text in (
+        ("--host", str, "127.0.0.1", "address to listen on (default %(default)s)"),
+        ("--port", port, 8080, "port to listen on (default %(default)s)"),
+        ("--admin-port", port, 0, "port of Envoy's admin interface (default: a free one)"),
+        ("--stickiness", str, "arm", "what a session keeps: arm, replica or off (default %(default)s)"),
+    ):
+        parser.add_argument(flag, type=kind, default=default, help=text)
     add_listener_tls(parser)
-    parser.add_argument(
-        "--upstream-ca",
-        default=None,
-        metavar="FILE",
-        help="reach the arms by TLS and trust this authority (PEM); their names are checked",
-    )
-    parser.add_argument(
-        "--upstream-name", default=None, help="name that the arms' certificates carry (default: the addresses' own)"
-    )
-    parser.add_argument("--upstream-certificate", default=None, metavar="FILE", help="shown to the arms (PEM)")
-    parser.add_argument("--upstream-key", default=None, metavar="FILE", help="the key of --upstream-certificate (PEM)")
+    for flag, metavar, text in (
+        ("--upstream-ca", "FILE", "reach the arms by TLS and trust this authority (PEM); their names are checked"),
+        ("--upstream-name", None, "name that the arms' certificates carry (default: the addresses' own)"),
+        ("--upstream-certificate", "FILE", "shown to the arms (PEM)"),
+        ("--upstream-key", "FILE", "the key of --upstream-certificate (PEM)"),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=text)
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",
@@ -90,48 +81,47 @@ def main(options: argparse.Namespace) -> int:
         document = bootstrap(config) if options.print_config == "envoy" else grpc_route_manifest(config)
         print(json.dumps(document, indent=2))
         return 0
-    with tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch:
+    stopped: list[int] = []
+    started: list[Envoy] = []
+
+    def kill() -> None:
+        for envoy in started:
+            envoy.kill()
+
+    with (
+        tempfile.TemporaryDirectory(prefix="tailgate-split-") as scratch,
+        stopping(lambda: stopped.append(1), kill, _note),
+    ):
         folder = Path(options.log_dir or scratch)
-        stopped: list[int] = []
-        before = {
-            number: signal.signal(number, lambda *_: stopped.append(1)) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        log_path = folder / "envoy.log"
         try:
-            envoy = Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
-            with envoy:
+            with Envoy.start(config, log_path=log_path, work_dir=folder) as envoy:
+                started.append(envoy)
                 admin = envoy.admin.address
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=options.json)
-                print(
+                _note(
                     f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; new weights: "
-                    f"tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}",
-                    file=sys.stderr,
+                    f"tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}"
                 )
-                health = None
+                shown = None
                 while not stopped:
-                    if envoy.poll() is not None:
-                        return complain(
-                            f"Envoy ended with exit code {envoy.poll()}: {log_tail(folder / 'envoy.log', 2)}",
-                            EXIT_BROKE,
-                        )
+                    if (code := envoy.poll()) is not None:
+                        return complain(f"Envoy ended with exit code {code}: {log_tail(log_path, 2)}", EXIT_BROKE)
                     with contextlib.suppress(SplitterError):
-                        health = _tell_health(envoy.healthy(), health)
+                        health = envoy.healthy()
+                        if health != shown:
+                            counts = (f"{arm} {healthy}/{total}" for arm, (healthy, total) in health.items())
+                            _note(f"healthy replicas: {', '.join(counts)}")
+                            shown = health
                     time.sleep(0.2)
         except SplitterError as error:
             return complain(str(error), EXIT_BROKE)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
     return 0
 
 
-def _tell_health(
-    now: dict[str, tuple[int, int]], before: dict[str, tuple[int, int]] | None
-) -> dict[str, tuple[int, int]]:
-    if now != before:
-        text = ", ".join(f"{arm} {healthy}/{total}" for arm, (healthy, total) in now.items())
-        print(f"healthy replicas: {text}", file=sys.stderr)
-    return now
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _shares(weights: dict[str, int], separator: str = " ") -> str:
@@ -152,8 +142,7 @@ def split_config(options: argparse.Namespace) -> SplitterConfig:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
         arms.append(ArmTarget(name=name, backends=backends, weight=weights.pop(name, 1)))
-    upstream = ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key")
-    check_named({f"--{name.replace('_', '-')}": getattr(options, name) for name in upstream})
+    upstream = named(options, ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key"))
     if weights:
         known = ", ".join(arm.name for arm in arms)
         raise ConfigError(f'--weight names the arm "{next(iter(weights))}", which no --arm gives: use one of {known}')
@@ -164,7 +153,7 @@ def split_config(options: argparse.Namespace) -> SplitterConfig:
         admin_port=options.admin_port,
         stickiness=options.stickiness,
         tls=listener_tls(options),
-        upstream_tls=upstream_tls(*(getattr(options, name) or "" for name in upstream)),
+        upstream_tls=upstream_tls(*upstream),
     )
 
 

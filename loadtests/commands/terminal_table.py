@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from servers import stdout
 
@@ -60,16 +61,14 @@ def _wrapped(cell: str, width: int) -> list[str]:
 
 def _lines(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
     """The row, a line for each line of its fullest cell."""
-    last = len(widths) - 1
     cells = [[cell] if len(cell) <= width else _wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
-    height = max(map(len, cells))
+    stands_left = [column < left or column == len(widths) - 1 for column in range(len(widths))]
     return [
         (" " * _GAP)
         .join(
-            part.ljust(width) if column < left or column == last else part.rjust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            for part in (cell[line] if line < len(cell) else "",)
+            part.ljust(width) if is_left else part.rjust(width)
+            for part, width, is_left in zip(parts, widths, stands_left, strict=True)
         )
         .rstrip()
-        for line in range(height)
+        for parts in zip_longest(*cells, fillvalue="")
     ]

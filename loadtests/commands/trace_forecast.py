@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,15 @@ from servers.ladders import default_batches, default_lengths
 
 SCHEMA = 1
 _MARKS = (100, 1_000, 10_000, 100_000, 1_000_000)
-_MOST_TOKENS = 2**31 - 1
 _MOST_NAMED = 6  # shapes in a note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is settings of a trace. Lengths are prompt tokens, times seconds.
+    """What is asked of a trace. Lengths are prompt tokens.
 
     A prompt longer than `max_prompt_tokens` is left out (0: the longest of the trace is the limit). Up to `batch`
-    prompts that come within `window_s` of the first run as one prefill. `graphs` steps, each a multiple of `multiple`,
+    prompts that come within `window_ms` of the first run as one prefill. `graphs` steps, each a multiple of `multiple`,
     are what the best ladder may have. `recompile_limit` is the compiler's: more shapes than that run eagerly.
     `compile_s` is what one compile takes, for the stalls; 0 when unknown. `slots` requests decode at once, and a decode
     step takes each of `step_ms`.
@@ -37,7 +37,7 @@ class Forecast:
 
     max_prompt_tokens: int = 0
     batch: int = 1
-    window_s: float = 0.0
+    window_ms: float = 0.0
     graphs: int = 8
     multiple: int = 1
     ladder: tuple[int, ...] = ()
@@ -45,30 +45,6 @@ class Forecast:
     compile_s: float = 0.0
     slots: int = 8
     step_ms: tuple[float, ...] = (10.0, 30.0, 100.0)
-
-    def __post_init__(self) -> None:
-        for flag, value, low, high in (
-            ("--max-prompt-tokens", self.max_prompt_tokens, 0, _MOST_TOKENS),
-            ("--batch", self.batch, 1, 4096),
-            ("--window-ms", self.window_s * 1e3, 0, 3.6e6),
-            ("--graphs", self.graphs, 1, 1024),
-            ("--multiple", self.multiple, 1, _MOST_TOKENS),
-            ("--recompile-limit", self.recompile_limit, 1, 100_000),
-            ("--compile-seconds", self.compile_s, 0, 86_400),
-            ("--slots", self.slots, 1, 100_000),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{flag} is {value:g}: give {low:g} to {high:g}")
-        if not self.step_ms or not all(0.001 <= step <= 1e6 for step in self.step_ms):
-            raise ConfigError(
-                f"--step-ms is {','.join(f'{step:g}' for step in self.step_ms)}: give times from 0.001 to 1e6, such as "
-                "10,30,100"
-            )
-        if len(self.ladder) > 1024:
-            raise ConfigError(f"--ladder has {len(self.ladder)} steps: give up to 1024")
-        bad = [step for step in self.ladder if not 1 <= step <= _MOST_TOKENS]
-        if bad:
-            raise ConfigError(f"--ladder has a step of {bad[0]} tokens: give steps from 1 to {_MOST_TOKENS}")
 
 
 def forecast(trace: Trace, settings: Forecast) -> dict[str, Any]:
@@ -84,14 +60,11 @@ def forecast(trace: Trace, settings: Forecast) -> dict[str, Any]:
     times, lengths = trace.offset_ns[kept], lengths[kept]
     p50, p90, p99 = np.quantile(lengths, (0.5, 0.9, 0.99))
     duration_s = float(times[-1] - times[0]) / 1e9
-    prefills = batches(times, lengths, window_ns=round(settings.window_s * 1e9), most=settings.batch)
+    prefills = batches(times, lengths, window_ns=round(settings.window_ms * 1e6), most=settings.batch)
     shapes = [_exposure("prompt length", duration_s, lengths)]
     if settings.batch > 1:
-        shapes.append(
-            _exposure(
-                f"(batch, length), batches of up to {settings.batch}", duration_s, prefills.size, prefills.longest
-            )
-        )
+        name = f"(batch, length), batches of up to {settings.batch}"
+        shapes.append(_exposure(name, duration_s, prefills.size, prefills.longest))
     return {
         "schema": SCHEMA,
         "trace": {
@@ -128,70 +101,38 @@ def _exposure(name: str, duration_s: float, *columns: Any) -> dict[str, Any]:
 
 
 def _policies(lengths: Any, sizes: Any, longest: Any, limit: int, settings: Forecast) -> list[dict[str, Any]]:
-    new = first_seen(sizes, longest)
-    distinct = int(new.sum())
-    eager_share = 0.0
-    if distinct > settings.recompile_limit:
-        # compiled shapes stay compiled; all others run eagerly for ever
-        last = int(np.flatnonzero(new)[settings.recompile_limit - 1])
-        known = {(int(size), int(length)) for size, length in zip(sizes[: last + 1], longest[: last + 1], strict=True)}
-        eager_share = 1 - sum((int(s), int(n)) in known for s, n in zip(sizes, longest, strict=True)) / len(sizes)
     batch_sizes = np.asarray(default_batches(settings.batch))
-    doubled = default_lengths(limit)
     # a batch runs at its longest prompt, and a bucketed one at the next batch size as well
     exact = float((sizes * longest).sum() / lengths.sum())
     weights = batch_sizes[np.searchsorted(batch_sizes, sizes)]
     rows_padded = float((weights * longest).sum() / lengths.sum())
+    row = partial(_row, settings)
 
     def bucketed(name: str, padded: Padding) -> dict[str, Any]:
-        steps = ", ".join(str(step) for step in padded.ladder)
-        note = f"{steps}" + (f"; {padded.too_long:,} steps fit none" if padded.too_long else "")
+        note = ", ".join(map(str, padded.ladder)) + (f"; {padded.too_long:,} steps fit none" if padded.too_long else "")
         graphs = len(padded.ladder) * len(batch_sizes)
-        row = _row(name, graphs, 0, padded.factor * rows_padded, note, settings)
-        return {**row, "ladder": list(padded.ladder), "too_long": padded.too_long}
+        return {
+            **row(name, graphs, 0, padded.factor * rows_padded, note),
+            "ladder": list(padded.ladder),
+            "too_long": padded.too_long,
+        }
 
+    padded_factor = len(sizes) * settings.batch * limit / float(lengths.sum())
+    best = best_ladder(longest, settings.graphs, multiple=settings.multiple, last=limit, weights=weights)
+    shapes = _Shapes.of(sizes, longest)
     rows = [
-        _row("eager", 0, 0, exact, "exact shapes, nothing to compile", settings),
-        _row(
-            "one padded shape",
-            1,
-            0,
-            len(sizes) * settings.batch * limit / float(lengths.sum()),
-            f"every prefill runs at {settings.batch} × {limit}",
-            settings,
-        ),
-        bucketed("buckets, powers of two", padding(longest, doubled, weights=weights)),
-        bucketed(
-            f"buckets, best {settings.graphs}",
-            best_ladder(longest, settings.graphs, multiple=settings.multiple, last=limit, weights=weights),
-        ),
-        _row("dynamic, marked", 1, 0, exact, "one graph for all sizes; slower kernels than a fixed one", settings),
-        _row(
-            "static, each shape",
-            0,
-            min(distinct, settings.recompile_limit),
-            exact,
-            f"{distinct:,} shapes; after {settings.recompile_limit}, "
-            f"{eager_share:.0%} of the steps run eagerly, silently"
-            if eager_share
-            else f"{distinct:,} shapes",
-            settings,
-        ),
-        _row(
-            "static, no limit",
-            0,
-            distinct,
-            exact,
-            f"one compile in {len(sizes) / distinct:.3g} steps",
-            settings,
-        ),
-        _row(
+        row("eager", 0, 0, exact, "exact shapes, nothing to compile"),
+        row("one padded shape", 1, 0, padded_factor, f"every prefill runs at {settings.batch} × {limit}"),
+        bucketed("buckets, powers of two", padding(longest, default_lengths(limit), weights=weights)),
+        bucketed(f"buckets, best {settings.graphs}", best),
+        row("dynamic, marked", 1, 0, exact, "one graph for all sizes; slower kernels than a fixed one"),
+        *_static_rows(shapes, exact, settings),
+        row(
             "automatic dynamic (default)",
             0,
-            len(automatic_compiles(sizes[new], longest[new])),
+            len(automatic_compiles(sizes[shapes.first], longest[shapes.first])),
             exact,
             "one for the first shape, one for each dimension that then changes; sizes of 1 apart",
-            settings,
         ),
     ]
     if settings.ladder:
@@ -205,73 +146,75 @@ def _decode(trace: Trace, kept: Any, step_ms: float, settings: Forecast) -> dict
     steps = decode_steps(*columns, slots=settings.slots, step_s=step_ms / 1e3)
     count = len(steps.batch)
     longest_s = float(trace.output_tokens[kept].max()) * step_ms / 1e3
-    # One number a shape: far quicker to sort than pairs.
-    span = int(steps.context.max(initial=0)) + 1
-    _, first, times = np.unique(steps.batch * span + steps.context, return_index=True, return_counts=True)
-    order = np.argsort(first)
-    first, times = first[order], times[order]
-    batches_seen = np.unique(steps.batch)
+    shapes = _Shapes.of(steps.batch, steps.context)
     return {
         "step_ms": step_ms,
         "slots": settings.slots,
         "steps": count,
         "requests_left_out": steps.left_out,
-        "distinct": len(first),
-        "next_is_new": float((times == 1).sum() / count) if count else 1.0,
+        "distinct": len(shapes.first),
+        "next_is_new": float((shapes.times == 1).sum() / count) if count else 1.0,
         "mean_batch": float(steps.batch.mean()) if count else None,
-        "batches": batches_seen.tolist(),
+        "batches": np.unique(steps.batch).tolist(),
         "full_share": float((steps.batch == settings.slots).mean()) if count else None,
-        "longest_context": span - 1,
+        "longest_context": int(steps.context.max(initial=0)),
         "behind_s": max(0.0, steps.end_s - longest_s - float(trace.offset_ns[kept][-1]) / 1e9),
-        "policies": _decode_policies(steps, first, times, settings) if count else [],
+        "policies": _decode_policies(steps, shapes, settings) if count else [],
     }
 
 
-def _decode_policies(steps: DecodeSteps, first: Any, times: Any, settings: Forecast) -> list[dict[str, Any]]:
+def _decode_policies(steps: DecodeSteps, shapes: _Shapes, settings: Forecast) -> list[dict[str, Any]]:
     rows = float(steps.batch.sum())
     ladder = np.asarray(default_batches(settings.slots))
     bucketed = float(ladder[np.searchsorted(ladder, steps.batch)].sum()) / rows
-    eager_share = 1.0 - float(times[: settings.recompile_limit].sum()) / len(steps.batch)
-    distinct = len(first)
-    compiled = automatic_compiles(steps.batch[first], steps.context[first])
-    met = ", ".join(f"{steps.batch[first[at]]}@{steps.context[first[at]]}" for at in compiled[:_MOST_NAMED])
-    limited = f"; after {settings.recompile_limit}, {eager_share:.0%} of the steps run eagerly, silently"
+    doubled = float(np.maximum(steps.batch, 2).sum()) / rows
+    padded = len(steps.batch) * settings.slots / rows
+    sizes, contexts = steps.batch[shapes.first], steps.context[shapes.first]
+    compiled = automatic_compiles(sizes, contexts)
+    first_compiled = ", ".join(f"{sizes[at]}@{contexts[at]}" for at in compiled[:_MOST_NAMED])
+    row = partial(_row, settings)
     return [
-        _row("eager", 0, 0, 1.0, "exact shapes, nothing to compile", settings),
-        _row(
-            "one padded shape",
-            1,
-            0,
-            len(steps.batch) * settings.slots / rows,
-            f"every step runs {settings.slots} rows",
-            settings,
-        ),
-        _row("buckets, powers of two", len(ladder), 0, bucketed, ", ".join(map(str, ladder)) + " rows", settings),
-        _row(
-            "dynamic, marked",
-            1,
-            0,
-            float(np.maximum(steps.batch, 2).sum()) / rows,
-            "one graph for all sizes; a single row runs as two",
-            settings,
-        ),
-        _row(
-            "static, each shape",
-            0,
-            min(distinct, settings.recompile_limit),
-            1.0,
-            f"{distinct:,} shapes" + (limited if distinct > settings.recompile_limit else ""),
-            settings,
-        ),
-        _row("static, no limit", 0, distinct, 1.0, f"one compile in {len(steps.batch) / distinct:.3g} steps", settings),
-        _row("automatic dynamic (default)", 0, len(compiled), 1.0, f"at rows@positions {met}", settings),
+        row("eager", 0, 0, 1.0, "exact shapes, nothing to compile"),
+        row("one padded shape", 1, 0, padded, f"every step runs {settings.slots} rows"),
+        row("buckets, powers of two", len(ladder), 0, bucketed, ", ".join(map(str, ladder)) + " rows"),
+        row("dynamic, marked", 1, 0, doubled, "one graph for all sizes; a single row runs as two"),
+        *_static_rows(shapes, 1.0, settings),
+        row("automatic dynamic (default)", 0, len(compiled), 1.0, f"at rows@positions {first_compiled}"),
     ]
 
 
-def automatic_compiles(
-    sizes: Iterable[Any], lengths: Iterable[Any], *, warm: Iterable[tuple[int, int]] = ()
-) -> list[int]:
-    """Which of the shapes (size, length), in their order, torch's default compiles; `warm` came before.
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """The distinct shapes of steps, as they came: the step that had it first, and how many steps had it."""
+
+    first: Any
+    times: Any
+
+    @classmethod
+    def of(cls, sizes: Any, lengths: Any) -> _Shapes:
+        # One number a shape: far quicker to sort than pairs.
+        span = int(lengths.max(initial=0)) + 1
+        _, first, times = np.unique(sizes * span + lengths, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        return cls(first[order], times[order])
+
+
+def _static_rows(shapes: _Shapes, factor: float, settings: Forecast) -> list[dict[str, Any]]:
+    """A graph for each shape: as the compiler limits them, and without limit."""
+    distinct, limit, steps = len(shapes.first), settings.recompile_limit, int(shapes.times.sum())
+    note = f"{distinct:,} shapes"
+    if distinct > limit:
+        # compiled shapes stay compiled; all others run eagerly for ever
+        eager_share = 1.0 - float(shapes.times[:limit].sum()) / steps
+        note += f"; after {limit}, {eager_share:.0%} of the steps run eagerly, silently"
+    return [
+        _row(settings, "static, each shape", 0, min(distinct, limit), factor, note),
+        _row(settings, "static, no limit", 0, distinct, factor, f"one compile in {steps / distinct:.3g} steps"),
+    ]
+
+
+def automatic_compiles(sizes: Iterable[Any], lengths: Iterable[Any]) -> list[int]:
+    """Which of the shapes (size, length), in their order, torch's default compiles.
 
     Static first, then dynamic in a dimension that differed when it had to compile; a size of 1 keeps its own graph.
     """
@@ -279,8 +222,7 @@ def automatic_compiles(
     dynamic = [False, False]
     graphs: set[tuple[int | None, int | None]] = set()  # None serves every size above 1
     compiled = []
-    shapes = [*((True, *shape) for shape in warm), *((False, *shape) for shape in zip(sizes, lengths, strict=True))]
-    for at, (is_warm, size, length) in enumerate(shapes):
+    for at, (size, length) in enumerate(zip(sizes, lengths, strict=True)):
         shape = (int(size), int(length))
         if any(
             all(own == other or (other is None and own > 1) for own, other in zip(shape, graph, strict=True))
@@ -291,13 +233,11 @@ def automatic_compiles(
         dynamic = [was or own != other for was, own, other in zip(dynamic, shape, first, strict=True)]
         size_of, length_of = (None if free and own > 1 else own for free, own in zip(dynamic, shape, strict=True))
         graphs.add((size_of, length_of))
-        if not is_warm:
-            compiled.append(at)
-    before = sum(is_warm for is_warm, _, _ in shapes)
-    return [at - before for at in compiled]
+        compiled.append(at)
+    return compiled
 
 
-def _row(name: str, before: int, serving: int, factor: float, note: str, settings: Forecast) -> dict[str, Any]:
+def _row(settings: Forecast, name: str, before: int, serving: int, factor: float, note: str) -> dict[str, Any]:
     return {
         "policy": name,
         "graphs_before_serving": before,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtests.commands.command_parser import CommandParser
-from loadtests.commands.flags import whole
+from loadtests.commands.command_line import CommandParser, whole
 from loadtests.workers.remote import parse_master, work
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from loadtests.experiments.model import ExperimentArm, ExternalArm, OwnArm
 from loadtests.external.addresses import KINDS, SECURITY_KEYS, external_from_table
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, check_name
-from servers.fields import ConfigError, check_fields, override
+from servers.fields import ConfigError, build, check_fields, override
 
 T = TypeVar("T")
 
@@ -55,19 +55,14 @@ def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: E
         config = replace(base, shapes=shapes, compile=compiled)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    arm = OwnArm(
-        name=name,
-        config=config,
-        control=_typed(table, "control", bool, False, where),
-        weight=_typed(table, "weight", int, 1, where),
-        replicas=_typed(table, "replicas", int, 1, where),
-    )
+    settings = {key: table[key] for key in ("control", "weight", "replicas") if key in table}
+    arm = build(OwnArm, {"name": name, "config": config, **settings}, where=where)
     check_fields(arm, where)
     return arm
 
 
 def _check_read(table: Mapping[str, Any], compiled: CompileConfig, preset: CompileConfig, where: str) -> None:
-    """What the arm's own table asks of the compiler has an effect, or it says itself that compiling is off."""
+    """What the arm's own [compile] sets has an effect, or the table itself switches compiling off."""
     given = [key for key in table if key != "enabled"]
     if given and not compiled.enabled and "enabled" not in table:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Errors of the rooms below, as those of a configuration."""
+"""Errors of lower floors, as errors of the configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servers.fields import ConfigError
 
 @contextmanager
 def as_config_error(*kinds: type[Exception], prefix: str = "") -> Iterator[None]:
-    """What is raised inside, of one of the `kinds`, leaves as a ConfigError with `prefix` in front of its words."""
+    """An error inside of one of the `kinds` is raised as a ConfigError, with `prefix` before its message."""
     try:
         yield
     except kinds as error:

@@ -32,14 +32,16 @@ class FieldFlags:
     burstiness: float | None = None
     max_concurrency: int | None = None
     num_prompts: int | None = None
-    goodput: tuple[str, ...] = ()
+    goodput: Sequence[str] = ()
 
     def change(self, table: dict[str, Any]) -> None:
         """The experiment's table has the settings that the flags mean. What contradicts raises ConfigError."""
         if self == FieldFlags():
             return
         if self.goodput:
-            table["goodput"] = {**_kept(table.get("goodput")), **parse_goodput_flag(self.goodput)}
+            given = table.get("goodput")
+            kept = {key: given[key] for key in ("attainment_pct",) if isinstance(given, dict) and key in given}
+            table["goodput"] = {**kept, **parse_goodput_flag(self.goodput)}
         traffic = table.setdefault("traffic", {})
         if not isinstance(traffic, dict):
             return  # which is refused when the table is read
@@ -51,7 +53,7 @@ class FieldFlags:
             if traffic.get("arrivals", "poisson") == "poisson":
                 traffic["arrivals"] = "gamma"
             traffic["burstiness"] = self.burstiness
-        if self.max_concurrency is not None and not _is_infinite(self.request_rate):
+        if self.max_concurrency is not None and self.request_rate != math.inf:
             traffic["max_concurrency"] = self.max_concurrency
 
     def _set_rate(self, traffic: dict[str, Any], rate: float) -> None:
@@ -80,9 +82,8 @@ class FieldFlags:
         traffic["num_prompts"] = count
         rate = traffic.get("rate")
         if isinstance(rate, int | float) and rate > 0:
-            traffic["duration_s"] = long_enough(count, float(rate), self.burstiness or 1.0) + float(
-                traffic.get("rampup_s", 0)
-            )
+            sending_s = long_enough(count, float(rate), self.burstiness or 1.0)
+            traffic["duration_s"] = sending_s + float(traffic.get("rampup_s", 0))
 
 
 def long_enough(count: int, rate: float, burstiness: float) -> float:
@@ -108,12 +109,3 @@ def parse_goodput_flag(parts: Sequence[str]) -> dict[str, float]:
     with as_config_error(RecordError, prefix="--"):
         check_goodput(limits)
     return limits
-
-
-def _kept(table: object) -> dict[str, Any]:
-    """What a [goodput] table says besides the limits, which the flag replaces."""
-    return {key: value for key, value in table.items() if key == "attainment_pct"} if isinstance(table, dict) else {}
-
-
-def _is_infinite(rate: float | None) -> bool:
-    return rate is not None and math.isinf(rate)

@@ -1,11 +1,11 @@
-"""An experiment: arms, traffic, trials, SLOs and gates. What exists of it is sound: each setting in its range, and all
-of them together."""
+"""An experiment: arms, traffic, trials, SLOs and gates. An instance is valid: each setting is in its range, and all fit
+together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.rollout import Rollout
@@ -15,6 +15,7 @@ from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.fields import ConfigError, Range, check_fields
+from servers.splitter.envoy_config import Stickiness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +37,13 @@ class _Arm:
 class OwnArm(_Arm):
     """An arm that tailgate starts."""
 
+    kind: ClassVar[str] = "tailgate"
     config: ArmConfig
-
-    @property
-    def kind(self) -> str:
-        """Always tailgate."""
-        return "tailgate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalArm(_Arm):
-    """An arm that is there already, of somebody else: nothing is known of it but where it is and what it speaks."""
+    """An arm that tailgate does not start. Only its address and its protocol are known."""
 
     external: ExternalConfig
 
@@ -89,7 +86,7 @@ class SplitterSettings:
     port: Annotated[int, Range(0, 65535)] = 0
     admin_port: Annotated[int, Range(0, 65535)] = 0
     workers: Annotated[int, Range(1, 1024)] = 2
-    stickiness: Literal["arm", "replica", "off"] = "arm"
+    stickiness: Stickiness = "arm"
     access_log: bool = False
     tls_certificate: str = ""
     tls_key: str = ""
@@ -161,7 +158,7 @@ class Experiment:
 
     @property
     def external_arms(self) -> tuple[ExternalArm, ...]:
-        """The arms that are there already: tailgate neither starts them nor sees into them."""
+        """The arms that tailgate neither starts nor sees into."""
         return tuple(arm for arm in self.arms if isinstance(arm, ExternalArm))
 
     @property
@@ -169,7 +166,3 @@ class Experiment:
         """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
         control = self.control
         return control.config.model.id if isinstance(control, OwnArm) else self.model.id
-
-    def arm(self, name: str) -> ExperimentArm:
-        """The arm called `name`."""
-        return next(arm for arm in self.arms if arm.name == name)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.records.shallow_toml import DEEPEST
-from loadtests.experiments import tables
 from loadtests.experiments.files import FILE_KEYS
-from loadtests.experiments.toml_limits import check_path, parse_toml
+from loadtests.experiments.toml_limits import parse_toml, table_of
 from servers.fields import ConfigError
 
 _STEP = re.compile(r"([A-Za-z0-9_-]+)(?:\[([0-9]{1,6})\])?")
@@ -24,7 +23,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     if key.count(".") >= DEEPEST:
         raise ConfigError(f"--set: a key has {key.count('.') + 1} parts; the limit is {DEEPEST}: give one that exists")
     if key.rpartition(".")[2] in (*FILE_KEYS, "token_env") and text.strip() in ("", '""', "''"):
-        # Most likely a variable of the shell that is not set: what was to be closed must not open for it.
+        # Most likely a shell variable that is not set: it must not open what was meant to be closed.
         raise ConfigError(f"--set {key} is empty: name what it is to use, or change the experiment to go without")
     try:
         table = parse_toml(f"value = {text.strip()}", f"--set {key}")
@@ -42,25 +41,21 @@ def set_path(table: dict[str, Any], key: str, value: Any) -> None:
         if match is None:
             raise ConfigError(f'--set {key}: "{step}" is no key: write for example traffic.rate or arms[1].replicas')
         name, index = match.groups()
-        last = position == len(steps) - 1
         if isinstance(current, list):
             current = _entry(current, key, name)
-            if last:
-                raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
             continue
-        if index is None and last:
+        if index is None and position == len(steps) - 1:
             current[name] = value
             return
         current = current.setdefault(name, {})
         if index is not None:
-            if not isinstance(current, list) or int(index) >= len(current):
-                size = len(current) if isinstance(current, list) else 0
+            size = len(current) if isinstance(current, list) else 0
+            if int(index) >= size:
                 raise ConfigError(f"--set {key}: {name} has {size} entries, counted from 0")
-            if last:
-                raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
             current = current[int(index)]
         if not isinstance(current, (dict, list)):
             raise ConfigError(f"--set {key}: {'.'.join(steps[: position + 1])} is {current!r}, not a table")
+    raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
 
 
 def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
@@ -68,19 +63,6 @@ def _entry(entries: list[Any], key: str, name: str) -> dict[str, Any]:
         if isinstance(entry, dict) and entry.get("name", entry.get("preset")) == name:
             return entry
     raise ConfigError(f'--set {key}: no entry is called "{name}": use its name, or its number as in arms[1]')
-
-
-def apply(table: dict[str, Any], setting: str) -> None:
-    """`table` has the setting of a "key.path=value" string."""
-    key, value = parse_setting(setting)
-    set_path(table, key, value)
-    name = key.removeprefix("traffic.")
-    if name == key or name not in ("trace", "conversations", "tokenizer") or not isinstance(value, str) or not value:
-        return
-    check_path(value, f"--set {key}")
-    if name != "tokenizer" or Path(value).exists():
-        # On the command line a path is relative to where the user stands, not to the experiment's file.
-        table["traffic"][name] = str(Path(value).resolve())
 
 
 # What describes made-up arrivals and lengths, and has no meaning once a trace brings both.
@@ -96,7 +78,7 @@ def replay(table: dict[str, Any], trace: str) -> None:
         raise ConfigError(
             f'--trace "{trace}" does not exist: give an Azure CSV, a Mooncake JSON Lines file or your own CSV'
         )
-    kept = {key: value for key, value in tables.of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
+    kept = {key: value for key, value in table_of(table, "traffic").items() if key not in _REPLACED_BY_TRACE}
     table["traffic"] = {**kept, "arrivals": "trace", "workload": "trace", "trace": str(Path(trace).resolve())}
 
 

@@ -6,27 +6,27 @@ Strict: whatever cannot be used is a ConfigError that names the key, the value a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from analysis.records.tables import RecordError
-from analysis.settings.gate_limits import GateLimits, filled
-from analysis.settings.rollout import Rollout
+from analysis.settings.gate_limits import filled
 from analysis.settings.slo_targets import merged
-from loadtests.experiments import tables
 from loadtests.experiments.arm_tables import read_arm
-from loadtests.experiments.builtin import builtin_names, builtin_text
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
-from loadtests.experiments.files import resolve_files, resolve_traffic
-from loadtests.experiments.model import Experiment, ParityConfig, SplitterSettings, TrialsConfig
-from loadtests.experiments.overrides import apply, lacks_trace, replay
-from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml
-from loadtests.external.client_security import SecurityConfig
-from loadtests.traffic.settings import TrafficConfig
-from servers.config import EngineConfig, ModelConfig
+from loadtests.experiments.files import builtin_names, builtin_text, resolve_files
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.overrides import lacks_trace, parse_setting, replay, set_path
+from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
 from servers.fields import ConfigError, build
+
+# The tables that an experiment has once, with what each is made of, in order: the gates follow the traffic.
+_TABLES = {
+    name: kind for name, kind in get_type_hints(Experiment).items() if isinstance(kind, type) and is_dataclass(kind)
+}
+_VALUES: Mapping[str, type] = {"name": str, "seed": int, "compare_models": bool}
 
 
 def load(
@@ -50,10 +50,9 @@ def load(
     check_values(table)
     resolve_files(table, path.parent)
     for setting in settings:
-        apply(table, setting)
+        set_path(table, *parse_setting(setting))
     check_values(table)
     resolve_files(table, Path())  # what the command line set is relative to where the user stands
-    resolve_traffic(table.get("traffic"), path.parent)
     if trace:
         replay(table, trace)
     if flags is not None:
@@ -67,46 +66,38 @@ def load(
         table["seed"] = seed
     if slo:
         with as_config_error(RecordError):
-            table["slo"] = merged(tables.of(table, "slo"), slo)
+            table["slo"] = merged(table_of(table, "slo"), slo)
     return from_table(table)
 
 
 def from_table(table: Mapping[str, Any]) -> Experiment:
     """The experiment that a parsed TOML table describes."""
-    rest = dict(table)
-    model = build(ModelConfig, tables.take(rest, "model"), where="model")
-    engine = build(EngineConfig, tables.take(rest, "engine"), where="engine")
-    arms = rest.pop("arms", [])
+    for key, value in table.items():
+        if key in _VALUES and type(value) is not _VALUES[key]:
+            raise ConfigError(f"{key} is {value!r}: expected {_VALUES[key].__name__}")
+    known = [item.name for item in fields(Experiment)]
+    unknown = [key for key in table if key not in known]
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is unknown: an experiment takes {', '.join(known)}")
+    if "name" not in table:
+        raise ConfigError('name is missing: give the experiment one, such as name = "canary"')
+    parts = {key: dict(table_of(table, key)) for key in (*_TABLES, "slo", "goodput")}
+    built: dict[str, Any] = {}
+    with as_config_error(RecordError):
+        for key, kind in _TABLES.items():
+            if key == "gates":
+                parts[key] = filled(_with_block_s(parts[key], built["traffic"].block_s))
+            built[key] = build(kind, parts[key], where=key)
+    arms = table.get("arms", [])
     if not isinstance(arms, list) or not all(isinstance(item, dict) for item in arms):
         raise ConfigError("arms is not a list of tables: write one [[arms]] table for each arm")
-    traffic = build(TrafficConfig, tables.take(rest, "traffic"), where="traffic")
-    with as_config_error(RecordError):
-        gates = _gates(tables.take(rest, "gates"), traffic)
-        rollout = build(Rollout, tables.take(rest, "rollout"), where="rollout")
-    parts: dict[str, Any] = {
-        "model": model,
-        "engine": engine,
-        "arms": tuple(read_arm(item, index, model, engine) for index, item in enumerate(arms)),
-        "traffic": traffic,
-        "trials": build(TrialsConfig, tables.take(rest, "trials"), where="trials"),
-        "slo": tables.take(rest, "slo"),
-        "goodput": tables.numbers(rest, "goodput"),
-        "gates": gates,
-        "rollout": rollout,
-        "splitter": build(SplitterSettings, tables.take(rest, "splitter"), where="splitter"),
-        "parity": build(ParityConfig, tables.take(rest, "parity"), where="parity"),
-        "security": build(SecurityConfig, tables.take(rest, "security"), where="security"),
-    }
-    kinds: dict[str, type] = {"name": str, "seed": int, "compare_models": bool}
-    for key, value in rest.items():
-        if key not in kinds:
-            known = [item.name for item in fields(Experiment)]
-            raise ConfigError(f"{key} is unknown: an experiment takes {', '.join(known)}")
-        if type(value) is not kinds[key]:
-            raise ConfigError(f"{key} is {value!r}: expected {kinds[key].__name__}")
-    if "name" not in rest:
-        raise ConfigError('name is missing: give the experiment one, such as name = "canary"')
-    return Experiment(**rest, **parts)
+    return Experiment(
+        **{key: table[key] for key in _VALUES if key in table},
+        **built,
+        arms=tuple(read_arm(item, index, built["model"], built["engine"]) for index, item in enumerate(arms)),
+        slo=parts["slo"],
+        goodput={name: float(limit) if type(limit) is int else limit for name, limit in parts["goodput"].items()},
+    )
 
 
 def _text_of(source: str | Path) -> tuple[Path, str]:
@@ -122,9 +113,7 @@ def _text_of(source: str | Path) -> tuple[Path, str]:
     )
 
 
-def _gates(table: Mapping[str, Any], traffic: TrafficConfig) -> GateLimits:
-    """What an arm must hold, over the blocks of the traffic where the table names no block_s, or 0."""
-    given = table.get("block_s", 0)
-    if given == 0 and given is not False:
-        table = {**table, "block_s": traffic.block_s}
-    return build(GateLimits, filled(table), where="gates")
+def _with_block_s(gates: Mapping[str, Any], block_s: float) -> Mapping[str, Any]:
+    """The [gates] table, over the blocks of the traffic where it names no block_s, or 0."""
+    given = gates.get("block_s", 0)
+    return {**gates, "block_s": block_s} if given == 0 and given is not False else gates

@@ -1,4 +1,4 @@
-"""What a file of settings may hold before anybody asks what it means: its size, how deep it goes, its plain values."""
+"""Limits of any file of settings, whatever its keys mean: its size, its depth, its plain values."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The table [key], empty where there is none. Another value there raises ConfigError."""
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} is {value!r}: give a table [{key}]")
+    return value
+
+
 def check_values(value: Any, where: str = "", depth: int = 0) -> None:
     """Everything in `value` is of a size that a setting can have. Otherwise ConfigError, naming `where` it stands."""
     if isinstance(value, str):
@@ -61,9 +69,9 @@ def check_values(value: Any, where: str = "", depth: int = 0) -> None:
 
 
 def check_path(text: str, where: str) -> str:
-    """`text`, which a file can be called. Otherwise ConfigError."""
+    """`text`, which is a valid path. Otherwise ConfigError."""
     if "\0" in text:
-        raise ConfigError(f"{where} holds a NUL character: no file is called so")
+        raise ConfigError(f"{where} holds a NUL character: no path has one")
     body = text.encode("utf-8", "surrogateescape")
     longest = max(map(len, body.split(b"/")))
     if longest > _LONGEST_NAME_BYTES:

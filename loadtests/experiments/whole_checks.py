@@ -1,4 +1,4 @@
-"""What the parts of an experiment must be to each other. Whatever contradicts raises ConfigError."""
+"""How the parts of an experiment must fit together. A contradiction raises ConfigError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from loadtests.experiments.config_errors import as_config_error
-from loadtests.traffic.schedule import EVERY_ARM
 from servers.config import check_name
 from servers.fields import ConfigError
 
@@ -39,16 +38,17 @@ def check_whole(experiment: Experiment) -> None:
         cold = parse_cold(experiment.slo)
     if cold and experiment.gates.cold_s == 0:
         raise ConfigError("slo.cold has targets but gates.cold_s is 0: give the cold start some seconds")
-    if experiment.gates.min_goodput_ratio is not None and not (targets or experiment.goodput):
-        raise ConfigError(
-            "gates.min_goodput_ratio is set but nothing says what a good request is: add a table [slo] or "
-            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
-        )
-    if experiment.traffic.arrivals == "saturation" and not (targets or experiment.goodput):
-        raise ConfigError(
-            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo] or '
-            "[goodput], such as p99_ttft_ms = 500 or ttft = 200"
-        )
+    if targets or experiment.goodput:
+        return
+    for what, is_set, lacking in (
+        ("gates.min_goodput_ratio is set", experiment.gates.min_goodput_ratio is not None, "what a good request is"),
+        ('traffic.arrivals is "saturation"', experiment.traffic.arrivals == "saturation", "what load counts as held"),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{what} but nothing says {lacking}: add a table [slo] or [goodput], such as p99_ttft_ms = 500 or "
+                "ttft = 200"
+            )
 
 
 def _check_arms(arms: Sequence[ExperimentArm]) -> None:
@@ -56,8 +56,6 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
         raise ConfigError(f"arms has {len(arms)} entries: give 2 to {MAX_ARMS} [[arms]] tables")
     names = [arm.name for arm in arms]
     for index, name in enumerate(names):
-        if name == EVERY_ARM:
-            raise ConfigError(f'arms[{index}].name is "{name}", which means every arm: give another')
         # Statistics of the splitter cannot tell "." from "_".
         same = [other for other in range(index) if names[other].replace(".", "_") == name.replace(".", "_")]
         if same:
@@ -71,13 +69,13 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
             raise ConfigError(f'two replicas would be called "{replica}": rename one of the arms {", ".join(names)}')
     controls = [arm.name for arm in arms if arm.control]
     if not controls:
-        raise ConfigError("no arm is the control: set control = true on exactly one of " + ", ".join(names))
+        raise ConfigError(f"no arm is the control: set control = true on exactly one of {', '.join(names)}")
     if len(controls) > 1:
         raise ConfigError(f"{len(controls)} arms are the control ({', '.join(controls)}): keep control = true on one")
 
 
 def check_parity(experiment: Experiment) -> None:
-    """Arms differ in `shapes` and `compile` alone, whatever the experiment says: nothing else can have parity."""
+    """Arms differ in `shapes` and `compile` alone, also where the experiment compares models: others have no parity."""
     if experiment.external_arms:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
@@ -125,7 +123,7 @@ def _check_design(experiment: Experiment) -> None:
                     f'arms[{index}].weight is {arm.weight} but traffic.design = "{traffic.design}" does not split by '
                     'weight: remove it or use design = "split"'
                 )
-    # Of an external arm nobody knows how many machines stand behind an address.
+    # How many machines stand behind the address of an external arm is unknown.
     sizes = {arm.replicas for arm in experiment.own_arms}
     if traffic.design == "mirrored" and len(sizes) > 1:
         raise ConfigError(
@@ -164,7 +162,7 @@ def _check_design(experiment: Experiment) -> None:
 
 
 def _check_security(experiment: Experiment) -> None:
-    """TLS and the token of the run's own splitter and arms are said on both sides, and not where nobody needs them."""
+    """TLS and token of the run's own splitter and arms are set on both sides, and only where they have an effect."""
     security, splitter = experiment.security, experiment.splitter
     if security.token and not experiment.own_arms:
         raise ConfigError(
@@ -177,7 +175,7 @@ def _check_security(experiment: Experiment) -> None:
     if security.tls and not splitter.tls_certificate:
         raise ConfigError(
             "[security] says how TLS is done but the run's splitter has none: set splitter.tls_certificate and "
-            "tls_key, or remove the tls_ keys (external arms have theirs in their own [[arms]] table)"
+            "tls_key, or remove the tls_ keys (an external arm has its own in its [[arms]] table)"
         )
     if splitter.tls_client_ca and not security.tls_certificate:
         raise ConfigError(
@@ -187,7 +185,7 @@ def _check_security(experiment: Experiment) -> None:
 
 
 def _check_external(experiment: Experiment) -> None:
-    """What cannot be had with an arm that tailgate does not start is refused, and so is what would have no effect."""
+    """Settings that an external arm rules out, or that would have no effect beside one, are refused."""
     external = experiment.external_arms
     if not external:
         return

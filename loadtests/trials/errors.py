@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RunError(RuntimeError):
-    """The run itself failed: no verdict is to be had from what happened. One line that names the log."""
+    """The run itself failed. The message is one line that names the log."""
 
 
 class StopRequestedError(Exception):

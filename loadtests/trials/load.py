@@ -15,10 +15,9 @@ from pathlib import Path
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.child_environment import child_environment
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 
@@ -42,11 +41,11 @@ class LoadGenerator:
         traffic = trial.experiment.traffic
         config = trial_config(trial, targets, vocab_sizes=vocab_sizes)
         if config.prompts != "ids" and vocab_sizes:
-            # Said here, in one line, rather than by every request.
+            # Fails here in one line, rather than in every request.
             PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
         config_path = trial.folder / "generator.json"
         config.write(config_path)
-        # Workers on other hosts are started by somebody else, as arms are by us: both may take as long.
+        # Workers on other hosts are started by hand: they may take as long as arms.
         self._workers_s = trial.experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
         self._limit_s = _START_S + self._workers_s + traffic.duration_s + config.drain_s
         self._child = Child(
@@ -105,11 +104,11 @@ class LoadGenerator:
             status.detail = f"{workers[0]} of {workers[1]} at {traffic.master_bind}"
 
     def read(self) -> None:
-        """The status has the live numbers, and trial.json the instant at which the load began, once that is known."""
+        """The status has the live numbers, and trial.json the start of the load once that is known."""
         trial = self._trial
         trial.status.load = read_load(trial.folder)
         if trial.facts.start_ns is None and trial.status.load.finished:
-            # The instant that all load processes agreed on; before the first answer the file may hold another.
+            # All load processes agreed on this instant; before the first answer the file may hold another.
             starts = [start for path in trial.folder.glob("generator-[0-9]*.json") if (start := _start_ns(path))]
             trial.facts.start_ns = max(starts, default=None)
             trial.write_facts()
@@ -126,7 +125,7 @@ class LoadGenerator:
 
 
 def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:
-    """What the load processes are told."""
+    """The configuration of the load processes."""
     experiment, traffic = trial.experiment, trial.experiment.traffic
     return TrialConfig(
         trial=trial.number,

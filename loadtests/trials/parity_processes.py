@@ -7,11 +7,11 @@ answers and logits in files, which analysis/parity compares.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,10 @@ from analysis.records.documents import vouched, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
-from loadtests.trials.child_environment import thread_variables
 from loadtests.trials.errors import RunError
 from loadtests.trials.preflight import check_arm
-from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
-from servers.clock import anchored_environment
 from servers.fields import ConfigError
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
@@ -40,10 +38,6 @@ SCHEMA = 1
 
 _POLL_S = 0.1
 _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
-
-
-class ParityError(RunError):
-    """The measurement itself broke: nothing is known of parity. One line that names the log."""
 
 
 @dataclass(slots=True)
@@ -66,7 +60,7 @@ class ParityRun:
     def run(self) -> dict[str, Any]:
         """`parity.json` in `folder` holds the outcome, which is returned.
 
-        Raises ConfigError when arms differ in more than their policy, as configured or as loaded; ParityError when a
+        Raises ConfigError when arms differ in more than their policy, as configured or as loaded; RunError when a
         measurement breaks.
         """
         experiment = self.experiment
@@ -75,9 +69,8 @@ class ParityRun:
         control = arms[0]
         for arm in arms:
             check_arm(arm.config)
-        self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), REFERENCE)}
-        if not experiment.parity.reference:
-            del self.status.replicas[REFERENCE]
+        reference = [REFERENCE] if experiment.parity.reference else []
+        self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), *reference)}
         work = self.folder / "parity"
         work.mkdir(parents=True)
         _write(
@@ -94,15 +87,12 @@ class ParityRun:
         try:
             facts: dict[str, dict[str, Any]] = {}
             for arm in arms:
-                facts[arm.name] = self._measure(arm, arm.name, "arm", facts.get(control.name))
-            if experiment.parity.reference:
-                same = {"weights": facts[control.name]["weights"]}
-                facts[REFERENCE] = self._measure(control, REFERENCE, "reference", same)
+                facts[arm.name] = self._measure(arm, arm.name, "arm", facts.get(control.name, {}))
+            for name in reference:
+                facts[name] = self._measure(control, name, "reference", {"weights": facts[control.name]["weights"]})
             self.status.phase, self.status.detail = "comparing logits", ""
             document = self._judge(work, arms, facts, time.monotonic() - began)
         finally:
-            if self._child is not None:
-                self._child.kill()
             if not self.keep_logits:
                 for path in work.glob("*/logits.npy"):
                     path.unlink()
@@ -114,7 +104,7 @@ class ParityRun:
         if self._child is not None:
             self._child.kill_now()
 
-    def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any]) -> dict[str, Any]:
         """What the process says it loaded, once it is done. Raises ConfigError if that differs from `expected`."""
         self.check()
         state = self.status.replicas[name]
@@ -124,7 +114,7 @@ class ParityRun:
         _write(work / "config.json", arm.config.to_dict())
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
-        environment = {**os.environ, **anchored_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
+        environment = {**child_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
         if what == "arm":
             environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]
@@ -137,46 +127,43 @@ class ParityRun:
             child.kill()
             shutil.rmtree(work / "compile-cache", ignore_errors=True)
 
-    def _follow(
-        self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def _follow(self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = self.experiment.trials.ready_timeout_s
-        heard = time.monotonic()
+        last_line_at = time.monotonic()
         facts: dict[str, Any] = {}
         refused = ""
         while True:
             self.check()
             ended = child.poll()
-            message = _message(child.line(_POLL_S))
-            if message is None and ended is not None:
-                break  # nothing is left in the pipe of an ended process
-            if message is None:
-                if time.monotonic() - heard > limit_s:
-                    raise ParityError(
+            line = child.line(_POLL_S)
+            if line is None:
+                if ended is not None:
+                    break  # nothing is left in the pipe of an ended process
+                if time.monotonic() - last_line_at > limit_s:
+                    raise RunError(
                         f"{name} said nothing for {limit_s:g} s (it was at: {state.text()}): raise "
                         f"trials.ready_timeout_s, or see {child.log_path}: {child.log_tail(2)}"
                     )
                 continue
-            heard = time.monotonic()
-            if not message:
-                continue
+            last_line_at = time.monotonic()
+            message = _message(line)
             if "facts" in message:
                 facts = message["facts"]
                 self._compare_facts(name, facts, expected)
             elif "refused" in message:
                 refused = str(message["refused"])
-            else:
+            elif message:
                 counted = f" {message['done']}/{message['total']}" if message["total"] else ""
                 state.stage = f"{message['stage']}{counted}"
         if ended == 2 and refused:
             raise ConfigError(f"{name}: {refused}")
         if ended != 0 or not facts:
-            raise ParityError(f"{name} ended with {describe_exit(ended)}: {child.log_tail()}: see {child.log_path}")
+            raise RunError(f"{name} ended with {describe_exit(ended)}: {child.log_tail()}: see {child.log_path}")
         state.stage = "measured"
         return facts
 
-    def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any] | None) -> None:
-        for key, value in (expected or {}).items():
+    def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        for key, value in expected.items():
             if facts.get(key) != value:
                 raise ConfigError(
                     f'{name} loaded {key} {facts.get(key)} but the control "{self.experiment.control.name}" has '
@@ -188,7 +175,7 @@ class ParityRun:
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
         plan = _read(work / "plan.json")
-        said = [
+        answers = [
             Answers(
                 name=arm.name,
                 tokens=_read(work / arm.name / "answers.json"),
@@ -196,14 +183,12 @@ class ParityRun:
             )
             for arm in arms
         ]
-        reference = None
-        if self.experiment.parity.reference:
-            reference = np.load(work / REFERENCE / "logits.npy", mmap_mode="r")
+        reference = np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if REFERENCE in facts else None
         dtypes = str(facts[arms[0].name]["dtypes"]).split(", ")
         dtype = max(dtypes, key=lambda item: EPSILON.get(item, 0.0))
         outcome = judge(
-            said[0],
-            said[1:],
+            answers[0],
+            answers[1:],
             reference,
             dtype=dtype,
             prompts=[len(prompt) for prompt in plan["prompts"]],
@@ -216,8 +201,8 @@ class ParityRun:
             "dtype": dtype,
             "reference": reference is not None,
             "requests": len(plan["prompts"]),
-            "positions": len(said[0].logits),
-            "vocabulary": said[0].logits.shape[1],
+            "positions": len(answers[0].logits),
+            "vocabulary": answers[0].logits.shape[1],
             "seed": self.experiment.seed,
             "seconds": seconds,
             "facts": facts,
@@ -225,15 +210,12 @@ class ParityRun:
         }
 
 
-def _message(line: str | None) -> dict[str, Any] | None:
-    """The JSON object on `line`; an empty one for whatever else was printed, None where there is no line."""
-    if line is None:
-        return None
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
+def _message(line: str) -> dict[str, Any]:
+    """The JSON object on `line`; an empty one for any other line, which is in the log."""
+    with suppress(ValueError):
+        if isinstance(message := json.loads(line), dict):
+            return message
+    return {}
 
 
 def _read(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What can be known to fail before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
+"""Finds what is sure to fail before anything heavy starts: compiler, GPU, Envoy, ports, model path, output folder."""
 
 from __future__ import annotations
 
@@ -42,23 +42,20 @@ def check_experiment(experiment: Experiment) -> None:
     server_tls(splitter.tls_certificate, splitter.tls_key, splitter.tls_client_ca)
     envoy_path()
     for key in ("port", "admin_port"):
-        port = getattr(experiment.splitter, key)
-        if port:
+        if port := getattr(splitter, key):
             check_port(port, key=f"splitter.{key}")
 
 
 def check_arm(config: ArmConfig) -> None:
     """The arm's device, compiler and model files are there, as far as can be told without torch."""
     device, _, index = config.model.device.partition(":")
+    what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
-        raise ConfigError(
-            f'arm "{config.name}": model.device is "{config.model.device}" but no NVIDIA GPU is to be seen: '
-            "use cpu, or run where a GPU is"
-        )
+        raise ConfigError(f"{what} but no NVIDIA GPU is visible: use cpu, or run where a GPU is")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
         raise ConfigError(
-            f'arm "{config.name}": model.device is "{config.model.device}" but {gpus} GPU{"" if gpus == 1 else "s"} '
-            f"are to be seen: use cuda:0 to cuda:{gpus - 1}, or cuda for the first"
+            f"{what} but {gpus} GPU{'' if gpus == 1 else 's'} are visible: use cuda:0 to cuda:{gpus - 1}, or cuda "
+            "for the first"
         )
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
@@ -82,7 +79,7 @@ def _check_model(config: ArmConfig) -> None:
         raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
 
 
-# Every torch that is asked for knows these.
+# Every supported torch has these.
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
 import json, sys
@@ -94,13 +91,9 @@ print(json.dumps({"backends": sorted(backends), "unknown": unknown}))
 
 
 def _check_backend(config: ArmConfig) -> None:
-    """torch knows the compiler's backend and its options. It is asked, in a process of its own, about rare ones alone:
-    that takes seconds."""
+    """torch has the compiler's backend and options. To ask it takes seconds, so usual ones are not asked for."""
     policy = config.compile
-    try:
-        usual = preset_policies(config.preset)[1].options
-    except ConfigError:
-        usual = {}
+    usual = preset_policies(config.preset)[1].options
     options = sorted(set(policy.options) - set(usual)) if policy.backend == "inductor" else []
     if not policy.enabled or (policy.backend in _KNOWN_BACKENDS and not options):
         return
@@ -109,7 +102,7 @@ def _check_backend(config: ArmConfig) -> None:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
         reply = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return  # the arm itself will say it
+        return  # the arm itself reports it
     if policy.backend not in reply["backends"]:
         raise ConfigError(
             f'arm "{config.name}": compile.backend is "{policy.backend}": torch knows {", ".join(reply["backends"])}; '

@@ -1,4 +1,5 @@
-"""Child processes of a run: each in a session of its own, logged to a file, and never outliving its parent."""
+"""Child processes of a run, and their environment: each in a session of its own, logged to a file, and never outliving
+its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
+from loadtests.workers.channel_token import TOKEN_VARIABLE
+from servers.clock import anchored_environment
+from servers.config import ArmConfig
 from servers.launcher import launched
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment with the shared clock, and without variables of Locust and its channel."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key != TOKEN_VARIABLE}
+    return {**kept, **anchored_environment()}
+
+
+def thread_variables(arm: ArmConfig) -> dict[str, str]:
+    """What sizes the thread pools of an arm on the CPU. They are sized once, when torch is imported."""
+    threads = arm.engine.threads
+    if not threads or arm.model.device.startswith("cuda"):
+        return {}
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class Child:
@@ -30,7 +50,6 @@ class Child:
         log_path: Path,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        death_signal: signal.Signals = signal.SIGKILL,
         commands: bool = False,
     ) -> None:
         self.name = name
@@ -39,7 +58,7 @@ class Child:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                launched(argv, death_signal=death_signal),
+                launched(argv),
                 stdin=subprocess.PIPE if commands else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -54,7 +73,7 @@ class Child:
     def _read(self, stream: IO[bytes]) -> None:
         with self.log_path.open("ab") as log:
             for line in stream:
-                if not line.startswith(b"{"):  # what is meant for programs would only puzzle a reader of the log
+                if not line.startswith(b"{"):  # the log leaves out what is for programs
                     log.write(line)
                     log.flush()
                 self._lines.put(line.decode(errors="replace").rstrip("\n"))
@@ -138,3 +157,26 @@ def describe_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU seconds of the process `pid` and of its living descendants; None where the kernel has no /proc.
+
+    Falls when a descendant ends, unless its parent has waited for it.
+    """
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # the second field is the program's name, in brackets, with anything in it
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        ticks[int(folder.name)] = sum(int(field) for field in fields[11:15])
+    if pid not in parents:
+        return None
+    family = {pid}
+    while added := {child for child, parent in parents.items() if parent in family} - family:
+        family |= added
+    return sum(ticks[member] for member in family) / _TICKS

@@ -6,7 +6,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -68,7 +69,7 @@ class Status:
     """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go."""
 
     phase: str = "preparing"
-    detail: str = ""  # of the phase; a change of it alone is no news
+    detail: str = ""  # of the phase; its change alone starts no new line
     trial: int = 1
     trials: int = 1
     planned: int = 0
@@ -89,10 +90,8 @@ def read_load(folder: Path) -> Load:
     """
     reports = []
     for path in sorted(folder.glob("progress-*.json")):
-        try:
+        with suppress(OSError, ValueError):
             reports.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
     names = sorted({name for report in reports for name in report.get("arms", {})})
     return Load(
         finished=sum(report.get("finished", 0) for report in reports),
@@ -126,10 +125,8 @@ def _merged(parts: list[dict[str, Any]]) -> ArmLoad:
         finished=total("n"),
         failed=total("failed"),
         inflight=total("inflight"),
-        ttft_p50_ms=middle("ttft_p50_ms"),
-        ttft_p99_ms=worst("ttft_p99_ms"),
-        e2e_p50_ms=middle("e2e_p50_ms"),
-        e2e_p99_ms=worst("e2e_p99_ms"),
+        **{key: middle(key) for key in ("ttft_p50_ms", "e2e_p50_ms")},
+        **{key: worst(key) for key in ("ttft_p99_ms", "e2e_p99_ms")},
     )
 
 
@@ -147,8 +144,7 @@ def plain_line(status: Status, elapsed_s: float) -> str:
             f"{name} ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} e2e p99 {_ms(arm.e2e_p99_ms)}"
             for name, arm in load.arms.items()
         ]
-        dead = [name for name, state in status.replicas.items() if state.stage == "dead"]
-        parts += [f"{name} is dead" for name in dead]
+        parts += [f"{name} is dead" for name, state in status.replicas.items() if state.stage == "dead"]
     else:
         parts += [f"{name}: {state.text()}" for name, state in status.replicas.items()]
     return " · ".join(parts)
@@ -170,18 +166,14 @@ def live_table(status: Status, elapsed_s: float) -> Group:
         head.append(f" {load.finished}/{status.planned} requests")
         if load.failed:
             head.append(f", {load.failed} failed", "red")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("replica", "state", "compiles"):
-        table.add_column(name, justify="right" if name == "compiles" else "left")
+    table = _table("replica", "state", right=("compiles",))
     for name, state in status.replicas.items():
         style = {"dead": "red", "serving": "green", "ready": "green"}.get(state.stage, "")
         table.add_row(name, Text(state.text(), style=style), str(state.compiles))
     parts: list[Any] = [head, table]
     if load.arms:
-        numbers = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        numbers.add_column("arm, last 10 s")
-        for name in ("done", "failed", "in flight", "ttft p50", "ttft p99", "e2e p50", "e2e p99"):
-            numbers.add_column(name, justify="right")
+        heads = ("done", "failed", "in flight", "ttft p50", "ttft p99", "e2e p50", "e2e p99")
+        numbers = _table("arm, last 10 s", right=heads)
         for name, arm in load.arms.items():
             numbers.add_row(
                 name,
@@ -191,6 +183,14 @@ def live_table(status: Status, elapsed_s: float) -> Group:
         parts.append(numbers)
     parts += [Text(note, style="yellow") for note in status.notes[-5:]]
     return Group(*parts)
+
+
+def _table(*left: str, right: Sequence[str]) -> Table:
+    """An empty table whose columns stand at their left and at their right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in (*left, *right):
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
 
 
 class Display:
@@ -217,14 +217,11 @@ class Display:
         self._thread.join(timeout=2.0)
 
     def _show(self) -> None:
-        # A closed terminal or pipe must not break the run.
-        try:
+        with suppress(OSError, ValueError):  # a closed terminal or pipe must not break the run
             if self._live:
                 self._show_table()
             else:
                 self._show_lines()
-        except (OSError, ValueError):
-            return
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
@@ -243,17 +240,13 @@ class Display:
             status, elapsed = self._status, self._elapsed_s()
             if status.phase != phase or elapsed - shown_at >= self._every_s:
                 phase, shown_at = status.phase, elapsed
-                self._line(plain_line(status, elapsed))
+                print(plain_line(status, elapsed), file=self._stream, flush=True)
             for note in status.notes[notes:]:
-                self._line(f"[{_clock(elapsed)}] {note}")
+                print(f"[{_clock(elapsed)}] {note}", file=self._stream, flush=True)
                 notes += 1
             if self._ended.is_set() and status.phase == phase:
                 return
             self._ended.wait(0.1)
-
-    def _line(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
 
 
 def _clock(seconds: float) -> str:

@@ -18,11 +18,9 @@ from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
 from loadtests.trials.channels import arm_channel
-from loadtests.trials.child_environment import child_environment, thread_variables
 from loadtests.trials.context import TrialContext
-from loadtests.trials.cpu_time import cpu_seconds
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, describe_exit
+from loadtests.trials.processes import Child, child_environment, cpu_seconds, describe_exit, thread_variables
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question, ask
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector
@@ -54,7 +52,10 @@ class _Replica:
 
 
 class Replicas:
-    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code."""
+    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code.
+
+    `snapshots` has what each replica reported of itself when it was warm.
+    """
 
     def __init__(self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector) -> None:
         self._trial = trial
@@ -62,7 +63,7 @@ class Replicas:
         self._cache = cache
         self._collector = collector
         self._replicas: dict[str, _Replica] = {}
-        self._snapshots: dict[str, SnapshotResponse] = {}
+        self.snapshots: dict[str, SnapshotResponse] = {}
 
     # --- Start ------------------------------------------------------------------------------------------------------
 
@@ -108,24 +109,20 @@ class Replicas:
         )
 
     def _advance(self, replica: _Replica) -> None:
-        """The replica is one step further towards ready, if it can be. Never waits long."""
-        state, log_path = self._trial.status.replicas[replica.name], replica.child.log_path
-        code = replica.child.poll()
-        if code is not None:
-            raise RunError(
-                f'arm "{replica.arm.name}": {replica.name} ended with {describe_exit(code)} during start-up: '
-                f"{replica.child.log_tail()}: see {log_path}"
-            )
-        failure = self._collector.failed_stage.get(replica.name)
-        if failure is not None:
-            raise RunError(f'arm "{replica.arm.name}": {replica.name} failed: {failure}: see {log_path}')
+        """The replica is one step nearer to ready, where that needs no waiting."""
+        state, child = self._trial.status.replicas[replica.name], replica.child
+        what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
+        if (code := child.poll()) is not None:
+            raise RunError(f"{what} ended with {describe_exit(code)} during start-up: {child.log_tail()}: {see}")
+        if (failure := self._collector.failed_stage.get(replica.name)) is not None:
+            raise RunError(f"{what} failed: {failure}: {see}")
         if replica.ready:
             return
         if time.monotonic() > replica.deadline:
             limit = self._trial.experiment.trials.ready_timeout_s
             raise RunError(
-                f'arm "{replica.arm.name}": {replica.name} was not ready after {limit:g} s (it was at: '
-                f"{state.text()}): raise trials.ready_timeout_s, or see {log_path}: {replica.child.log_tail(2)}"
+                f"{what} was not ready after {limit:g} s (it was at: {state.text()}): raise trials.ready_timeout_s, or "
+                f"{see}: {child.log_tail(2)}"
             )
         if replica.channel is None:
             self._find_port(replica)
@@ -135,13 +132,10 @@ class Replicas:
             state.stage = "ready"
 
     def _find_port(self, replica: _Replica) -> None:
-        line = replica.child.line(0.05)
-        if line is None:
-            return
         try:
-            port = int(json.loads(line)["port"])
+            port = int(json.loads(replica.child.line(0.05) or "")["port"])
         except (ValueError, KeyError, TypeError):
-            return  # something else was printed; it is in the log
+            return  # nothing was printed, or something else, which is in the log
         replica.target = f"127.0.0.1:{port}"
         # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security
@@ -150,7 +144,7 @@ class Replicas:
         self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target, token=token)
 
     def compare(self) -> None:
-        """All replicas run the same thing by their own account, and trial.json tells what each start cost.
+        """By their own reports all replicas run the same thing, and trial.json says what each start cost.
 
         Otherwise ConfigError, unless the experiment compares models.
         """
@@ -158,14 +152,14 @@ class Replicas:
         for replica in self._replicas.values():
             snapshot = self._collector.snapshot(replica.name)
             if snapshot is None:
-                raise RunError(f"{replica.name} does not tell what it runs: see {replica.child.log_path}")
-            self._snapshots[replica.name] = snapshot
+                raise RunError(f"{replica.name} does not report what it runs: see {replica.child.log_path}")
+            self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
-            arm.name: start_up([self._snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
+            arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
         }
         self._trial.write_facts()
         if not experiment.compare_models:
-            check_alike(self._snapshots, self._snapshots[experiment.control.replica_names[0]])
+            check_alike(self.snapshots, self.snapshots[experiment.control.replica_names[0]])
 
     # --- While they serve -------------------------------------------------------------------------------------------
 
@@ -176,11 +170,6 @@ class Replicas:
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
 
     @property
-    def snapshots(self) -> dict[str, SnapshotResponse]:
-        """What each replica said of itself when it was warm."""
-        return self._snapshots
-
-    @property
     def all_dead(self) -> bool:
         """Whether no process is left, as far as `watch` has seen."""
         return all(replica.dead for replica in self._replicas.values())
@@ -189,22 +178,18 @@ class Replicas:
         """Every death since the last call is in trial.json and on the screen."""
         for replica in self._replicas.values():
             code = replica.child.poll()
-            if code is not None and not replica.dead:
-                self._record_death(replica, code)
-
-    def _record_death(self, replica: _Replica, code: int) -> None:
-        replica.dead = True
-        self._trial.status.replicas[replica.name].stage = "dead"
-        self._trial.facts.deaths.append(
-            {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
-        )
-        self._trial.write_facts()
-        self._trial.status.note(
-            f"{replica.name} died ({describe_exit(code)}): {replica.child.log_tail(1)}: see {replica.child.log_path}"
-        )
+            if code is None or replica.dead:
+                continue
+            replica.dead = True
+            death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
+            trial, child = self._trial, replica.child
+            trial.facts.deaths.append(death)
+            trial.write_facts()
+            trial.status.replicas[replica.name].stage = "dead"
+            trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
 
     def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, list[list[int]] | str]:
-        """What each replica answers, that called `first` before all others; or why it does not."""
+        """The answers of each replica, or why there are none. The one called `first` is asked first."""
         limit_s = self._trial.experiment.traffic.timeout_s
         answers: dict[str, list[list[int]] | str] = {}
         for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
@@ -226,19 +211,17 @@ class Replicas:
         """Counters and memory of every replica that still serves; one that is missing does not."""
         final = {}
         for replica in self._replicas.values():
-            if replica.ready and replica.alive and replica.channel is not None and _is_serving(replica.channel):
+            if replica.alive and replica.channel is not None and _is_serving(replica.channel):
                 snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
                 if snapshot is not None:
-                    final[replica.name] = {
-                        "counters": dict(snapshot.counters),
-                        "memory_bytes": dict(snapshot.memory_bytes),
-                    }
+                    counters, memory = dict(snapshot.counters), dict(snapshot.memory_bytes)
+                    final[replica.name] = {"counters": counters, "memory_bytes": memory}
         return final
 
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Every process is gone, those that drained in time in order."""
+        """Every process is gone. Those that drained in time ended by themselves."""
         for replica in self._replicas.values():
             if replica.channel is not None:
                 replica.channel.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from analysis.judging.gates import FAIL
 from analysis.records.documents import vouched_toml, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
+from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.environment import describe_environment
 from loadtests.trials.errors import RunError, StopRequestedError
@@ -23,6 +25,7 @@ from loadtests.trials.preflight import check_experiment, check_writable
 from loadtests.trials.progress import Status
 from loadtests.trials.run_directory import new_run_dir
 from loadtests.trials.trial import Trial
+from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.complaint import fault
 from servers.fields import ConfigError
@@ -67,8 +70,8 @@ class Orchestrator:
         self._schedules: TrialSchedules | None = None
         # What a kill must end.
         self._running: Trial | ParityRun | None = None
-        # A plain flag: the signal handler that sets it runs inside any line of the main thread, where taking a lock
-        # may wait for ever.
+        # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
+        # could deadlock.
         self._interrupted = False
 
     def interrupt(self) -> None:
@@ -82,7 +85,7 @@ class Orchestrator:
             self._running.kill()
 
     def prepare(self) -> TrialSchedules:
-        """This machine and the traffic were checked; nothing was started or written. Otherwise ConfigError."""
+        """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
         if self._schedules is None:
             check_experiment(self.experiment)
             self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
@@ -92,7 +95,7 @@ class Orchestrator:
     def run(self) -> RunOutcome:
         """The run directory holds the records of all trials, or of those until the run broke or was interrupted.
 
-        Raises ConfigError, before anything was started, for whatever is known to fail on this machine.
+        Raises ConfigError, before anything was started, for what is known to fail on this machine.
         """
         experiment, status = self.experiment, self.status
         status.trials = experiment.trials.count
@@ -101,22 +104,23 @@ class Orchestrator:
         run_dir = new_run_dir(self._out, experiment.name)
         (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(experiment)), encoding="utf-8")
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
+        ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:
                 parity = self._measure_parity(run_dir)
                 if parity["verdict"] == FAIL:
-                    return RunOutcome(run_dir=run_dir, complete=False, failed_parity=parity)
+                    return ended(failed_parity=parity)
             for number in range(1, experiment.trials.count + 1):
                 status.trial = number
                 self._run_trial(number, run_dir, schedules)
         except StopRequestedError:
-            return RunOutcome(run_dir=run_dir, complete=False, interrupted=True)
+            return ended(interrupted=True)
         except (RunError, SplitterError, ConfigError) as error:
-            return RunOutcome(run_dir=run_dir, complete=False, error=str(error))
+            return ended(error=str(error))
         except OSError as error:
-            return RunOutcome(run_dir=run_dir, complete=False, error=f"{error}: see {run_dir}")
+            return ended(error=f"{error}: see {run_dir}")
         except Exception as error:  # what was recorded until then is judged all the same
-            return RunOutcome(run_dir=run_dir, complete=False, error=fault(error, run_dir))
+            return ended(error=fault(error, run_dir))
         return RunOutcome(run_dir=run_dir, complete=True)
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
@@ -139,15 +143,17 @@ class Orchestrator:
         if self.experiment.traffic.arrivals == "saturation" and number > 1:
             rates = schedules.next_rates(run_dir)
             self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-        self._running = trial = Trial(
-            in_trial(self.experiment, number),
+        experiment, schedule = in_trial(self.experiment, number), schedules.draw(number, rates)
+        context = TrialContext(
+            experiment=experiment,
             number=number,
             folder=run_dir / f"trial-{number:02d}",
-            shared_cache=self._shared_cache,
-            schedule=schedules.draw(number, rates),
+            facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
-            arm_command=self._arm_command,
             check=self._check,
+        )
+        self._running = trial = Trial(
+            context, schedule=schedule, shared_cache=self._shared_cache, arm_command=self._arm_command
         )
         clean = False
         try:

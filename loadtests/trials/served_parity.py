@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import grpc
@@ -78,19 +79,19 @@ def ask(
         )
         for number, question in enumerate(prompts)
     ]
-    said: list[list[int]] = [[] for _ in calls]
+    answers: list[list[int]] = [[] for _ in calls]
     readers = ThreadPoolExecutor(max_workers=len(calls), thread_name_prefix="answers")
     try:
-        answers = [readers.submit(_read, call, tokens) for call, tokens in zip(calls, said, strict=True)]
-        life = _Life(worked_s)
-        while not all(answer.done() for answer in answers):
+        reads = [readers.submit(_read, call, tokens) for call, tokens in zip(calls, answers, strict=True)]
+        idle = _IdleTime(worked_s)
+        while not all(read.done() for read in reads):
             check()
-            if life.quiet_s(sum(map(len, said))) > still_s:
+            if idle.seconds(sum(map(len, answers))) > still_s:
                 return f"it stands still: no token came and its processes did nothing for {still_s:g} s"
             time.sleep(_POLL_S)
-        for answer in answers:
-            answer.result()
-        return said
+        for read in reads:
+            read.result()
+        return answers
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:
@@ -104,26 +105,26 @@ def _read(call: Any, tokens: list[int]) -> None:
         tokens.extend(chunk.token_ids)
 
 
-class _Life:
-    """Since when a replica has shown none."""
+class _IdleTime:
+    """How long a replica has brought no token and done no work."""
 
     def __init__(self, worked_s: Callable[[], float | None]) -> None:
         self._worked_s = worked_s
-        self._sign = self._looked = time.monotonic()
+        self._active = self._looked = time.monotonic()
         self._tokens = 0
         self._work = worked_s()
 
-    def quiet_s(self, tokens: int) -> float:
-        """Seconds without a new token and without work. 0 where nobody can tell."""
+    def seconds(self, tokens: int) -> float:
+        """Seconds without a new token and without work. 0 where the work cannot be measured."""
         now = time.monotonic()
         if tokens != self._tokens:
-            self._tokens, self._sign = tokens, now
+            self._tokens, self._active = tokens, now
         if now - self._looked >= _WORK_EVERY_S:
             work = self._worked_s()
             if work is None or self._work is None or abs(work - self._work) > _LEAST_WORK * (now - self._looked):
-                self._sign = now
+                self._active = now
             self._work, self._looked = work, now
-        return 0.0 if self._work is None else now - self._sign
+        return 0.0 if self._work is None else now - self._active
 
 
 def compared(
@@ -135,24 +136,21 @@ def compared(
     """
     expected = answers[first]
     rows: list[dict[str, Any]] = []
-    for replica, said in answers.items():
+    for replica, given in answers.items():
         row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "departs": None}
-        if isinstance(said, str) or isinstance(expected, str):
-            row |= {"error": said if isinstance(said, str) else f"{first} answered {expected}", "same": 0}
+        if isinstance(given, str) or isinstance(expected, str):
+            row |= {"error": given if isinstance(given, str) else f"{first} answered {expected}", "same": 0}
         else:
-            departs = [departure(tokens, reference) for tokens, reference in zip(said, expected, strict=True)]
+            departs = [departure(tokens, reference) for tokens, reference in zip(given, expected, strict=True)]
             known = [(token, question) for question, token in enumerate(departs) if token is not None]
             row["same"] = len(departs) - len(known)
             if known:
-                token, question = min(known)
-                row["departs"] = [question, token]
-        rows.append({**row, "of": len(expected) if not isinstance(expected, str) else 0})
+                row["departs"] = [*reversed(min(known))]
+        rows.append({**row, "of": 0 if isinstance(expected, str) else len(expected)})
     return rows
 
 
 def departure(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
     """The index of the first token that differs, also where one answer goes on and the other ends; None if equal."""
-    for token, (one, other) in enumerate(zip(tokens, reference, strict=False)):
-        if one != other:
-            return token
-    return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
+    pairs = enumerate(zip_longest(tokens, reference))
+    return next((token for token, (one, other) in pairs if one != other), None)

@@ -1,8 +1,9 @@
-"""What replicas say of themselves once they are warm: what their start cost, and whether all run the same thing."""
+"""What replicas report once they are warm: the cost of their start, and whether all run the same thing."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,15 @@ from servers.rpc.telemetry_pb2 import SnapshotResponse
 def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
     """What an arm's start cost: the slowest of its replicas for times, their sum for memory."""
     items: dict[str, int] = {}
-    memory: dict[str, int] = {}
+    memory: Counter[str] = Counter()
     for snapshot in snapshots:
         for key, value in snapshot.startup_ns.items():
             items[key] = max(items.get(key, 0), value)
-        for key, value in snapshot.memory_bytes.items():
-            memory[key] = memory.get(key, 0) + value
+        memory.update(snapshot.memory_bytes)  # adds
     first = snapshots[0]
     return {
         "items_ns": items,
-        "memory_bytes": memory,
+        "memory_bytes": dict(memory),
         "versions": dict(first.versions),
         "device": first.device,
         "dtype": first.dtype,
@@ -31,7 +31,7 @@ def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
 
 
 def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
-    """All replicas run the same thing as the control by their own account. Otherwise ConfigError."""
+    """By their own reports all replicas run the same thing as the control. Otherwise ConfigError."""
     for name, snapshot in snapshots.items():
         for what, value, expected in (
             ("dtype", snapshot.dtype, control.dtype),

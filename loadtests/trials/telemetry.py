@@ -40,7 +40,7 @@ class _Follower:
 
 class Collector:
     """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`. Beside them it keeps
-    `compiler.json`, the graph breaks and CUDA-graph skips of each replica as last told.
+    `compiler.json`, the latest graph breaks and CUDA-graph skips of each replica.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
     or when more than `most_waiting` rows of a table wait for the disk.
@@ -65,7 +65,7 @@ class Collector:
         self.failure: str | None = None
         self.failed_stage: dict[str, str] = {}
         self.serving_ns: dict[str, int] = {}
-        self._flusher = threading.Thread(target=self._flush_for_ever, name="collector", daemon=True)
+        self._flusher = threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)
         self._flusher.start()
 
     def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
@@ -124,7 +124,7 @@ class Collector:
                 for event in follower.call:
                     self._take(follower, event)
             except grpc.RpcError:
-                pass  # the replica died or is too busy; what it retains is replayed if it comes back
+                pass  # the replica died or is too busy; when it comes back it replays what it retains
             if self._stopping.wait(_RETRY_S):
                 return
 
@@ -133,19 +133,26 @@ class Collector:
         if kind == "progress":
             self._take_progress(follower.replica, event.progress)
         elif kind == "compile":
-            if event.compile.event_id in follower.events_seen:
+            event_id = event.compile.event_id
+            if event_id in follower.events_seen:
                 return
-            follower.events_seen.add(event.compile.event_id)
+            follower.events_seen.add(event_id)
             self._status.replicas[follower.replica].compiles = len(follower.events_seen)
-            self._append("compile_events", compile_row(event.compile, self._trial, follower.arm, follower.replica))
+            row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
+            # The replica's own id is unique in it alone.
+            self._append("compile_events", {**row, "event_id": f"{self._trial}-{follower.replica}-{event_id}"})
         elif kind == "steps":
             for step in event.steps.records:
                 if step.step_id > follower.last_step:
                     follower.last_step = step.step_id
-                    self._append("steps", step_row(step, self._trial, follower.arm, follower.replica))
+                    self._append("steps", _row(STEPS, step, self._trial, follower))
         elif kind == "facts":
             with self._lock:
-                self._facts[follower.replica] = facts_row(event.facts, follower.arm)
+                self._facts[follower.replica] = {
+                    "arm": follower.arm,
+                    "graph_breaks": _by_count(event.facts.graph_breaks),
+                    "cudagraph_skips": _by_count(event.facts.cudagraph_skips),
+                }
                 self._facts_are_new = True
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
@@ -154,7 +161,7 @@ class Collector:
             if len(self._rows[table]) < self._most_waiting:
                 self._rows[table].append(row)
             elif self.failure is None:
-                # Without some of its compiles an arm would look better than it is: better no run than such a one.
+                # An arm without some of its compiles would look better than it is, so the run ends.
                 self.failure = (
                     f"telemetry comes faster than the disk takes it: {self._most_waiting} rows of {table} wait; "
                     "give --out on a faster disk"
@@ -170,7 +177,7 @@ class Collector:
             state.stage, state.detail = progress.stage, progress.detail
             state.done, state.total = progress.done, progress.total
 
-    def _flush_for_ever(self) -> None:
+    def _flush_until_stopped(self) -> None:
         while not self._stopping.wait(FLUSH_EVERY_S):
             self._flush()
 
@@ -195,20 +202,9 @@ class Collector:
             self.failure = self.failure or f"telemetry cannot be written ({error}): free the disk and run again"
 
 
-def compile_row(event: telemetry_pb2.CompileEvent, trial: int, arm: str, replica: str) -> dict[str, Any]:
-    """The event as a row of COMPILE_EVENTS, under an id that is unique in the run."""
-    row = _row(COMPILE_EVENTS, event, trial, arm, replica)
-    return {**row, "event_id": f"{trial}-{replica}-{event.event_id}"}
-
-
-def step_row(step: telemetry_pb2.StepRecord, trial: int, arm: str, replica: str) -> dict[str, Any]:
-    """The step as a row of STEPS."""
-    return _row(STEPS, step, trial, arm, replica)
-
-
-def _row(schema: pa.Schema, message: Message, trial: int, arm: str, replica: str) -> dict[str, Any]:
+def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:
     """The columns of `schema`, each from the field of `message` that has its name."""
-    row: dict[str, Any] = {"trial": trial, "arm": arm, "replica": replica}
+    row: dict[str, Any] = {"trial": trial, "arm": follower.arm, "replica": follower.replica}
     for column in schema:
         if column.name not in row:
             value = getattr(message, column.name)
@@ -216,14 +212,6 @@ def _row(schema: pa.Schema, message: Message, trial: int, arm: str, replica: str
     return row
 
 
-def facts_row(facts: telemetry_pb2.CompilerFacts, arm: str) -> dict[str, Any]:
-    """The facts as they stand in compiler.json, the most frequent first."""
-    return {
-        "arm": arm,
-        "graph_breaks": _by_count(facts.graph_breaks),
-        "cudagraph_skips": _by_count(facts.cudagraph_skips),
-    }
-
-
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts, the most frequent first."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

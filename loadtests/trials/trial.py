@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +15,10 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.external_arms import find_external_arms
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.processes import describe_exit
-from loadtests.trials.progress import Load, ReplicaState, Status
+from loadtests.trials.progress import Load, ReplicaState
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.served_parity import compared, questions
 from loadtests.trials.telemetry import Collector
-from loadtests.trials.trial_facts import TrialFacts
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
@@ -32,34 +29,18 @@ _ENVOY_READY_S = 30.0
 
 
 class Trial:
-    """A trial whose folder is there, and whose telemetry is recorded from now until `close`.
-
-    The experiment has its arms on the devices of this trial. `check` raises StopRequestedError when the user wants an
-    end.
-    """
+    """A trial whose folder is there, and whose telemetry is recorded from now until `close`."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        *,
-        number: int,
-        folder: Path,
-        shared_cache: Path,
-        schedule: Schedule,
-        status: Status,
-        arm_command: Sequence[str],
-        check: Callable[[], None],
+        self, context: TrialContext, *, schedule: Schedule, shared_cache: Path, arm_command: Sequence[str]
     ) -> None:
-        facts = TrialFacts.of(experiment, number, schedule)
-        self._context = context = TrialContext(
-            experiment=experiment, number=number, folder=folder, facts=facts, status=status, check=check
-        )
+        self._context = context
         self._schedule = schedule
-        self._fresh_cache = folder / "compile-cache"
+        self._fresh_cache = context.folder / "compile-cache"
         context.logs.mkdir(parents=True)
-        self._collector = Collector(folder, trial=number, status=status)
+        self._collector = Collector(context.folder, trial=context.number, status=context.status)
         self._recording = True
-        cache = self._fresh_cache if experiment.trials.compile_cache == "fresh" else shared_cache
+        cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector)
         self._envoy: Envoy | None = None
         self._load: LoadGenerator | None = None
@@ -84,7 +65,7 @@ class Trial:
             self._compare_answers()
 
     def close(self, *, hurry: bool) -> None:
-        """Every process of the trial is gone and its records are complete. `hurry`: nobody waits for answers."""
+        """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for."""
         self._context.status.phase, self._context.status.detail = "stopping", ""
         self._end_records(hurry=hurry)
         if self._envoy is not None:
@@ -99,9 +80,8 @@ class Trial:
         if self._load is not None:
             self._load.kill()
         self._replicas.kill()
-        if self._envoy is not None and self._envoy.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._envoy.pid, signal.SIGKILL)
+        if self._envoy is not None:
+            self._envoy.kill()
 
     def _start_splitter(self) -> dict[str, str]:
         """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
@@ -119,7 +99,7 @@ class Trial:
         while True:
             context.check()
             try:
-                envoy.wait_ready(0.5, every_replica=True)
+                envoy.wait_ready(0.5)
                 return {"*": envoy.target}
             except SplitterError:
                 if envoy.poll() is not None or time.monotonic() > deadline:
@@ -138,7 +118,7 @@ class Trial:
         load.read()
 
     def _watch(self) -> None:
-        """Deaths of arms are recorded and the run goes on; whatever else dies ends it."""
+        """A dead arm is recorded and the run goes on; any other dead process ends the run."""
         self._replicas.watch()
         if not self._context.experiment.external_arms and self._replicas.all_dead:
             raise RunError(f"every arm died: see {self._context.logs}")
@@ -161,15 +141,12 @@ class Trial:
         self._collector.stop()
 
     def _compare_answers(self) -> None:
-        """trial.json tells which replicas give the control's answers. Nothing of this is in the records."""
+        """trial.json says which replicas give the control's answers. The records hold nothing of this."""
         context, experiment = self._context, self._context.experiment
         context.status.phase, context.status.detail = "comparing answers", ""
         snapshots = self._replicas.snapshots
-        prompts = questions(
-            experiment,
-            trial=context.number,
-            vocab_size=min(snapshot.vocab_size for snapshot in snapshots.values()),
-        )
+        vocab_size = min(snapshot.vocab_size for snapshot in snapshots.values())
+        prompts = questions(experiment, trial=context.number, vocab_size=vocab_size)
         first = experiment.control.replica_names[0]
         answers = self._replicas.answers(prompts, first=first)
         arms = {name: arm.name for arm in experiment.own_arms for name in arm.replica_names}

@@ -1,4 +1,4 @@
-"""trial.json: what a trial was to be, and how it went."""
+"""trial.json: what was planned for a trial, and how it went."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadtests.external.addresses import external_table
 from loadtests.traffic.schedule import Schedule
 from servers.config import STALLING_KINDS
 
-# Not there until they are known: a trial that was cut off has none.
+# Left out until they are known: a trial that was cut off has none.
 _LATE = ("final", "answers")
 
 

@@ -45,7 +45,7 @@ class TrialSchedules:
             seed=experiment.seed,
             trial=trial,
             # Arms of an experiment about models may have limits of their own: every prompt must fit all of them.
-            # External arms do not tell theirs: [engine] at the top speaks for them.
+            # The limits of external arms are unknown: [engine] at the top stands for them.
             max_prompt_tokens=min(engine.max_prompt_tokens for engine in engines),
             max_new_tokens=min(engine.max_new_tokens for engine in engines),
             levels=rates,

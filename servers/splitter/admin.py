@@ -52,8 +52,8 @@ class Admin:
             words = f"no split answers at {self.address} ({error}): give the admin address that it printed"
             raise SplitterError(words if self.silence is None else self.silence(error)) from None
         if status != 200:
-            said = " ".join(body.split())[:200]
+            excerpt = " ".join(body.split())[:200]
             raise SplitterError(
-                f"{self.address} answered {status} to {path.partition('?')[0]} ({said}): is it a split's admin port?"
+                f"{self.address} answered {status} to {path.partition('?')[0]} ({excerpt}): is it a split's admin port?"
             )
         return body

@@ -6,23 +6,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.security import ServerTls
-from servers.splitter.envoy_config import (
-    ArmTarget,
-    SplitterConfig,
-    UpstreamTls,
-    is_ip,
-    split_address,
-    stat_name,
-)
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls, is_ip, split_address, stat_name
 
 LISTENER = "tailgate"
 # The runtime keys under which Envoy takes new weights while it runs, one for each arm.
 WEIGHT_KEYS = "tailgate.weight"
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
-_GRPC_INVALID_ARGUMENT = "3"
 
 
 def bootstrap(config: SplitterConfig) -> dict[str, Any]:
@@ -35,13 +27,11 @@ def bootstrap(config: SplitterConfig) -> dict[str, Any]:
         "admin": {"address": _socket_address("127.0.0.1", config.admin_port)},
         "layered_runtime": {
             "layers": [
+                # Envoy closes a client's connection after 500 streams that were mostly reset before any answer. Here
+                # these are calls that gave up in a queue, not an attack.
                 {
                     "name": "limits",
-                    "static_layer": {
-                        # Envoy closes a client's connection after 500 streams that were mostly reset before any
-                        # answer. Here these are calls that gave up in a queue, not an attack.
-                        "overload.premature_reset_total_stream_count": _UNLIMITED,
-                    },
+                    "static_layer": {"overload.premature_reset_total_stream_count": _UNLIMITED},
                 },
                 # Live weights: written through the admin interface, see weights.py.
                 {"name": "weights", "admin_layer": {}},
@@ -59,7 +49,11 @@ def _socket_address(host: str, port: int) -> dict[str, Any]:
 
 
 def _typed(message: str, **fields: Any) -> dict[str, Any]:
-    return {"@type": f"type.googleapis.com/envoy.{message}", **fields}
+    return {"@type": f"type.googleapis.com/envoy.extensions.{message}", **fields}
+
+
+def _extension(name: str, message: str, **fields: Any) -> dict[str, Any]:
+    return {"name": f"envoy.{name}", "typed_config": _typed(message, **fields)}
 
 
 def _header(name: str, value: str) -> dict[str, Any]:
@@ -80,8 +74,10 @@ def _http2() -> dict[str, Any]:
 
 
 def _listener(config: SplitterConfig) -> dict[str, Any]:
-    manager = _typed(
-        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+    failed = ", replica %UPSTREAM_HOST%: %LOCAL_REPLY_BODY%"
+    manager = _extension(
+        "filters.network.http_connection_manager",
+        "filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix=LISTENER,
         codec_type="HTTP2",
         http2_protocol_options=_http2(),
@@ -93,26 +89,17 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
         server_header_transformation="PASS_THROUGH",
         local_reply_config={
             "mappers": [
-                _reply_text("UH", 'arm "%UPSTREAM_CLUSTER_RAW%" has no healthy replica: see its log'),
-                *(
-                    _reply_text(flag, 'arm "%UPSTREAM_CLUSTER_RAW%", replica %UPSTREAM_HOST%: %LOCAL_REPLY_BODY%')
-                    for flag in ("UF", "UC")
-                ),
+                _reply_text(flag, f'arm "%UPSTREAM_CLUSTER_RAW%"{text}')
+                for flag, text in (("UH", " has no healthy replica: see its log"), ("UF", failed), ("UC", failed))
             ]
         },
         route_config={
             "name": LISTENER,
             "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": _routes(config)}],
         },
-        http_filters=[
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": _typed("extensions.filters.http.router.v3.Router", suppress_envoy_headers=True),
-            }
-        ],
+        http_filters=[_extension("filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True)],
+        **({"access_log": [_access_log(config)]} if config.access_log else {}),
     )
-    if config.access_log:
-        manager["access_log"] = [_access_log(config)]
     return {
         "name": LISTENER,
         "address": _socket_address(config.host, config.port),
@@ -123,7 +110,7 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
         "per_connection_buffer_limit_bytes": 64 * 2**20,
         "filter_chains": [
             {
-                "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
+                "filters": [manager],
                 **({"transport_socket": _listener_tls(config.tls)} if config.tls is not None else {}),
             }
         ],
@@ -131,53 +118,41 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
 
 
 def _listener_tls(tls: ServerTls) -> dict[str, Any]:
-    common: dict[str, Any] = {
-        # Without ALPN a gRPC client closes the connection.
-        "alpn_protocols": ["h2"],
-        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "tls_certificates": [_key_pair(tls.certificate, tls.key)],
-    }
-    if tls.client_ca:
-        common["validation_context"] = {"trusted_ca": _file(tls.client_ca)}
-    return {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": _typed(
-            "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            common_tls_context=common,
-            require_client_certificate=bool(tls.client_ca),
-        ),
-    }
+    trusted = {"validation_context": {"trusted_ca": _file(tls.client_ca)}} if tls.client_ca else {}
+    common = {**_common_tls(tls.certificate, tls.key), **trusted}
+    return _tls("Downstream", common_tls_context=common, require_client_certificate=bool(tls.client_ca))
 
 
 def _cluster_tls(tls: UpstreamTls, hosts: Collection[str]) -> dict[str, Any]:
     names = [tls.name] if tls.name else sorted(set(hosts))
-    common: dict[str, Any] = {
-        "alpn_protocols": ["h2"],
-        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "validation_context": {
-            "trusted_ca": _file(tls.ca),
-            # A trusted signature alone would let any server of the same authority stand in for an arm.
-            "match_typed_subject_alt_names": [
-                {"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}} for name in names
-            ],
-        },
+    trusted = {
+        "trusted_ca": _file(tls.ca),
+        # A trusted signature alone would let any server of the same authority stand in for an arm.
+        "match_typed_subject_alt_names": [
+            {"san_type": "IP_ADDRESS" if is_ip(name) else "DNS", "matcher": {"exact": name}} for name in names
+        ],
     }
-    if tls.certificate:
-        common["tls_certificates"] = [_key_pair(tls.certificate, tls.key)]
+    common = {**_common_tls(tls.certificate, tls.key), "validation_context": trusted}
     # The name in the hello picks the certificate where a server has several; an address is never sent as one.
     hello = next((name for name in names if not is_ip(name)), "")
+    return _tls("Upstream", common_tls_context=common, **({"sni": hello} if hello else {}))
+
+
+def _tls(side: str, **fields: Any) -> dict[str, Any]:
+    return _extension("transport_sockets.tls", f"transport_sockets.tls.v3.{side}TlsContext", **fields)
+
+
+def _common_tls(certificate: str, key: str) -> dict[str, Any]:
     return {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": _typed(
-            "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-            common_tls_context=common,
-            **({"sni": hello} if hello else {}),
+        # Without ALPN a gRPC client closes the connection.
+        "alpn_protocols": ["h2"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        **(
+            {"tls_certificates": [{"certificate_chain": _file(certificate), "private_key": _file(key)}]}
+            if certificate
+            else {}
         ),
     }
-
-
-def _key_pair(certificate: str, key: str) -> dict[str, Any]:
-    return {"certificate_chain": _file(certificate), "private_key": _file(key)}
 
 
 def _file(path: str) -> dict[str, str]:
@@ -201,12 +176,9 @@ def _routes(config: SplitterConfig) -> list[dict[str, Any]]:
         {
             "name": "unknown-arm",
             "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "present_match": True}]},
-            # A gRPC client reads the two headers; the HTTP status is for anybody else.
+            # A gRPC client reads the two headers (3 is INVALID_ARGUMENT); the HTTP status is for anybody else.
             "direct_response": {"status": 400},
-            "response_headers_to_add": [
-                _header("grpc-status", _GRPC_INVALID_ARGUMENT),
-                _header("grpc-message", unknown),
-            ],
+            "response_headers_to_add": [_header("grpc-status", "3"), _header("grpc-message", unknown)],
         },
         _weighted_route(config),
     ]
@@ -216,7 +188,7 @@ def _pinned_route(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     return {
         "name": f"pinned-{arm.name}",
         "match": {"prefix": "/", "headers": [{"name": ARM_HEADER, "string_match": {"exact": arm.name}}]},
-        "route": {"cluster": arm.name, **_no_timeouts(), **_session_hash(config)},
+        "route": {"cluster": arm.name, **_route_options(config)},
         "response_headers_to_add": [_header(ARM_HEADER, arm.name)],
     }
 
@@ -232,7 +204,7 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
     if config.stickiness != "off":
         # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
         weighted["use_hash_policy"] = True
-    action = {"weighted_clusters": weighted, **_no_timeouts(), **_session_hash(config)}
+    action = {"weighted_clusters": weighted, **_route_options(config)}
     if config.mirror is not None:
         action["request_mirror_policies"] = [
             {
@@ -246,22 +218,21 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
 
 
-def _no_timeouts() -> dict[str, Any]:
-    return {"timeout": "0s", "idle_timeout": "0s"}
-
-
-def _session_hash(config: SplitterConfig) -> dict[str, Any]:
-    if config.stickiness == "off":
-        return {}
-    return {"hash_policy": [{"header": {"header_name": config.session_header}}]}
+def _route_options(config: SplitterConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"timeout": "0s", "idle_timeout": "0s"}
+    if config.stickiness != "off":
+        options["hash_policy"] = [{"header": {"header_name": SESSION_HEADER}}]
+    return options
 
 
 def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     addresses = [split_address(backend) for backend in arm.backends]
+    hosts = [host for host, _ in addresses]
+    tls = config.upstream_tls
     return {
         "name": arm.name,
         "alt_stat_name": stat_name(arm.name),
-        "type": "STATIC" if all(is_ip(host) for host, _ in addresses) else "STRICT_DNS",
+        "type": "STATIC" if all(map(is_ip, hosts)) else "STRICT_DNS",
         "dns_lookup_family": "V4_PREFERRED",
         "connect_timeout": "5s",
         "load_assignment": {
@@ -279,7 +250,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
         },
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
-                "extensions.upstreams.http.v3.HttpProtocolOptions",
+                "upstreams.http.v3.HttpProtocolOptions",
                 explicit_http_config={"http2_protocol_options": _http2()},
                 common_http_protocol_options={"idle_timeout": "0s"},
             )
@@ -289,9 +260,9 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             {
                 "grpc_health_check": {"service_name": INFERENCE_SERVICE},
                 "interval": _seconds(config.health_interval_s),
-                # Without traffic Envoy asks once a minute unless told: an arm would look cold long after its warm-up.
+                # Without traffic Envoy checks once a minute by default: a warm arm would look cold for as long.
                 "no_traffic_interval": _seconds(config.health_interval_s),
-                "timeout": _seconds(config.health_timeout_s),
+                "timeout": "20s",
                 # NOT_SERVING counts at once and a refused connection after three checks. Silence must last three
                 # timeouts, so that a compile that also stalls the gRPC front is not taken for a death.
                 "unhealthy_threshold": 3,
@@ -303,18 +274,13 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             "thresholds": [
                 {
                     "priority": "DEFAULT",
-                    "max_connections": _UNLIMITED,
-                    "max_pending_requests": _UNLIMITED,
-                    "max_requests": _UNLIMITED,
-                    "max_retries": _UNLIMITED,
+                    **dict.fromkeys(
+                        ("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED
+                    ),
                 }
             ]
         },
-        **(
-            {"transport_socket": _cluster_tls(config.upstream_tls, [host for host, _ in addresses])}
-            if config.upstream_tls is not None
-            else {}
-        ),
+        **({"transport_socket": _cluster_tls(tls, hosts)} if tls is not None else {}),
         # Statistics of every replica, not of the arm alone.
         "track_cluster_stats": {"per_endpoint_stats": True},
     }
@@ -325,19 +291,12 @@ def _seconds(value: float) -> str:
 
 
 def _balancing(config: SplitterConfig) -> dict[str, Any]:
+    policies = "load_balancing_policies"
     if config.stickiness == "replica":
-        return {
-            "name": "envoy.load_balancing_policies.maglev",
-            "typed_config": _typed("extensions.load_balancing_policies.maglev.v3.Maglev"),
-        }
-    return {
-        "name": "envoy.load_balancing_policies.least_request",
-        "typed_config": _typed(
-            "extensions.load_balancing_policies.least_request.v3.LeastRequest",
-            # An arm has few replicas: look at all of them instead of at two drawn at random.
-            selection_method="FULL_SCAN",
-        ),
-    }
+        return _extension(f"{policies}.maglev", f"{policies}.maglev.v3.Maglev")
+    # An arm has few replicas: look at all of them instead of at two drawn at random.
+    scan = {"selection_method": "FULL_SCAN"}
+    return _extension(f"{policies}.least_request", f"{policies}.least_request.v3.LeastRequest", **scan)
 
 
 def _ejection() -> dict[str, Any]:
@@ -361,23 +320,20 @@ def _ejection() -> dict[str, Any]:
 
 
 def _access_log(config: SplitterConfig) -> dict[str, Any]:
-    return {
-        "name": "envoy.access_loggers.file",
-        "typed_config": _typed(
-            "extensions.access_loggers.file.v3.FileAccessLog",
-            path=config.access_log,
-            log_format={
-                "json_format": {
-                    "start": "%START_TIME%",
-                    "duration_ms": "%DURATION%",
-                    "method": "%REQ(:path)%",
-                    "arm": "%UPSTREAM_CLUSTER_RAW%",
-                    "replica": "%UPSTREAM_HOST%",
-                    "pinned": f"%REQ({ARM_HEADER})%",
-                    "session": f"%REQ({config.session_header})%",
-                    "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
-                    "flags": "%RESPONSE_FLAGS%",
-                }
-            },
-        ),
+    fields = {
+        "start": "%START_TIME%",
+        "duration_ms": "%DURATION%",
+        "method": "%REQ(:path)%",
+        "arm": "%UPSTREAM_CLUSTER_RAW%",
+        "replica": "%UPSTREAM_HOST%",
+        "pinned": f"%REQ({ARM_HEADER})%",
+        "session": f"%REQ({SESSION_HEADER})%",
+        "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
+        "flags": "%RESPONSE_FLAGS%",
     }
+    return _extension(
+        "access_loggers.file",
+        "access_loggers.file.v3.FileAccessLog",
+        path=config.access_log,
+        log_format={"json_format": fields},
+    )

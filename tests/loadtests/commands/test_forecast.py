@@ -44,7 +44,7 @@ def test_the_default_compiles_once_for_a_shape_and_once_for_the_dimension_that_c
 
 
 def test_batches_bring_shapes_of_their_own_and_pad_to_their_longest(trace: Trace) -> None:
-    found = forecast(trace, Forecast(batch=2, window_s=1.0))
+    found = forecast(trace, Forecast(batch=2, window_ms=1000.0))
     assert [shape["name"] for shape in found["shapes"]] == [
         "prompt length",
         "(batch, length), batches of up to 2",
@@ -93,9 +93,11 @@ def test_the_command_prints_a_table_and_one_json_object(trace: Trace, capsys: py
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--ladder", "5,x"], "is no list of tokens"),
-        (["--ladder", "0,5"], "--ladder has a step of 0 tokens"),
-        (["--graphs", "0"], "--graphs is 0: give 1 to 1024"),
+        (["--ladder", "5,x"], "argument --ladder: 'x' is no number: give a whole number from 1"),
+        (["--ladder", "0,5"], "argument --ladder: '0' is no number: give 1 to 2147483647"),
+        (["--ladder", "5" + ",6" * 1024], "argument --ladder: it has 1025 values: give up to 1024"),
+        (["--graphs", "0"], "argument --graphs: '0' is no number: give 1 to 1024"),
+        *((["--step-ms", text], "argument --step-ms: ") for text in ("", "0", "nan", "10,-1", "inf")),
         (["--ladder", "2"], "no request fits the ladder"),
     ],
 )

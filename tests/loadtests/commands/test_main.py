@@ -30,11 +30,7 @@ FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the command says on stderr; it must be one line, with exit code 2 and nothing on stdout."""
-    code: object
-    try:
-        code = main(arguments)
-    except SystemExit as leaving:
-        code = leaving.code
+    code = main(arguments)
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.startswith("tailgate: ")

@@ -1,6 +1,7 @@
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,8 @@ from analysis.settings.gate_limits import CompileBudget, GateLimits
 from analysis.settings.rollout import Rollout
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from analysis.summary.summary import analyze
-from loadtests.experiments.builtin import builtin_names
-from loadtests.experiments.model import ParityConfig, SplitterSettings, TrialsConfig
+from loadtests.experiments.files import builtin_names
+from loadtests.experiments.model import Experiment, ParityConfig, SplitterSettings, TrialsConfig
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.reading import from_table, load
 from loadtests.experiments.writing import to_toml
@@ -37,6 +38,10 @@ rate = 2
 """
 
 
+def arm_of(experiment: Experiment, name: str = "compiled") -> Any:
+    return next(arm for arm in experiment.arms if arm.name == name)
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "experiment.toml"
     path.write_text(text)
@@ -55,8 +60,8 @@ def test_minimal_experiment_takes_presets_and_defaults(tmp_path: Path) -> None:
     experiment = load(write(tmp_path, MINIMAL))
     assert [arm.name for arm in experiment.arms] == ["eager", "compiled"]
     assert experiment.control.name == "eager"
-    assert experiment.arm("compiled").config.shapes.kind == "pad"
-    assert experiment.arm("compiled").replica_names == ("compiled-0",)
+    assert arm_of(experiment).config.shapes.kind == "pad"
+    assert arm_of(experiment).replica_names == ("compiled-0",)
     assert experiment.gates == GateLimits(block_s=experiment.traffic.block_s)
 
 
@@ -138,7 +143,7 @@ def test_what_contradicts_itself_or_breaks_a_name_is_refused(text: str, words: s
 
 def test_an_arm_may_switch_its_compiler_off_and_keep_the_rest(tmp_path: Path) -> None:
     text = MINIMAL.replace("[traffic]", "[arms.compile]\nenabled = false\n[traffic]")
-    assert not load(write(tmp_path, text)).arm("compiled").config.compile.enabled
+    assert not arm_of(load(write(tmp_path, text))).config.compile.enabled
 
 
 def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> Non
         '[arms.compile]\nmode = "max-autotune-no-cudagraphs"\n[arms.shapes]\nbatch_ladder = [1, 8]\n[traffic]',
     )
     experiment = load(write(tmp_path, text))
-    compiled = experiment.arm("compiled").config
+    compiled = arm_of(experiment).config
     assert (compiled.compile.mode, compiled.shapes.batch_ladder) == ("max-autotune-no-cudagraphs", (1, 8))
     assert compiled.model.device == "cuda:1"
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
@@ -277,7 +282,7 @@ def test_models_may_differ_when_that_is_the_question(tmp_path: Path) -> None:
         "[traffic]", '[arms.model]\ndtype = "float16"\n[arms.engine]\nslots = 4\n[traffic]'
     )
     experiment = load(write(tmp_path, text))
-    assert experiment.arm("compiled").config.model.dtype == "float16"
+    assert arm_of(experiment).config.model.dtype == "float16"
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
 
 

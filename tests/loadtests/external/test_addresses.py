@@ -89,8 +89,8 @@ def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     found = experiment(EAGER, two, {**TRITON, "vocab_size": 100, "token_env": "T", "oip": {"prompt": "token_ids"}})
     assert [arm.kind for arm in found.arms] == ["tailgate", "openai", "oip"]
     assert [arm.name for arm in found.own_arms] == ["eager"]
-    assert found.arm("vllm").replica_names == ("vllm-0", "vllm-1")
-    assert found.arm("triton").external is not None
+    assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
+    assert found.external_arms[1].external is not None
     assert from_table(to_table(found)) == found
 
 
@@ -169,7 +169,7 @@ def test_designs_that_need_the_splitter_are_refused_with_the_remedy() -> None:
 
 def test_replicas_of_an_external_arm_need_not_be_as_many_as_those_of_an_own_one() -> None:
     two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"]}
-    assert experiment({**EAGER, "replicas": 3}, two).arm("vllm").replicas == 2
+    assert experiment({**EAGER, "replicas": 3}, two).external_arms[0].replicas == 2
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_files_are_found_from_where_they_were_named(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "here")
 
     def options(*settings: str) -> ExternalConfig:
-        external = load("../external.toml", settings=settings).arm("vllm").external
+        external = load("../external.toml", settings=settings).external_arms[0].external
         assert external is not None
         return external
 
@@ -228,7 +228,7 @@ def test_files_are_found_from_where_they_were_named(tmp_path: Path, monkeypatch:
 
 def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(**change: Any) -> None:
-        found = experiment(EAGER, {**VLLM, **change}).arm("vllm").external
+        found = experiment(EAGER, {**VLLM, **change}).external_arms[0].external
         assert found is not None
         found.check("vllm")
 

@@ -14,7 +14,8 @@ from loadtests.commands.main import main
 from loadtests.commands.parity import parity_table
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.trials.parity_processes import ParityError, ParityRun
+from loadtests.trials.errors import RunError
+from loadtests.trials.parity_processes import ParityRun
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import PROMPTS
@@ -149,13 +150,13 @@ def test_arms_on_other_devices_of_a_kind_are_not_refused() -> None:
 @pytest.mark.parametrize(
     ("flags", "error", "expected"),
     [
-        (("--crash", "padded"), ParityError, "RuntimeError: the weights are missing"),
+        (("--crash", "padded"), RunError, "RuntimeError: the weights are missing"),
         (
             ("--refuse", "float64 reference"),
             ConfigError,
             "float64 reference: the device is too small: take a larger one",
         ),
-        (("--silent", "eager"), ParityError, "eager said nothing for 1 s (it was at: loading)"),
+        (("--silent", "eager"), RunError, "eager said nothing for 1 s (it was at: loading)"),
     ],
 )
 def test_a_measurement_that_breaks_says_so_in_its_own_words(

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.trials.child_environment import child_environment, thread_variables
-from loadtests.trials.processes import Child, describe_exit, log_tail
+from loadtests.trials.processes import Child, child_environment, describe_exit, log_tail, thread_variables
 from servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 

@@ -14,7 +14,7 @@ import pytest
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
-from loadtests.trials.cpu_time import cpu_seconds
+from loadtests.trials.processes import cpu_seconds
 from loadtests.trials.served_parity import PROMPTS, TOKENS, Question, ask, compared, departure, questions
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2_grpc

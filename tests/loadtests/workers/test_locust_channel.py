@@ -13,8 +13,8 @@ import pytest
 
 from loadtests.commands.main import main
 from loadtests.traffic.settings import TrafficConfig
-from loadtests.trials.child_environment import child_environment
 from loadtests.trials.load import load_environment, locust_command
+from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.fields import ConfigError
 from tests.fakes.inference import Behaviour, serve

@@ -26,7 +26,7 @@ def build(loop: Loop, tmp_path: Path) -> Iterator[Build]:
         house = House(loop, tmp_path / str(len(houses)), replicas, **settings)
         houses.append(house)
         if ready:
-            house.envoy.wait_ready(20, every_replica=True)
+            house.envoy.wait_ready(20)
         return house
 
     yield make
@@ -43,6 +43,6 @@ def shared(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hou
         {"eager": 2, "compiled-padded": 1, "idle.arm": 1},
         weights={"eager": 3, "compiled-padded": 1, "idle.arm": 0},
     )
-    house.envoy.wait_ready(20, every_replica=True)
+    house.envoy.wait_ready(20)
     yield house
     house.close()

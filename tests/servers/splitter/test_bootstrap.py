@@ -35,7 +35,6 @@ def test_silent_streams_are_never_cut() -> None:
             host="0.0.0.0",
             port=8080,
             stickiness="replica",
-            session_header="x-user",
             mirror=Mirror(arm="Compiled_2.13", percent=0.5),
             access_log="/dev/null",
             health_interval_s=0.25,

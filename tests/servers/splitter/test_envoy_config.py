@@ -29,7 +29,6 @@ def lonely_config(**settings: Any) -> SplitterConfig:
         (lambda: lonely_config(port=-1), "splitter.port is -1"),
         (lambda: lonely_config(workers=0), "splitter.workers is 0"),
         (lambda: lonely_config(stickiness="host"), "splitter.stickiness is 'host'"),
-        (lambda: lonely_config(session_header="X User"), 'splitter.session_header is "X User"'),
         (lambda: lonely_config(health_interval_s=0), "splitter.health_interval_s is 0"),
         (lambda: lonely_config(mirror=Mirror(arm="dark")), 'mirror.arm "dark" is unknown'),
         (lambda: lonely_config(mirror=Mirror(arm="eager")), 'arm "eager" takes mirrored copies and has weight 1'),
