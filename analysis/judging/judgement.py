@@ -218,9 +218,9 @@ def _recompile_gates(
     if run.account(arm).external:
         return _external_gates(run, facts, parts, outside)
     if cold is None:
-        return recompile_gates(arm, facts, run.limits.budget)
+        return recompile_gates(arm, facts, run.limits)
     return [
-        *recompile_gates(arm, parts["steady"], run.limits.budget, part="steady"),
+        *recompile_gates(arm, parts["steady"], run.limits, part="steady"),
         *recompile_gates(arm, parts["cold"], cold, part="cold"),
     ]
 
@@ -229,7 +229,7 @@ def _external_gates(run: Run, facts: CompileFacts, parts: Mapping[str, CompileFa
     cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
     ends = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
     minutes = run.replicas(outside.arm) / 60.0
-    budget, cold = run.limits.budget, run.limits.cold
+    budget, cold = run.limits, run.limits.cold
     if cold is None:
         return outside_gates(outside, budget, requests=facts.requests, minutes=run.seconds * minutes)
     return [
