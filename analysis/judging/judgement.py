@@ -63,7 +63,7 @@ from analysis.records.plain_values import mapping
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, judge_share, observed, units
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, normal_e2e_ms, windows_of
+from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
 from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.settings.slo_targets import SloTarget
@@ -312,23 +312,10 @@ def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
         ),
         longest_event_s=max((event.seconds for event in serving if event.stalls), default=0.0),
         longest_stall_s=float(stalls.max()) / 1e3 if stalls.size else 0.0,
-        stall_s_per_min=_stall_s(serving) / minutes if minutes > 0 else 0.0,
+        stall_s_per_min=held_s(event for event in serving if event.stalls) / minutes if minutes > 0 else 0.0,
         requests_hit=int(run.attribution.hit[own].sum()),
         requests=int(own.sum()),
         trials=max(1, len(run.trials)),
-    )
-
-
-def _stall_s(events: Sequence[CompileEvent]) -> float:
-    """Seconds that the events held a replica, summed over replicas and trials."""
-    places = sorted({(event.trial, event.replica or "") for event in events})
-    return sum(
-        windows_of(
-            (event.start_ns, event.end_ns)
-            for event in events
-            if event.stalls and (event.trial, event.replica or "") == place
-        ).seconds
-        for place in places
     )
 
 

@@ -235,15 +235,6 @@ def _rounded(seconds: float, block_s: float) -> float | None:
     return math.ceil(seconds / block_s - 1e-9) * block_s
 
 
-def duration_text(seconds: float) -> str:
-    """The length in the unit a reader thinks in: "90 seconds", "20 minutes", "3.5 hours"."""
-    if seconds < 180:
-        return f"{seconds:.0f} seconds"
-    if seconds < 2 * 3600:
-        return f"{math.ceil(seconds / 60)} minutes"
-    return f"{seconds / 3600:.1f} hours"
-
-
 # --- Without a pilot --------------------------------------------------------------------------------------------------
 
 MODEL_RATE: Final = 4.0  # requests/s to each arm

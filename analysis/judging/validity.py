@@ -32,12 +32,12 @@ class Check:
 
     check: str
     ok: bool
-    reason: str
-    affects: tuple[str, ...]
+    arm: str | None = None
     value: float | None = None
     limit: float | None = None
-    arm: str | None = None
-    remedy: str = ""  # what to change; empty when a longer run is the answer
+    reason: str
+    affects: tuple[str, ...]  # kinds of gates
+    remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
 def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:

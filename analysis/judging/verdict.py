@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.planner import duration_text
 from analysis.judging.validity import OVERLOAD, Check
+from analysis.judging.wording import duration_text
 
 
 def combined(verdicts: Sequence[str]) -> str:

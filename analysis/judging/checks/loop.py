@@ -20,7 +20,7 @@ _SURE_Z = -4.0  # one schedule in 30,000
 _LEVEL = 0.95
 _STALL_S = 1.0
 _KEPT_BY_A_SCHEDULE = 0.9  # a dependence that takes less of the rate than that hides nothing, however sure it is
-_KEPT_IF_TOLD = 0.8
+_KEPT_IF_KNOWN = 0.8
 _STEADY = 0.1
 
 
@@ -37,9 +37,9 @@ class Loop:
         return self.z <= _SURE_Z and self.kept < _KEPT_BY_A_SCHEDULE
 
     @property
-    def told(self) -> bool:
+    def known(self) -> bool:
         """Whether it is known: users who wait would have shown if they hid much of a stall."""
-        return self.closed or self.kept >= _KEPT_IF_TOLD
+        return self.closed or self.kept >= _KEPT_IF_KNOWN
 
 
 UNKNOWN = Loop(z=math.nan, kept=0.0)

@@ -16,6 +16,7 @@ import numpy as np
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
+from analysis.judging.wording import counted, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
@@ -53,7 +54,7 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
             if vouched
             else f"{arm} did not tell how many compile events it counted.",
             affects=ESTIMATES if control else ("recompile", *ESTIMATES),
-            remedy=_REMEDY if lost else "",
+            remedy=_REMEDY,
         )
         if not control:
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
@@ -63,16 +64,16 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
 
 def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
     """Every row says whose it is, when it was and what it tells of."""
-    words = words_of(unplaced, what)
+    faults = words_of(unplaced, what)
     return Check(
         check=f"placed {what}s",
-        ok=not words,
+        ok=not faults,
         value=float(sum(item.rows for item in unplaced)),
         limit=0.0,
         arm=arm,
-        reason=f"{'; '.join(words)} cannot be placed." if words else f"Every {what} has its place in the run.",
+        reason=f"{'; '.join(faults)} cannot be placed." if faults else f"Every {what} has its place in the run.",
         affects=affects,
-        remedy=_REMEDY if words else "",
+        remedy=_REMEDY,
     )
 
 
@@ -81,7 +82,7 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
 
     A replica's own numbering tells too: its events are numbered from 0. A trial that was stopped has no count.
     """
-    words: list[str] = []
+    faults: list[str] = []
     vouched = bool(run.trials)
     ids: dict[tuple[int, str], set[str]] = defaultdict(set)
     for event in run.events:
@@ -96,12 +97,12 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
             if counted is None:
                 vouched = False
                 if final and replica not in dead:
-                    words.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
+                    faults.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
             expected = max(int(counted or 0), _numbered(own, f"{trial.number}-{replica}-"))
             if len(own) < expected:
-                words.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
+                faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
-    return words, vouched
+    return faults, vouched
 
 
 def check_steps(run: Run) -> Check:
@@ -111,7 +112,7 @@ def check_steps(run: Run) -> Check:
     if steps is not None:
         counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
         rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
-    words = [
+    faults = [
         f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
         for trial in run.trials
         for arm in run.arms
@@ -121,12 +122,14 @@ def check_steps(run: Run) -> Check:
     ]
     return Check(
         check="step counts",
-        ok=not words,
-        value=float(len(words)),
+        ok=not faults,
+        value=float(len(faults)),
         limit=0.0,
-        reason=f"Engine steps are missing: {'; '.join(words)}." if words else "No engine step is known to be missing.",
+        reason=f"Engine steps are missing: {'; '.join(faults)}."
+        if faults
+        else "No engine step is known to be missing.",
         affects=(),
-        remedy=_REMEDY if words else "",
+        remedy=_REMEDY,
     )
 
 
@@ -154,30 +157,30 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
         for stall in outside.of_cause(COMPILE, *(() if vouched else (UNKNOWN,)))
         if (stall.cause == COMPILE or stall.trigger >= 0) and not _explained(stall, run.events)
     ]
-    words = []
+    faults = []
     if requests.size:
         longest = float(run.requests.stall_ns[requests].max()) / 1e9
-        words.append(
+        faults.append(
             f"{requests.size} request{'s were' if requests.size > 1 else ' was'} held up by a compile by its server's "
             f"account (for {longest:.3g} s at most) while no compile event tells of one"
         )
     if stalls:
         longest = max(stall.seconds for stall in stalls)
-        words.append(
-            f"{len(stalls)} stall{'s' if len(stalls) > 1 else ''} that began with a first-seen shape "
+        faults.append(
+            f"{counted(len(stalls), 'stall')} that began with a first-seen shape "
             f"({longest:.3g} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
         )
     return Check(
         check="stalls explained",
-        ok=not words,
+        ok=not faults,
         value=float(requests.size + len(stalls)),
         limit=0.0,
         arm=arm,
-        reason=f"{'; '.join(words)}."[:1].upper() + f"{'; '.join(words)}."[1:]
-        if words
+        reason=f"{sentence(faults)}."
+        if faults
         else f"The compile events of {arm} explain every stall that looks like one.",
         affects=("recompile",),
-        remedy=_REMEDY if words else "",
+        remedy=_REMEDY,
     )
 
 
@@ -187,15 +190,15 @@ def _unexplained_requests(run: Run, arm: str) -> np.ndarray[Any, np.dtype[np.int
     held = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.stall_ns > _SLACK_NS))
     if not held.size:
         return held
-    told = np.zeros(held.size)
+    by_events = np.zeros(held.size)
     for trial in np.unique(requests.trial[held]).tolist():
         for replica in np.unique(requests.replica[held]).tolist():
             own = (requests.trial[held] == trial) & (requests.replica[held] == replica)
             name = requests.replicas[replica] if replica >= 0 else None
             windows = _windows(run.events, arm, trial, name)
-            told[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
+            by_events[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
     reported = requests.stall_ns[held]
-    return np.asarray(held[reported - told > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
+    return np.asarray(held[reported - by_events > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
 
 
 def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
