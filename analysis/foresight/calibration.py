@@ -32,7 +32,6 @@ from analysis.statistics.compare import (
     TRIALS_FOR_T_TEST,
     Comparison,
     Sample,
-    compare,
     compare_quantiles,
     compare_typical,
 )
@@ -356,9 +355,9 @@ def _restarts(run: Run) -> Iterator[Restarts]:
                 logs = []
                 for trial in run.trials:
                     own = [_of_trial(sample, trial.number) for sample in samples]
-                    item = compare(
+                    (item,) = compare_quantiles(
                         *own,
-                        q=q,
+                        qs=(q,),
                         margin=run.limits.margin_of(metric),
                         alpha=run.limits.alpha,
                         draws=run.limits.draws,

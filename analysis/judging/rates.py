@@ -18,10 +18,9 @@ from analysis.judging.comparisons import blocks_at
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
-from analysis.statistics.resampling import groups_of
+from analysis.statistics.resampling import FARTHEST, groups_of
 
 RATES = ("goodput", "requests", "output tokens")
-_FARTHEST = math.log(1000.0)  # a limit farther off is no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
     low = high = None
     if ratio is not None and spread is not None:
         reach = float(stats.t.ppf(1.0 - run.limits.alpha, count - 1)) * spread
-        if reach < _FARTHEST:
+        if reach < FARTHEST:
             low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
     shares = [_share_pct(column) if rate == "goodput" else None for column in (mine, theirs)]
     return RateComparison(

@@ -64,8 +64,8 @@ def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[flo
     low = ordered[np.minimum(first + below, ordered.size - 1)]
     high = ordered[np.minimum(first + np.minimum(below + 1, last), ordered.size - 1)]
     # From whichever end is nearer, so that the largest is exactly itself.
-    found = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1.0 - share))
-    return np.where(counts > 0, found, math.nan)
+    between = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1.0 - share))
+    return np.where(counts > 0, between, math.nan)
 
 
 def quantile_interval(
@@ -195,8 +195,8 @@ def swapped_log_ratios(histogram: BlockHistogram, q: float, swaps: Singles, *, s
     at, above = _order_bins(histogram, np.concatenate((swaps, 1.0 - swaps)), shift, (rank + 0.5, rank + 1.5))
     # The largest of fewer than two requests has nothing above it.
     last = max(len(histogram.control), len(histogram.treatment) - shift) - 1
-    found = at + fraction * (np.minimum(above, last) - at)
-    return np.asarray((found[:draws] - found[draws:]) * histogram.width)
+    bins = at + fraction * (np.minimum(above, last) - at)
+    return np.asarray((bins[:draws] - bins[draws:]) * histogram.width)
 
 
 def _order_bins(
@@ -227,14 +227,14 @@ def _order_bins(
     of_treatment, of_control = of_treatment[changes], of_control[changes]
     bins = np.append(near[changes], near[-1] + 1 if len(near) else places[0] + first).astype(np.float64)
     excess, base = of_control - of_treatment, of_treatment.sum(axis=1, dtype=np.float64)
-    found = np.empty((2, len(from_control)))
+    reached = np.empty((2, len(from_control)))
     rows = max(1, _MOST_CELLS // len(bins))
     for start in range(0, len(from_control), rows):
         chunk = slice(start, start + rows)
         counts = base[:, None] + excess @ from_control[chunk].T
         for place, threshold in enumerate(thresholds):
-            found[place, chunk] = bins[(counts < threshold).sum(axis=0)]
-    return found[0], found[1]
+            reached[place, chunk] = bins[(counts < threshold).sum(axis=0)]
+    return reached[0], reached[1]
 
 
 def rows_upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> npt.NDArray[np.floating[Any]]:
@@ -255,12 +255,12 @@ def weighted_log_ratios(histogram: BlockHistogram, q: float, weights: Singles) -
     position = (sizes - 1.0) * q
     rank = np.floor(position + 1e-6)
     fraction = np.clip(position - rank, 0.0, 1.0)
-    found = []
+    bins = []
     for cumulated in (histogram.treatment, histogram.control):
         at = _weighted_bin(cumulated, weights, rank + 0.5)
         above = np.minimum(_weighted_bin(cumulated, weights, rank + 1.5), len(cumulated) - 1)
-        found.append(at + fraction * (above - at))
-    return np.asarray((found[0] - found[1]) * histogram.width)
+        bins.append(at + fraction * (above - at))
+    return np.asarray((bins[0] - bins[1]) * histogram.width)
 
 
 def _weighted_bin(cumulated: Singles, weights: Singles, threshold: Floats) -> Floats:
