@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from analysis.foresight.plan import Goal, Need, joined_plan, least_length, limits_for
-from analysis.judging.comparisons import blocks_at
 from analysis.judging.gates import FAIL
-from analysis.judging.judgement import judge
+from analysis.judging.judgement import judge, judge_target
 from analysis.judging.load_steps import is_search
-from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, share_needed_s, starts_needed
+from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, starts_needed
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
-from analysis.run.slo import judge_share, units
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 
@@ -97,7 +95,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
         note = "; ".join(filter(None, (note, f"in {starts} fresh starts (trials.count)")))
     return Need(
         arm=item.arm,
-        what=f"p{100 * item.quantile:.10g} {METRIC_NAMES.get(item.metric, item.metric)}",
+        what=quantile_label(item.metric, item.quantile),
         gate=gate,
         seen=item.ratio,
         spread=item.spread,
@@ -110,17 +108,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
 
 def _of_share(run: Run, arm: str, target: SloTarget, goal: Goal) -> Need:
     """What it takes to show that few enough requests miss the target, if as many do as in the pilot."""
-    counted = units(run.requests, run.of_arm(arm) & run.usable, target)
-    block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
-    result = judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha)
-    needed = share_needed_s(
-        result,
-        requests_per_s=run.rate(len(counted.missed)),
-        block_s=run.block_s,
-        min_blocks=run.limits.min_blocks,
-        alpha=run.limits.alpha,
-        power=goal.power,
-    )
+    result, needed = judge_target(run, arm, target, power=goal.power)
     note = f"{result.missed} of {result.requests} missed it, {100 * result.allowed:.3g} % may"
     if result.requests and result.missed / result.requests > result.allowed:
         note += ": a run of this length would show a FAIL"

@@ -9,6 +9,7 @@ pilot with few groups tells the spread, the same holds for it (the two-stage arg
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -84,18 +85,9 @@ class Noise:
 
     def units_for(self, distance: float, *, alpha: float, power: float, fewest: int, most: int) -> int | None:
         """The fewest units, from `fewest` on, that tell `distance` apart; None where even `most` do not."""
-        if self.reach(fewest, alpha=alpha, power=power) <= distance:
-            return fewest
-        if most <= fewest or self.reach(most, alpha=alpha, power=power) > distance:
-            return None
-        short, enough = fewest, most
-        while enough - short > 1:
-            middle = (short + enough) // 2
-            if self.reach(middle, alpha=alpha, power=power) <= distance:
-                enough = middle
-            else:
-                short = middle
-        return enough
+        candidates = range(fewest, max(most, fewest) + 1)
+        index = bisect_left(candidates, True, key=lambda units: self.reach(units, alpha=alpha, power=power) <= distance)
+        return candidates[index] if index < len(candidates) else None
 
 
 def comparison_needed_s(

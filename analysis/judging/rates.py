@@ -55,25 +55,25 @@ class RateComparison:
 def compare_rates(run: Run) -> tuple[RateComparison, ...]:
     """Every rate of every treatment; goodput only where the experiment says what a good request is, or gates on it."""
     good = meets_all(run.requests, run.goodput_targets)
-    asked = any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets)
-    rates = RATES if asked or run.limits.min_goodput_ratio is not None else RATES[1:]
-    found = [_compared(run, arm, rate, good) for arm in run.treatments for rate in rates]
+    defined = any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets)
+    rates = RATES if defined or run.limits.min_goodput_ratio is not None else RATES[1:]
+    compared = [_compared(run, arm, rate, good) for arm in run.treatments for rate in rates]
     unknown = "nothing in the experiment says what a good request is"
     return tuple(
         replace(item, ratio=None, low=None, high=None, spread=None, obstacle=unknown)
-        if item.rate == "goodput" and not asked
+        if item.rate == "goodput" and not defined
         else item
-        for item in found
+        for item in compared
     )
 
 
 def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
-    mine, theirs = (_counted(run, name, rate, good) for name in (arm, run.control))
+    own, control = (_counted(run, name, rate, good) for name in (arm, run.control))
     trial = np.repeat([item.number for item in run.trials], [item.blocks for item in run.trials])
     # Only blocks in which both were sent something compare them.
-    shared = (mine.sent > 0) & (theirs.sent > 0)
+    shared = (own.sent > 0) & (control.sent > 0)
     group, method = _groups(trial[shared])
-    sums = [_grouped(column[shared], group) for column in (mine.made, mine.sent, theirs.made, theirs.sent)]
+    sums = [_grouped(column[shared], group) for column in (own.made, own.sent, control.made, control.sent)]
     ratio, spread, obstacle = log_ratio(*sums, share=rate != "output tokens")
     count = len(sums[0])
     low = high = None
@@ -81,15 +81,14 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
         reach = float(stats.t.ppf(1.0 - run.limits.alpha, count - 1)) * spread
         if reach < FARTHEST:
             low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
-    shares = [_share_pct(column) if rate == "goodput" else None for column in (mine, theirs)]
     return RateComparison(
         arm=arm,
         control=run.control,
         rate=rate,
-        value=float(mine.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
-        control_value=float(theirs.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
-        share_pct=shares[0],
-        control_share_pct=shares[1],
+        value=float(own.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
+        control_value=float(control.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
+        share_pct=_share_pct(own) if rate == "goodput" else None,
+        control_share_pct=_share_pct(control) if rate == "goodput" else None,
         ratio=ratio,
         low=low,
         high=high,
@@ -98,7 +97,7 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
         blocks=int(shared.sum()),
         groups=count,
         trials=len(np.unique(trial[shared])),
-        requests=int(min(mine.sent.sum(), theirs.sent.sum())),
+        requests=int(min(own.sent.sum(), control.sent.sum())),
         method=method,
         obstacle=obstacle,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.validity import OVERLOAD, Check
-from analysis.judging.wording import duration_text
+from analysis.judging.wording import counted, duration_text, gate_label
 
 
 def combined(verdicts: Sequence[str]) -> str:
@@ -93,6 +93,10 @@ class Advice:
 _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
 
 
+def _name(gate: Gate) -> str:
+    return f"{gate_label(gate.gate)} of {gate.arm}"
+
+
 def _length(gates: Sequence[Gate]) -> str:
     """The longest run that one of the gates needs, and in how many fresh starts."""
     starts = max(gate.needed_starts or 0 for gate in gates)
@@ -127,12 +131,13 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
                 f"A run of about {_length(soon)} would decide {which}, if the arms behave as they did here."
             )
         for gate in long:
-            name = f"{gate.gate} of {gate.arm}"
-            sentences.append(f"About {_length([gate])} would decide {name}, which is near its limit or varies much.")
+            sentences.append(
+                f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much."
+            )
         fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
         if fewest is not None and fewest.limit is not None:
             sentences.append(
-                f"From {_blocks(fewest):.0f} block{'' if _blocks(fewest) == 1 else 's'} that is a guess: "
+                f"From {counted(round(_blocks(fewest)), 'block')} that is a guess: "
                 f"{fewest.limit:.0f} of them will tell it better."
             )
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
@@ -142,14 +147,12 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         sentences.append(
             f"From outside it stays open whether {', '.join(unseen)} compiles while serving: its own logs know."
         )
-    if cold := sorted({f"{gate.gate} of {gate.arm}" for gate in stuck if gate.kind == "cold"}):
+    if cold := sorted({_name(gate) for gate in stuck if gate.kind == "cold"}):
         sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
     if any(gate.kind == "parity" for gate in stuck):
         sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
-    lengthy = [gate for gate in stuck if gate.kind not in ("recompile", "cold", "parity")]
-    names = sorted({f"{gate.gate} of {gate.arm}" for gate in lengthy})
-    if names:
-        sentences.append(f"No run of up to a week would decide {', '.join(names)}.")
+    if lengthy := sorted({_name(gate) for gate in stuck if gate.kind not in ("recompile", "cold", "parity")}):
+        sentences.append(f"No run of up to a week would decide {', '.join(lengthy)}.")
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")
     return Advice(needed_s=needed, text=" ".join(sentences) or "Nothing is open.")
