@@ -27,7 +27,7 @@ from analysis.records.tables import RecordError
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import quantile_label
 from analysis.statistics.compare import (
     TRIALS_FOR_T_TEST,
     Comparison,
@@ -132,7 +132,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was found, and whether the verdicts of the run can be trusted."""
+    """How the tests of a run's verdict hold on its own data, and whether its verdicts can be trusted."""
 
     control: str
     alpha: float
@@ -185,14 +185,9 @@ def calibrate(run: Run, *, splits: int = SPLITS) -> Calibration:
 class _Material:
     """The control's steady values of one metric, one entry each."""
 
-    values: Floats
-    block: Ints
-    trial: Ints
+    sample: Sample
     unit: Ints  # counted from 0; what must stay together: a session, or else a request
     since_s: Floats  # into the trial
-
-    def half(self, chosen: Bools) -> Sample:
-        return Sample(values=self.values[chosen], block=self.block[chosen], trial=self.trial[chosen])
 
 
 def _material(run: Run, metric: str) -> _Material:
@@ -208,9 +203,7 @@ def _material(run: Run, metric: str) -> _Material:
     place = np.searchsorted([item.number for item in run.trials], trial)
     starts = np.array([item.start_ns for item in run.trials], dtype=np.int64)
     return _Material(
-        values=values,
-        block=blocks_at(run, trial, at_ns),
-        trial=trial,
+        sample=Sample(values=values, block=blocks_at(run, trial, at_ns), trial=trial),
         unit=_units(run, rows, place),
         since_s=(at_ns - starts[place]) / SECOND,
     )
@@ -233,10 +226,7 @@ def _halves(run: Run, metric: str, place: int, splits: int) -> Iterator[Halves]:
     ways: tuple[How, ...] = ("at random", "in turn")
     for number, how in enumerate(ways):
         rng = run.rng(_SALT, place, number)
-        tested = []
-        for _ in range(splits):
-            chosen = _half(run, material, how, rng)
-            tested.append(_tested(run, metric, material, chosen, rng))
+        tested = [_tested(run, metric, material, _half(run, material, how, rng), rng) for _ in range(splits)]
         for index, q in enumerate(run.limits.quantiles):
             items = [row[index] for row in tested]
             for effect in (1.0, *effects) if how == "at random" else (1.0,):
@@ -251,10 +241,8 @@ def made_slower(item: Comparison, effect: float) -> Comparison:
     if effect == 1.0 or item.ratio is None:
         return item
 
-    def moved(limit: float | None) -> float | None:
-        return None if limit is None else limit * effect
-
-    return replace(item, ratio=item.ratio * effect, low=moved(item.low), high=moved(item.high))
+    low, high = (None if limit is None else limit * effect for limit in (item.low, item.high))
+    return replace(item, ratio=item.ratio * effect, low=low, high=high)
 
 
 def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> Bools:
@@ -271,7 +259,7 @@ def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> 
 
 def _tested(run: Run, metric: str, material: _Material, chosen: Bools, rng: np.random.Generator) -> list[Comparison]:
     """What the gates would say of the two halves, which share their start."""
-    halves = (material.half(chosen), material.half(~chosen))
+    halves = (material.sample.only(chosen), material.sample.only(~chosen))
     whole = compare_quantiles(
         *halves,
         qs=run.limits.quantiles,
@@ -354,7 +342,7 @@ def _restarts(run: Run) -> Iterator[Restarts]:
             for q in run.limits.quantiles:
                 logs = []
                 for trial in run.trials:
-                    own = [_of_trial(sample, trial.number) for sample in samples]
+                    own = [sample.only(sample.trial == trial.number) for sample in samples]
                     (item,) = compare_quantiles(
                         *own,
                         qs=(q,),
@@ -369,11 +357,6 @@ def _restarts(run: Run) -> Iterator[Restarts]:
                         logs.append((math.log(item.ratio), within**2, noise.degrees or 1.0))
                 if len(logs) >= 2:
                     yield _variances(arm, metric, q, logs)
-
-
-def _of_trial(sample: Sample, number: int) -> Sample:
-    own = sample.trial == number
-    return Sample(values=sample.values[own], block=sample.block[own], trial=sample.trial[own])
 
 
 def _variances(arm: str, metric: str, quantile: float, logs: Sequence[tuple[float, float, float]]) -> Restarts:
@@ -398,8 +381,7 @@ def _verdict(
     run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], checks: Sequence[Check]
 ) -> tuple[Trust, list[str]]:
     """Doubts weigh more than want of data; without either the verdicts can be trusted."""
-    doubts = list(_doubts(run, halves, restarts, checks))
-    if doubts:
+    if doubts := list(_doubts(run, halves, restarts, checks)):
         return "do not trust", doubts
     wants = list(dict.fromkeys(_wants(run, halves)))
     return ("too few data to say", wants) if wants else ("trustworthy", [])
@@ -408,7 +390,7 @@ def _verdict(
 def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], checks: Sequence[Check]) -> Iterator[str]:
     alpha = run.limits.alpha
     for item in halves:
-        label = _label(item.metric, item.quantile)
+        label = quantile_label(item.metric, item.quantile)
         for call, share in (("slower", item.slower), ("faster", item.faster)):
             if item.effect == 1.0 and share.low > _SLACK * alpha:
                 yield f"{share.count} of {share.of} equal halves ({item.how}) are called {call} on {label}."
@@ -420,7 +402,7 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
     for row in restarts:
         if row.p_value is not None and row.p_value <= _RESTART_ALPHA and len(run.trials) < TRIALS_FOR_T_TEST:
             yield (
-                f"{row.arm}: {_label(row.metric, row.quantile)} differs between {row.trials} starts "
+                f"{row.arm}: {quantile_label(row.metric, row.quantile)} differs between {row.trials} starts "
                 f"{row.ratio:.1f} times as much in variance as blocks foretell: run {TRIALS_FOR_T_TEST} trials or more."
             )
     for check in checks:
@@ -432,7 +414,7 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
 def _wants(run: Run, halves: Sequence[Halves]) -> Iterator[str]:
     alpha, limits = run.limits.alpha, run.limits
     for item in halves:
-        label = _label(item.metric, item.quantile)
+        label = quantile_label(item.metric, item.quantile)
         if item.blocks < limits.min_blocks:
             yield f"Halves share {item.blocks} steady blocks; {limits.min_blocks} are needed."
         if item.requests * (1.0 - item.quantile) < TAIL_REQUESTS - 1e-9:
@@ -455,13 +437,10 @@ def _notes(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts]) -> 
         yield "One trial says nothing of how starts differ: run two or more to know, six or more to allow for it."
     elif not restarts:
         yield "No two trials could be compared, so that nothing is known of how starts differ."
-    blind = [item for item in halves if item.effect == max(EFFECTS) and (item.slower.share or 0.0) < 0.5]
-    for item in blind:
+    for item in halves:
+        if item.effect != max(EFFECTS) or (item.slower.share or 0.0) >= 0.5:
+            continue
         yield (
             f"A half that is {item.effect:g} times as slow is seen in {item.slower.count} of {item.slower.of} splits "
-            f"on {_label(item.metric, item.quantile)}: a run of this length decides only large differences."
+            f"on {quantile_label(item.metric, item.quantile)}: a run of this length decides only large differences."
         )
-
-
-def _label(metric: str, quantile: float) -> str:
-    return f"p{100 * quantile:.10g} {METRIC_NAMES.get(metric, metric)}"

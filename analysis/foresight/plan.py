@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from analysis.judging.checks.statistics import TAIL_REQUESTS
 from analysis.judging.planner import LONGEST_S, POWER
@@ -33,18 +31,15 @@ class Goal:
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.power <= 0.999:
-            raise RecordError(f"--power is {self.power:g}: give a share from 0.5 to 0.999")
-        if not 0.01 <= self.ratio <= 100:
-            raise RecordError(f"--ratio is {self.ratio:g}: give a ratio from 0.01 to 100, such as 1 for no difference")
-        if self.margin is not None and not 1e-4 <= self.margin <= 10:
-            raise RecordError(
-                f"--margin is {self.margin:g}: give a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"
-            )
-        if self.alpha is not None and not 0.0001 <= self.alpha <= 0.5:
-            raise RecordError(f"--alpha is {self.alpha:g}: give a probability from 0.0001 to 0.5")
-        if self.duration_s is not None and not 1e-3 <= self.duration_s <= LONGEST_S:
-            raise RecordError(f"--duration is {self.duration_s:g}: give seconds above 0, at most {LONGEST_S:g}")
+        for flag, value, low, high, remedy in (
+            ("--power", self.power, 0.5, 0.999, "a share from 0.5 to 0.999"),
+            ("--ratio", self.ratio, 0.01, 100.0, "a ratio from 0.01 to 100, such as 1 for no difference"),
+            ("--margin", self.margin, 1e-4, 10.0, "a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"),
+            ("--alpha", self.alpha, 0.0001, 0.5, "a probability from 0.0001 to 0.5"),
+            ("--duration", self.duration_s, 1e-3, LONGEST_S, f"seconds above 0, at most {LONGEST_S:g}"),
+        ):
+            if value is not None and not low <= value <= high:
+                raise RecordError(f"{flag} is {value:g}: give {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +59,11 @@ class Need:
     as_seen_s: float | None = None
     margin: float | None = None
     note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The gate, of its arm where the plan knows arms."""
+        return f"{self.arm} {self.what}".lstrip()
 
 
 def limits_for(limits: GateLimits, goal: Goal) -> GateLimits:
@@ -107,17 +107,17 @@ def joined_plan(
         trials = max(trials, math.ceil(needed_s / trial_s - 0.01))
     elif needed_s is not None:
         trial_s = math.ceil(needed_s / trials / block_s - 1e-9) * block_s
-    said = list(assumed)
+    notes = list(assumed)
     if failed:
-        said.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
+        notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
     compared = sum(row.spread is not None for row in gating)
     if compared > 1:
-        said.append(
+        notes.append(
             f"The power is that of each gate by itself; all {compared} comparisons pass together with at least "
             f"{100 * max(0.0, 1 - compared * (1 - goal.power)):.0f} %, and more where they move together."
         )
     if trials < TRIALS_FOR_T_TEST:
-        said.append(
+        notes.append(
             "Blocks of one start say nothing of how starts differ: from "
             f"{TRIALS_FOR_T_TEST} trials on, trials are the unit. `tailgate calibrate` measures it."
         )
@@ -132,16 +132,11 @@ def joined_plan(
             "duration_s": goal.duration_s,
         },
         "needed_s": needed_s,
-        "decided_by": " ".join(filter(None, (longest.arm, longest.what))) if needed_s is not None else None,
-        "out_of_reach": [" ".join(filter(None, (row.arm, row.what))) for row in stuck],
+        "decided_by": longest.name if needed_s is not None else None,
+        "out_of_reach": [row.name for row in stuck],
         "trials": trials,
         "trial_s": None if needed_s is None else trial_s,
-        "rows": [_row(row) for row in rows],
+        "rows": [asdict(row) for row in rows],
         "mend_first": list(mend),
-        "assumed": said,
+        "assumed": notes,
     }
-
-
-def _row(row: Need) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    return {name: float(value) if isinstance(value, np.floating) else value for name, value in values.items()}

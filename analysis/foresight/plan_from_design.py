@@ -66,8 +66,7 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
             noise = replace(noise, degrees=traffic.trials - 1)
         rows.append(_of_noise(noise, q, traffic, goal, limits, block_s, overhead_s))
     rows.sort(key=lambda row: not row.gate)
-    for target in targets:
-        rows.append(_of_target(target, f"slo {target.key}", traffic, goal, limits, block_s))
+    rows += [_of_target(target, f"slo {target.key}", traffic, goal, limits, block_s) for target in targets]
     errors = SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
     rows.append(_of_target(errors, "errors", traffic, goal, limits, block_s))
     least, note = least_length(limits, rate=traffic.rate, quantile=limits.quantile, block_s=block_s)

@@ -34,13 +34,11 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     rows += [_of_comparison(run, item, goal, gate=False) for item in judged.beside if item.phase == "steady"]
     order = {row: place for place, row in enumerate(dict.fromkeys(row.arm for row in rows))}
     rows.sort(key=lambda row: (not row.gate, order[row.arm]))
+    targets = list(run.targets)
+    if all(target.quantile is not None for target in targets):
+        targets.append(SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct))
     for arm in run.treatments:
-        for target in run.targets:
-            rows.append(_of_share(run, arm, target, goal))
-        errors = SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
-        if all(target.quantile is not None for target in run.targets):
-            rows.append(_of_share(run, arm, errors, goal))
-        rows.append(_floor(run, arm))
+        rows += [*(_of_share(run, arm, target, goal) for target in targets), _floor(run, arm)]
     faults = [check for check in judged.checks if not check.ok and check.check not in LENGTH_CHECKS]
     return joined_plan(
         rows,
@@ -75,7 +73,6 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
             ratio=ratio,
         )
 
-    noise = Noise.of(item)
     margin = None
     if goal.duration_s is not None:
         margin = decidable_margin(
@@ -86,8 +83,8 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
             power=goal.power,
             ratio=goal.ratio,
         )
-    note = f"{item.obstacle}" if item.obstacle else ""
-    if noise is not None and item.groups < 6:
+    note = item.obstacle or ""
+    if Noise.of(item) is not None and item.groups < 6:
         note = f"a guess: {item.groups} groups of blocks tell the spread"
     starts = starts_needed(item, power=goal.power, ratio=goal.ratio)
     if starts > item.trials:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
@@ -57,6 +57,10 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def only(self, chosen: Bools) -> Sample:
+        """The requests that are chosen."""
+        return Sample(values=self.values[chosen], block=self.block[chosen], trial=self.trial[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +311,7 @@ def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sampl
 def _inside(sample: Sample) -> Sample:
     """The requests in blocks that the samples share."""
     inside = sample.block >= 0
-    if inside.all():
-        return sample
-    return Sample(values=sample.values[inside], block=sample.block[inside], trial=sample.trial[inside])
+    return sample if inside.all() else sample.only(inside)
 
 
 def _obstacle(treatment: Sample, control: Sample, sizes: tuple[int, int], blocks: int) -> str | None:

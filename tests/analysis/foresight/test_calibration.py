@@ -79,11 +79,11 @@ def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(lon
     for _ in range(4):
         chosen = _half(long_run, material, "at random", rng)
         (plain,) = _tested(long_run, "e2e", material, chosen, np.random.default_rng(9))
-        mine = material.half(chosen)
-        slow = Sample(values=mine.values * 1.2, block=mine.block, trial=mine.trial)
+        half = material.sample.only(chosen)
+        slow = Sample(values=half.values * 1.2, block=half.block, trial=half.trial)
         whole = compare_quantiles(
             slow,
-            material.half(~chosen),
+            material.sample.only(~chosen),
             qs=(0.99,),
             margin=plain.margin,
             alpha=plain.alpha,
@@ -92,7 +92,7 @@ def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(lon
             paired=False,
             restart_spread=0.0,
         )
-        (really,) = compare_typical(slow, material.half(~chosen), whole=whole, restart_spread=0.0)
+        (really,) = compare_typical(slow, material.sample.only(~chosen), whole=whole, restart_spread=0.0)
         derived = made_slower(plain, 1.2)
         for one, other in ((derived.ratio, really.ratio), (derived.low, really.low), (derived.high, really.high)):
             assert one == pytest.approx(other, rel=0.01)
