@@ -118,7 +118,7 @@ def test_a_session_is_never_torn_apart(tmp_path: Path, sessions: int | None, uni
 def test_turns_are_shorter_than_a_block_and_each_block_has_both(long_run: Run) -> None:
     material = _material(long_run, "e2e")
     chosen = _half(long_run, material, "in turn", np.random.default_rng(1))
-    shares = [chosen[material.block == block].mean() for block in np.unique(material.block)]
+    shares = [chosen[material.sample.block == block].mean() for block in np.unique(material.sample.block)]
     assert min(shares) > 0.2
     assert max(shares) < 0.8
     changes = np.flatnonzero(np.diff(chosen[np.argsort(material.since_s, kind="stable")].astype(int)))
