@@ -26,9 +26,8 @@ def traffic_facts(run: Run) -> dict[str, Any]:
         facts["over_limit"] = {"policy": policy, **{key: _total(over, key) for key in _OVER_LIMIT}}
     prompts = [mapping(info.get("prompts")) for info in infos]
     for name in ("trace", "conversations"):
-        told = next((mapping(row[name]) for row in prompts if mapping(row.get(name))), None)
-        if told is not None:
-            facts[name] = dict(told)
+        if source := next((mapping(row[name]) for row in prompts if mapping(row.get(name))), None):
+            facts[name] = dict(source)
     if templates := [mapping(row.get("template")) for row in prompts if mapping(row.get("template"))]:
         facts["template"] = _template(templates)
     if shared := [mapping(row.get("shared")) for row in prompts if mapping(row.get("shared"))]:
