@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
-from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.gates import COMPILE_GATES, FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.wording import counted
 from analysis.settings.gate_limits import CompileBudget
 
@@ -22,12 +22,12 @@ _FEWEST_REQUESTS = 50
 _SLOW_P, _SLOW_MS = 0.001, 250.0
 
 
-# Each gate with its unit, its limit in the budget, and how its value reads.
-_GATES = (
-    ("recompiles", "count", "max_recompiles", "Compiles while serving, the most in one trial:"),
-    ("longest stall", "s", "max_stall_s", "The longest:"),
-    ("stall per minute", "s", "max_stall_s_per_min", "Of each minute they took"),
-    ("requests hit", "pct", "max_requests_hit_pct", "Requests in flight in them:"),
+# How the value of each gate reads.
+_WORDS = (
+    "Compiles while serving, the most in one trial:",
+    "The longest:",
+    "Of each minute they took",
+    "Requests in flight in them:",
 )
 
 
@@ -70,7 +70,7 @@ def outside_gates(
     least = _values(sure, requests=requests, minutes=minutes)
     most = _values([*sure, *maybe], requests=requests, minutes=minutes)
     gates = []
-    for (name, unit, key, words), value, upper in zip(_GATES, least, most, strict=True):
+    for (name, unit, key), words, value, upper in zip(COMPILE_GATES, _WORDS, least, most, strict=True):
         limit = float(getattr(budget, key))
         visible_s = limit if key == "max_stall_s" else SHORTEST_COMPILE_S
         if value > limit:

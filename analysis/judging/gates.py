@@ -21,6 +21,14 @@ from analysis.statistics.compare import Comparison
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 
+# The gates on compiles while serving: name, unit, limit in the budget.
+COMPILE_GATES = (
+    ("recompiles", "count", "max_recompiles"),
+    ("longest stall", "s", "max_stall_s"),
+    ("stall per minute", "s", "max_stall_s_per_min"),
+    ("requests hit", "pct", "max_requests_hit_pct"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
@@ -186,33 +194,17 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}{per_trial}{longest}, limit {budget.max_recompiles}"
     count += f"; {waited}" if facts.most_in_a_trial else ""
     held_up = f"one request for {facts.longest_stall_s:.2g} s" if facts.longest_stall_s else "no request"
-    rows: list[tuple[str, float, float, str, str]] = [
-        ("recompiles", float(facts.most_in_a_trial), float(budget.max_recompiles), "count", f"{count}."),
-        (
-            "longest stall",
-            facts.longest_stall_s,
-            budget.max_stall_s,
-            "s",
-            f"Compiles held up {held_up}, limit {budget.max_stall_s:g} s.",
-        ),
-        (
-            "stall per minute",
-            facts.stall_s_per_min,
-            budget.max_stall_s_per_min,
-            "s",
-            f"Compiles took {f'{facts.stall_s_per_min:.2g} s' if facts.stall_s_per_min else 'nothing'} of each minute, "
-            f"limit {budget.max_stall_s_per_min:g} s.",
-        ),
-        (
-            "requests hit",
-            hit_pct,
-            budget.max_requests_hit_pct,
-            "pct",
-            f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
-        ),
-    ]
+    took = f"{facts.stall_s_per_min:.2g} s" if facts.stall_s_per_min else "nothing"
+    reasons = (
+        f"{count}.",
+        f"Compiles held up {held_up}, limit {budget.max_stall_s:g} s.",
+        f"Compiles took {took} of each minute, limit {budget.max_stall_s_per_min:g} s.",
+        f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
+    )
+    values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, hit_pct)
     gates = []
-    for name, value, limit, unit, reason in rows:
+    for (name, unit, key), value, reason in zip(COMPILE_GATES, values, reasons, strict=True):
+        limit = float(getattr(budget, key))
         undecided = not facts.known or (facts.requests == 0 and value <= limit)
         gates.append(
             Gate(

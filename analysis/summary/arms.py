@@ -83,17 +83,14 @@ def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
     return table
 
 
+_QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p99_9_ms": 0.999, "max_ms": 1.0}
+
+
 def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
     known = values[~np.isnan(values)]
-    p50, p90, p95, p99, p99_9, top = quantiles(known, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return {
         "n": int(known.size),
-        "p50_ms": p50,
-        "p90_ms": p90,
-        "p95_ms": p95,
-        "p99_ms": p99,
-        "p99_9_ms": p99_9,
-        "max_ms": top,
+        **dict(zip(_QUANTILES, quantiles(known, list(_QUANTILES.values())), strict=True)),
         "mean_ms": float(known.mean(dtype=np.float64)) if known.size else None,
     }
 
@@ -187,13 +184,13 @@ def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
     rows = {}
     for code, cause in reversed(list(enumerate(CAUSES))):
         held = own[run.attribution.cause[own] == code]
-        mine = run.attribution.cause[beyond.rows] == code
+        slow = run.attribution.cause[beyond.rows] == code
         rows[cause] = {
             "requests": int(held.size),
             "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
             "backlog_s": float(run.attribution.backlog_ms[held].sum()) / 1e3,
-            "excursions": int(mine.sum()),
-            "excess_s": float(beyond.excess_ms[mine].sum()) / 1e3,
+            "excursions": int(slow.sum()),
+            "excess_s": float(beyond.excess_ms[slow].sum()) / 1e3,
         }
     return rows
 
@@ -229,14 +226,10 @@ def _padding(run: Run, arm: str) -> dict[str, Any]:
     if steps is None:
         return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
     tokens, padded, waste = _waste(steps)
-    by_kind = {kind: _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2] for kind in ("prefill", "decode")}
-    return {
-        "tokens": tokens,
-        "padded_tokens": padded,
-        "waste_pct": waste,
-        "prefill_waste_pct": by_kind["prefill"],
-        "decode_waste_pct": by_kind["decode"],
-    }
+    row = {"tokens": tokens, "padded_tokens": padded, "waste_pct": waste}
+    for kind in ("prefill", "decode"):
+        row[f"{kind}_waste_pct"] = _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2]
+    return row
 
 
 def _waste(steps: pa.Table) -> tuple[int, int, float | None]:

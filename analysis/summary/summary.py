@@ -50,11 +50,11 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
     take the place of the experiment's on the same figures, or join them.
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
-    run = Run.of(_asked(read_run(run_dir), slo), seed)
+    run = Run.of(_with_targets(read_run(run_dir), slo), seed)
     return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
 
 
-def _asked(records: RunRecords, slo: Sequence[str]) -> RunRecords:
+def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
     """The records, with the targets in `slo` among the experiment's."""
     if not slo:
         return records
@@ -213,11 +213,10 @@ def _distribution(run: Run) -> dict[str, Any]:
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
             own = usable & run.of_arm(arm)
-            mine, block = values[own], run.block[own]
-            ordered = np.sort(mine)
+            ordered = np.sort(values[own])
             curve = []
             for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
-                effect = design_effect(mine > value, block)
+                effect = design_effect(values[own] > value, run.block[own])
                 lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
                 curve.append([q, value, lower, upper])
             metrics[metric][arm] = {

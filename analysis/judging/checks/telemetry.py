@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from analysis.arrays import Ints
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
@@ -59,7 +60,7 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
         if not control:
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
     if run.records.steps is not None:
-        yield check_steps(run)
+        yield check_steps(run, run.records.steps)
 
 
 def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
@@ -105,13 +106,10 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
     return faults, vouched
 
 
-def check_steps(run: Run) -> Check:
+def check_steps(run: Run, steps: pa.Table) -> Check:
     """As many engine steps are recorded as the replicas counted. Figures on padding rest on them, and no gate."""
-    steps = run.records.steps
-    rows: dict[tuple[int, str], int] = {}
-    if steps is not None:
-        counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
-        rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
+    counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
+    rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
     faults = [
         f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
         for trial in run.trials
@@ -184,12 +182,10 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
     )
 
 
-def _unexplained_requests(run: Run, arm: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _unexplained_requests(run: Run, arm: str) -> Ints:
     """The rows of requests whose server reports a longer compile than its events lay over them."""
     requests = run.requests
     held = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.stall_ns > _SLACK_NS))
-    if not held.size:
-        return held
     by_events = np.zeros(held.size)
     for trial in np.unique(requests.trial[held]).tolist():
         for replica in np.unique(requests.replica[held]).tolist():

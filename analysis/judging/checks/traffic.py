@@ -27,30 +27,26 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     total = sum(counts[name] for name in names)
     strays = [name for name in counts if name in weights and weights[name] == 0 and counts[name] > 0]
     if strays and names:
-        return Check(
-            check="sample ratio",
-            ok=False,
-            value=0.0,
-            limit=_RATIO_ALPHA,
-            reason=f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions.",
-            affects=(*ESTIMATES, "error"),
-            remedy="Check the splitter's weights, and that no client pins an arm.",
-        )
-    if len(names) < 2 or total == 0:
+        p_value = 0.0
+        reason = f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions."
+        remedy = "Check the splitter's weights, and that no client pins an arm."
+    elif len(names) < 2 or total == 0:
         return None
-    scale = total / sum(weights[name] for name in names)
-    expected = [weights[name] * scale for name in names]
-    p_value = float(stats.chisquare([counts[name] for name in names], expected).pvalue)
-    got = ", ".join(f"{name} {counts[name]} (expected {due:.0f})" for name, due in zip(names, expected, strict=True))
-    ok = p_value >= _RATIO_ALPHA
+    else:
+        scale = total / sum(weights[name] for name in names)
+        due = {name: weights[name] * scale for name in names}
+        p_value = float(stats.chisquare([counts[name] for name in names], list(due.values())).pvalue)
+        got = ", ".join(f"{name} {counts[name]} (expected {due[name]:.0f})" for name in names)
+        reason = f"Sessions per arm: {got}" + ("." if p_value >= _RATIO_ALPHA else ": more uneven than chance.")
+        remedy = "Look for requests that one arm loses, and check the splitter's weights."
     return Check(
         check="sample ratio",
-        ok=ok,
+        ok=p_value >= _RATIO_ALPHA,
         value=p_value,
         limit=_RATIO_ALPHA,
-        reason=f"Sessions per arm: {got}" + ("." if ok else ": more uneven than chance."),
+        reason=reason,
         affects=(*ESTIMATES, "error"),
-        remedy="Look for requests that one arm loses, and check the splitter's weights.",
+        remedy=remedy,
     )
 
 
