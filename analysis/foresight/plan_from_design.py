@@ -14,6 +14,7 @@ from analysis.judging.planner import (
     MODEL_RATE,
     Noise,
     clean_requests,
+    log_distance,
     model_noise,
     power_of_each,
     requests_for_share,
@@ -109,7 +110,7 @@ def _of_noise(
     block_s: float,
     overhead_s: float,
 ) -> Need:
-    distance = abs(math.log1p(limits.margin) - math.log(goal.ratio))
+    distance = log_distance(limits.margin, goal.ratio)
     gate = quantile in limits.quantiles
     power = power_of_each(limits, goal.power) if gate else goal.power
     noise = replace(noise, starts=noise.starts_for(distance, alpha=limits.alpha, power=power))
@@ -122,10 +123,8 @@ def _of_noise(
     )
     margin = None
     if goal.duration_s is not None:
-        units_then = int((goal.duration_s - overhead_s) / block_s + 1e-9)
-        if units_then >= 2:
-            reach = noise.reach(units_then, alpha=limits.alpha, power=power)
-            margin = goal.ratio * math.exp(reach) - 1.0
+        units = (goal.duration_s - overhead_s) / block_s
+        margin = noise.margin(units, alpha=limits.alpha, power=power, ratio=goal.ratio)
     seconds = None if blocks is None else blocks * block_s + overhead_s
     return Need(
         arm="",

@@ -146,12 +146,8 @@ def _noninferiority_gate(run: Run, item: Comparison) -> Gate:
 
 
 def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:
-    blocks, overhead_s = run.limits.min_blocks, _overhead_s(run)
+    blocks, overhead_s = run.limits.min_blocks, run.limits.cold_s * len(run.trials)
     return comparison_needed_s(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
-
-
-def _overhead_s(run: Run) -> float:
-    return run.limits.cold_s * len(run.trials)
 
 
 # --- Gates ------------------------------------------------------------------------------------------------------------
@@ -193,21 +189,14 @@ def _goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
     ]
 
 
+_OF_RATES = ("alpha", "spread", "method", "blocks", "groups", "trials", "requests", "obstacle")
+
+
 def _turned(rate: RateComparison, least: float) -> Comparison:
     """The rate as a comparison that must stay below a limit: the control's goodput over the arm's, below 1 / least."""
-    return Comparison(
-        quantile=0.5,
-        margin=1.0 / least - 1.0,
-        alpha=rate.alpha,
-        ratio=1.0 / rate.ratio if rate.ratio else None,
-        spread=rate.spread,
-        method=rate.method,
-        blocks=rate.blocks,
-        groups=rate.groups,
-        trials=rate.trials,
-        requests=rate.requests,
-        obstacle=rate.obstacle,
-    )
+    ratio = 1.0 / rate.ratio if rate.ratio else None
+    shared = {name: getattr(rate, name) for name in _OF_RATES}
+    return Comparison(quantile=0.5, margin=1.0 / least - 1.0, ratio=ratio, **shared)
 
 
 def _outside(run: Run) -> dict[str, Outside]:
@@ -324,14 +313,13 @@ def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
 
 def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
     """The gate with the run length that its checks ask for, where it was decided but for them and they want length."""
-    if before.verdict == INCONCLUSIVE or after.verdict != INCONCLUSIVE:
-        return after
-    if not set(after.blocked_by) <= LENGTH_CHECKS:
+    opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
+    if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
         return after
     rate = run.rate(int(run.of_arm(after.arm).sum()))
     tail_s = TAIL_REQUESTS / (1.0 - run.limits.quantile) / rate if rate > 0 else 0.0
     floor = max(run.limits.min_blocks * run.block_s, math.ceil(tail_s / run.block_s) * run.block_s)
-    return replace(after, needed_s=floor + _overhead_s(run))
+    return replace(after, needed_s=floor + run.limits.cold_s * len(run.trials))
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------

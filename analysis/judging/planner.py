@@ -75,6 +75,11 @@ class Noise:
         factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
         return factor * math.hypot(self.per_unit / math.sqrt(units), self.restart / math.sqrt(self.starts))
 
+    def margin(self, units: float, *, alpha: float, power: float, ratio: float) -> float | None:
+        """The smallest margin that the whole ones of so many units pass with this power; None of fewer than two."""
+        whole = int(units + 1e-9)
+        return None if whole < 2 else ratio * math.exp(self.reach(whole, alpha=alpha, power=power)) - 1.0
+
     def starts_for(self, distance: float, *, alpha: float, power: float) -> int:
         """The fewest starts, from `starts` on, whose luck leaves half of the variance at `distance` to time."""
         if self.restart == 0.0 or distance == 0.0:
@@ -88,6 +93,11 @@ class Noise:
         candidates = range(fewest, max(most, fewest) + 1)
         index = bisect_left(candidates, True, key=lambda units: self.reach(units, alpha=alpha, power=power) <= distance)
         return candidates[index] if index < len(candidates) else None
+
+
+def log_distance(margin: float, ratio: float) -> float:
+    """How far the ratio lies from the margin, in log scale."""
+    return abs(math.log1p(margin) - math.log(ratio))
 
 
 def comparison_needed_s(
@@ -114,7 +124,7 @@ def comparison_needed_s(
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return floor_s
-    distance = abs(math.log1p(comparison.margin) - math.log(true))
+    distance = log_distance(comparison.margin, true)
     if distance == 0:
         return None
     if noise.per_unit == 0 and noise.restart == 0:
@@ -140,8 +150,7 @@ def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float 
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return comparison.trials
-    distance = abs(math.log1p(comparison.margin) - math.log(true))
-    return noise.starts_for(distance, alpha=comparison.alpha, power=power)
+    return noise.starts_for(log_distance(comparison.margin, true), alpha=comparison.alpha, power=power)
 
 
 def _left_open(comparison: Comparison) -> bool:
@@ -168,10 +177,7 @@ def decidable_margin(
     if noise is None:
         return None
     unit_s, lost_s = _unit_s(comparison, noise, block_s, overhead_s)
-    units = int((seconds - lost_s) / unit_s + 1e-9)
-    if units < 2:
-        return None
-    return ratio * math.exp(noise.reach(units, alpha=comparison.alpha, power=power)) - 1.0
+    return noise.margin((seconds - lost_s) / unit_s, alpha=comparison.alpha, power=power, ratio=ratio)
 
 
 def _unit_s(comparison: Comparison, noise: Noise, block_s: float, overhead_s: float) -> tuple[float, float]:

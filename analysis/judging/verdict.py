@@ -46,7 +46,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
 
 
 def _is_overload(check: Check, arms: Sequence[str]) -> bool:
-    return check.check == OVERLOAD and not check.ok and bool(arms) and (check.arm is None or check.arm in arms)
+    return check.check == OVERLOAD and not check.ok and bool(arms) and check.arm in (None, *arms)
 
 
 def _clause(reason: str) -> str:
@@ -63,7 +63,7 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     # A fault that must be mended says more than that the run was short.
     ranks = {"blocks": 1, "run length": 1, "tail": 2, "cut requests": 2}
     for check in sorted(checks, key=lambda item: ranks.get(item.check, 0)):
-        if not check.ok and check.check in blocking and (check.arm is None or check.arm in arms):
+        if not check.ok and check.check in blocking and check.arm in (None, *arms):
             return check.reason
     if not open_gates:
         return "No gate was judged."
@@ -113,13 +113,8 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
     arms = {gate.arm for gate in open_gates}
     blocking = {name for gate in open_gates for name in gate.blocked_by}
-    sentences = list(
-        dict.fromkeys(
-            check.remedy
-            for check in checks
-            if not check.ok and check.remedy and check.check in blocking and (check.arm is None or check.arm in arms)
-        )
-    )
+    faults = [check for check in checks if not check.ok and check.check in blocking and check.arm in (None, *arms)]
+    sentences = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
     # A longer run of the same load only makes the queues longer.
     timed = [gate for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by]
     needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
