@@ -96,8 +96,6 @@ def block_differences(
 def _drift(inner: Floats, group: Ints) -> float:
     """The variance of the mean by its slowest cosines [3], less what groups show of it; not below 0."""
     blocks, groups = len(inner), int(group[-1]) + 1
-    if groups < 2:
-        return 0.0
     sums = np.bincount(group, weights=inner, minlength=groups)
     seen = float(sums @ sums) / blocks**2 * groups / (groups - 1)
     return max(0.0, cosine_variance(inner, DRIFT_COSINES) / blocks - seen)

@@ -236,8 +236,6 @@ def block_scores(histogram: BlockHistogram, q: float, *, shift: int) -> Floats:
 
     The treatment's latencies are first divided by exp(shift × width). Blocks weigh by their requests; mean weight 1.
     """
-    if not histogram.blocks:
-        return np.zeros(0)
     bins = histogram.treatment.shape[0]
     own = histogram.treatment.sum(axis=1, dtype=np.float64)
     other = histogram.control.sum(axis=1, dtype=np.float64)

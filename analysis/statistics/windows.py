@@ -47,7 +47,7 @@ class Windows:
         A block that holds enough is a window of its own, and a group that does not is one window. None below `fewest`
         groups too.
         """
-        if not len(group) or int(group[-1]) + 1 < fewest:
+        if int(group[-1]) + 1 < fewest:
             return None
         beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
         sizes = np.bincount(group)

@@ -111,10 +111,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
 def _created(run: Run) -> str | None:
     """When the first request started, in UTC."""
     started_ns = min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)
-    try:
-        moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
+    moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
     return moment.isoformat() if started_ns > 0 else None
 
 
