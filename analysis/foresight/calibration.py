@@ -2,7 +2,7 @@
 
 The control is split into two halves that are equal by construction: how often do the very tests of the verdict call
 one slower, does the interval hold the ratio of 1, and is one half seen once its latencies are multiplied? Halves of one
-server's requests share its queue and its start: that tests the statistics, not restarts. Of those, trials tell.
+server's requests share its queue and its start: that tests the statistics, not restarts. Several trials show those.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """What the tests said of halves of the control whose true ratio is `effect`.
+    """The results of the tests on halves of the control whose true ratio is `effect`.
 
     `slower` and `faster`: calls at one-sided alpha against a ratio of 1. `covered`: the interval of level 1 - 2 alpha
     holds the truth. `passed`: non-inferior at the run's margin, which at an effect of 1 + margin is a false PASS.
@@ -234,7 +234,7 @@ def _halves(run: Run, metric: str, place: int, splits: int) -> Iterator[Halves]:
 
 
 def made_slower(item: Comparison, effect: float) -> Comparison:
-    """What the comparison says with the first sample's latencies times `effect`, up to the width of a bin.
+    """The comparison with the first sample's latencies times `effect`, up to the width of a bin.
 
     The tests divide by a factor before they compare, so that ratio and limits move by the factor and nothing else does.
     """

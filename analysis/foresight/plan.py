@@ -47,7 +47,7 @@ class Need:
     """What one gate needs: seconds over all trials, None where no length of up to a week is enough.
 
     `needed_s` is for the true ratio that was planned for, `as_seen_s` for what the pilot saw. `margin` is the smallest
-    that a run of the asked duration passes. What does not `gate` is there to be read.
+    that a run of the goal's duration passes. Rows that do not `gate` are for information.
     """
 
     arm: str
@@ -67,7 +67,7 @@ class Need:
 
 
 def limits_for(limits: GateLimits, goal: Goal) -> GateLimits:
-    """`limits` with what the goal says."""
+    """`limits` with the goal's margin and alpha."""
     if goal.margin is not None:
         limits = replace(limits, margin=goal.margin, margins={})
     return limits if goal.alpha is None else replace(limits, alpha=goal.alpha)

@@ -1,6 +1,6 @@
 """Every comparison of a run: five latencies at five quantiles and more, of each arm with the control, in each phase.
 
-A few of them gate, as the experiment says; the others stand beside them and decide nothing.
+The experiment chooses the few that gate. The others are reported and decide nothing.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Judgement:
 
 def judge(run: Run) -> Judgement:
     """The judgement on the run. The same records and seed give an equal one."""
-    # A search drives the arms past what they hold, so their latency over all of it says nothing.
+    # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
@@ -252,7 +252,7 @@ def _death_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def _parity_gates(run: Run, arm: str) -> list[Gate]:
-    """One gate where something can be said: parity was measured or is required, or answers must be equal or are absent.
+    """One gate where parity was measured or is required, or where answers must be equal or are absent.
 
     Answers in lower precision alone judge nothing.
     """
@@ -294,7 +294,7 @@ def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
         own &= run.cold if part == "cold" else ~run.cold
     stalls = run.attribution.stall_ms[own]
     minutes = _part_s(run, part) / 60.0 * run.replicas(arm)
-    # An arm that compiles has at least its warm-up to tell of; silence means that its telemetry was lost.
+    # An arm that compiles has events of its warm-up at least; none means that its telemetry was lost.
     silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
     return CompileFacts(
         known=run.records.events is not None and not silent,
@@ -326,7 +326,7 @@ def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
 
 
 def _loops(run: Run) -> list[Loop]:
-    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. None if it is said."""
+    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. Empty where recorded."""
     if run.told_open_loop is not None:
         return []
     requests = run.requests
@@ -405,7 +405,7 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
 
 
 def _loads(run: Run, arm: str) -> list[Load | None]:
-    """What the arm was offered and answered, trial by trial; None where a trial does not tell."""
+    """What the arm was offered and answered, trial by trial; None where a trial has too few requests."""
     requests = run.requests
     own = run.of_arm(arm) & ~requests.broken
     loads = []
@@ -445,10 +445,10 @@ def _interference(run: Run) -> tuple[float | None, float | None]:
             if event.serving and event.stalls and event.trial == trial.number and event.arm != run.control
         )
         inside.append(windows.overlap_ns(edges[:-1], edges[1:]) / (bin_s * SECOND))
-        mine = own & (requests.trial == trial.number)
-        since = np.clip((requests.start_ns[mine] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
+        rows = own & (requests.trial == trial.number)
+        since = np.clip((requests.start_ns[rows] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
         starts.append(since + offset)
-        excess.append(np.log(requests.e2e_ms[mine] / expected[mine]))
+        excess.append(np.log(requests.e2e_ms[rows] / expected[rows]))
         offset += bins * bin_s
     if not inside:
         return None, None

@@ -28,7 +28,7 @@ from analysis.run.trials import SECOND
 
 Held = Literal["held", "missed", "undecided"]
 
-FEWEST = 20  # requests without which a step says nothing
+FEWEST = 20  # the fewest requests by which a step is judged
 
 # Of the knee from step to step, in log rate. No server is taken to be steadier than 3 %.
 _SPREADS = np.geomspace(0.03, 0.6, 10)
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """Where an arm's knee lies: above `passed_rps`, at or below `failed_rps`; None where no step says.
+    """Where an arm's knee lies: above `passed_rps`, at or below `failed_rps`; None where no step shows it.
 
     `low_rps` and `high_rps` are the interval of the knee; None where it is open. `goodput_rps` is the mean goodput of
     the steps at `passed_rps`; `highest_rps` is the most that any step gave.
@@ -267,7 +267,7 @@ def _span(held: Bracket) -> str:
 
 
 def summary_rows(run: Run) -> dict[str, Any] | None:
-    """What the summary says of the search; None where the run made none."""
+    """The search as the summary holds it; None where the run made none."""
     if not is_search(run):
         return None
     steps = steps_of(run)

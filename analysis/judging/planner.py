@@ -3,7 +3,7 @@
 Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
 of servers like these. The test at the end resamples a few groups of blocks (or trials) and knows its own error only
 that well, so Student's t with groups - 1 degrees of freedom stands where a normal would promise too much. Where a
-pilot with few groups tells the spread, the same holds for it (the two-stage argument of Stein 1945).
+pilot with few groups measures the spread, the same holds for it (the two-stage argument of Stein 1945).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from analysis.statistics.resampling import group_count
 
 POWER = 0.80
-LONGEST_S = 7 * 24 * 3600.0  # nobody waits longer for one verdict
-# A few slow stretches make a tail's spread, so it is known less well than as many normal differences would tell it. In
+LONGEST_S = 7 * 24 * 3600.0  # longer than anybody waits for one verdict
+# A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
 # simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
@@ -38,9 +38,9 @@ def power_of_each(limits: GateLimits, power: float = POWER) -> float:
 class Noise:
     """How much a log ratio varies from run to run: its standard error is `per_unit` / sqrt(units).
 
-    A unit is a time block, or with `by_trial` a whole trial. `degrees` says how well `per_unit` is known: the degrees
-    of freedom of the pilot that told it, None where a model did. Units of one start share its luck, which has the
-    standard deviation `restart` and fades with the number of `starts` alone.
+    A unit is a time block, or with `by_trial` a whole trial. `degrees` are the degrees of freedom of the pilot that
+    measured `per_unit`, None where it comes from a model. Units of one start share its luck, which has the standard
+    deviation `restart` and fades with the number of `starts` alone.
     """
 
     per_unit: float
@@ -69,7 +69,7 @@ class Noise:
         )
 
     def reach(self, units: int, *, alpha: float, power: float) -> float:
-        """The distance from the margin, in log ratio, that so many units tell apart with this power."""
+        """The distance from the margin, in log ratio, that so many units resolve with this power."""
         final = units if self.by_trial else group_count(units)
         degrees = max(1, final - 1 if self.degrees is None else min(final - 1, self.degrees))
         factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
@@ -89,7 +89,7 @@ class Noise:
         return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
 
     def units_for(self, distance: float, *, alpha: float, power: float, fewest: int, most: int) -> int | None:
-        """The fewest units, from `fewest` on, that tell `distance` apart; None where even `most` do not."""
+        """The fewest units, from `fewest` on, that resolve `distance`; None where even `most` do not."""
         candidates = range(fewest, max(most, fewest) + 1)
         index = bisect_left(candidates, True, key=lambda units: self.reach(units, alpha=alpha, power=power) <= distance)
         return candidates[index] if index < len(candidates) else None
@@ -219,7 +219,7 @@ def clean_requests(allowed: float, *, alpha: float) -> int:
 
 
 def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
-    """Independent requests that tell a true share from the allowed one; None where the two are equal."""
+    """Independent requests that separate a true share from the allowed one; None where the two are equal."""
     if true == allowed:
         return None
     reject = float(stats.norm.ppf(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))

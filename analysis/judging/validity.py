@@ -17,9 +17,9 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, Gate
 # Kinds of gates that a check affects.
 ESTIMATES = ("noninferiority", "slo", "cold")
 ALL_KINDS = ("noninferiority", "slo", "cold", "recompile", "error")
-PARITY = "parity"  # not among them: answers were asked apart from the traffic
+PARITY = "parity"  # not among them: its prompts are not part of the traffic
 
-# Arms were offered more than they can serve. It is said before all else; an objective that is missed then is missed.
+# Arms were offered more than they can serve. It is reported first; an objective that is missed then stays missed.
 OVERLOAD = "overload"
 
 # Checks that a longer run of the same kind would pass.
@@ -61,7 +61,7 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
         return gate
     if gate.verdict == INCONCLUSIVE:
         return replace(gate, blocked_by=blocked)
-    # By name: what a check says concerns all gates that it opens, and stands once, with the checks.
+    # By name: the reason of a check concerns several gates and is reported once, with the checks.
     because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
     return replace(
         gate,

@@ -57,10 +57,10 @@ def _clause(reason: str) -> str:
 
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
-    # An overload is said before all arms.
+    # An overload is reported before all arms.
     blocking = {name for gate in open_gates for name in gate.blocked_by} - {OVERLOAD}
     arms = {gate.arm for gate in gates}
-    # A fault that must be mended says more than that the run was short.
+    # A fault that must be mended matters more than a short run.
     ranks = {"blocks": 1, "run length": 1, "tail": 2, "cut requests": 2}
     for check in sorted(checks, key=lambda item: ranks.get(item.check, 0)):
         if not check.ok and check.check in blocking and check.arm in (None, *arms):

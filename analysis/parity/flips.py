@@ -13,8 +13,8 @@ from analysis.parity.measures import Matrix, Measures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one arm said: the tokens of its free run for each request, and its logits [positions, vocabulary] along the
-    control's tokens, request after request."""
+    """What one arm answered: the tokens of its free run for each request, and its logits [positions, vocabulary] along
+    the control's tokens, request after request."""
 
     name: str
     tokens: Sequence[Sequence[int]]

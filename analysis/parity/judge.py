@@ -265,7 +265,7 @@ _ERRORS: tuple[tuple[str, str, str, Statistic, float], ...] = (
 
 def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator) -> Iterator[Finding]:
     if not own.finite.all():
-        return  # said already, and no quantile of infinities says more
+        return  # `_finite` fails already, and no quantile of infinities means more
     for key, words, column, statistic, limit in _ERRORS:
         values = getattr(own, column)
         value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)

@@ -20,7 +20,7 @@ Method = Literal["label swap", "block bootstrap"]
 # Whose tail a gate compares: that of a typical block, or that of the whole run, which its worst stretches make.
 Question = Literal["block", "run"]
 
-# The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not tell better.
+# The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not show it better.
 RESTART_SPREAD = 0.01
 
 _MARGIN = Range(0.0, 10.0)

@@ -1,4 +1,4 @@
-"""What a rollout must carry: the [rollout] table of an experiment, which decides nothing and says what an arm saves.
+"""What a rollout must carry: the [rollout] table of an experiment, which decides nothing and prices an arm.
 
 It stands apart from the weighing, so that reading an experiment does not load the statistics.
 """

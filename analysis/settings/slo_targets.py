@@ -130,7 +130,7 @@ def _add(known_targets: dict[str, SloTarget], targets: Sequence[SloTarget], wher
 
 def _of_key(key: str, value: Any, where: str) -> SloTarget:
     entry = f"{where}.{key}"
-    # The key is looked at first: of an unknown one nobody knows what it should hold.
+    # The key first: what an unknown one should hold is unknown too.
     unlimited = None if key == "error_pct" else _unlimited(key, entry, "error_pct", needs_unit=True)[0]
     entry = f"{entry} is {finite(entry, value):g}"
     return _error_target(value, entry) if unlimited is None else _latency_target(unlimited, value, entry)

@@ -1,6 +1,6 @@
 """How much less a run knows than its groups of blocks say: speed that wanders within a start, and the luck of a start.
 
-Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request tells of
+Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request shows
 them: what is estimated here comes from means of log latencies by block, arm less control, and is carried over to the
 quantile that is judged. `[n]` are the references of `analysis.statistics.compare`.
 """

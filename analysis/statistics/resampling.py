@@ -27,7 +27,7 @@ FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 _TOLERANCE = 1e-9
 
 
-# From the standard error that groups tell to how much farther limits reach than it says.
+# From the standard error by groups to the factor by which limits must reach farther.
 Widening = Callable[[float], float]
 
 
@@ -37,7 +37,7 @@ def _none(spread: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a test says of the log ratio.
+    """The result of a test on the log ratio.
 
     `low` and `high` are one-sided limits, None where the data set none. The p-values are of H0: log ratio <= 0, and of
     H0: log ratio >= bound and <= bound. `spread` is the standard error.

@@ -123,7 +123,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     coins = float(np.abs(windows.excess(fitted)).sum()) / 2.0
     error = math.sqrt(max(float(((sums(fitted) / (1.0 - leverage)) ** 2).sum()), coins, 0.5))
     per_shift = float(slopes.sum()) / (2.0 * span)
-    # Few requests balance over a whole stretch of ratios, and tell none of them from another.
+    # Few requests balance over a whole stretch of ratios, and cannot separate them.
     error = max(error, (last - first) / 2.0 * per_shift)
     spread = error / per_shift * width
     widening = dependence.widening(spread, groups=groups, alpha=alpha)

@@ -24,7 +24,7 @@ from analysis.statistics.quantiles import quantiles
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
-    """Everything that the summary says of the arm."""
+    """The arm's row of the summary."""
     requests = run.requests
     own = run.of_arm(arm)
     usable = own & run.usable
@@ -166,7 +166,7 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, Co
                 for part, own in parts.items()
             },
         }
-    # Without events the servers' own word for a wait still shows it, but its silence does not say that nobody waited.
+    # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None

@@ -14,7 +14,7 @@ from analysis.run.work import WORK_APART, TokenTimes, Work
 def check_comparable(
     arm: str, differences: Sequence[str], *, intended: bool, outside: Mapping[str, str] | None = None
 ) -> Check:
-    """The arm differs from the control in shapes and compile policy alone, or the experiment says that it may.
+    """The arm differs from the control in shapes and compile policy alone, or the experiment allows more.
 
     `outside` maps those of the two that are external to their kind: of them nothing can be compared.
     """

@@ -28,7 +28,7 @@ _STEADY = 0.1
 class Loop:
     """How the rate of starts goes with the requests in flight, on one set of users."""
 
-    z: float  # of no dependence; negative where starts come later the more is in flight; NaN where nothing tells
+    z: float  # of no dependence; negative where starts come later the more is in flight; NaN where it cannot be seen
     kept: float  # at least so much of the rate would be kept in a stall of one second, at 95 %; 0 to 1
 
     @property
@@ -47,7 +47,7 @@ _PACED = Loop(z=0.0, kept=1.0)
 
 
 def loop_of(start_ns: Ints, end_ns: Ints) -> Loop:
-    """What the starts and ends (n,) of one set of requests tell.
+    """How the rate of starts depends on the requests in flight, from starts and ends (n,) of one set of requests.
 
     The score test of a proportional hazards model for the gap from one start to the next, with the number of requests
     in flight as a covariate that changes over the gap [Cox 1972]. Gaps may have any distribution, so that a steady
@@ -55,7 +55,7 @@ def loop_of(start_ns: Ints, end_ns: Ints) -> Loop:
     as many starts each, and what is in flight is counted at the begin of a bin. Starts at a steady pace, whatever the
     answers took, are a schedule. UNKNOWN of fewer than two gaps.
 
-    Cannot be told from a closed loop: a schedule that avoids its own last start, as one start anywhere in each slot
+    Looks like a closed loop: a schedule that avoids its own last start, as one start anywhere in each slot
     of time does.
     """
     starts, ends = np.sort(start_ns), np.sort(end_ns)

@@ -13,9 +13,9 @@ _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 def check_overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> list[Check]:
     """Each arm could serve what it was offered, or the control could: then what the arm cannot is its own.
 
-    `loads` holds what each trial says of each arm. Arms are overloaded together in a trial in which both the arm and
-    the control are, and in a run where half of the trials that tell are such. One check where that is so of all arms or
-    of none, else one for each arm of which it is so.
+    `loads` holds the load of each arm by trial, None where it is unknown. An arm and the control are overloaded
+    together in a trial if both are, and in a run if they are in half of the trials with known loads. One check where
+    all arms are or none is, else one for each arm that is.
     """
     trials = {arm: _trials(rows, loads[control]) for arm, rows in loads.items()}
     treatments = [arm for arm in loads if arm != control]
@@ -30,12 +30,12 @@ def check_overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> 
     return [_overloaded([control, arm], trials, f"{control} and {arm}", arm=arm) for arm in over]
 
 
-# What the ratio of two growing queues says of the arms, and what an objective kept by a queue not yet long.
+# The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps.
 _AFFECTS = ("noninferiority", "slo")
 
 
 def _trials(own: Sequence[Load | None], control: Sequence[Load | None]) -> list[tuple[Load, bool]]:
-    """The arm's load in each trial that tells, and whether both it and the control were overloaded."""
+    """The arm's load in each trial with both loads known, and whether both arms were overloaded."""
     return [
         (load, load.overloaded and other.overloaded)
         for load, other in zip(own, control, strict=True)

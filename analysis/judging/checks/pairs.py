@@ -13,7 +13,7 @@ _MISSING_SHARE = 0.001
 
 
 def check_copies(copies: Copies, *, allowed_ms: float) -> Check:
-    """Every request of the arm has one copy on the control, due at the same instant and equal in what it asks."""
+    """Every request of the arm has one copy on the control, due at the same instant and equal in content."""
     faults = []
     if copies.lonely > max(_MISSING_SLACK, int(_MISSING_SHARE * (copies.pairs + copies.lonely))):
         faults.append(f"{counted(copies.lonely, 'request')} went to one of {copies.arm} and {copies.control} alone")

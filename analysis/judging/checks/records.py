@@ -1,4 +1,4 @@
-"""Whether the records are whole: nothing cut off, nobody missing, every trial run to its end."""
+"""Whether the records are whole: nothing is cut off, no arm or trial is missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated
 
 
 def check_complete(trials: Sequence[Mapping[str, Any]], *, planned: int = 0) -> Check:
-    """Every trial that was planned is there and ended by itself. `planned` is 0 where nobody says how many."""
+    """Every trial that was planned is there and ended by itself. `planned` is 0 where the number is not recorded."""
     stopped = [str(trial.get("trial")) for trial in trials if not trial.get("complete")]
     there = {int(trial["trial"]) for trial in trials}
     missing = [str(number) for number in range(1, max([planned, *there]) + 1) if number not in there]

@@ -1,4 +1,4 @@
-"""Whether what the servers told of their compiles is all: every row placed, every count met, every stall explained.
+"""Whether the compile telemetry is complete: every row is placed, every count is met, every stall is explained.
 
 Telemetry that is lost makes an arm look better than it is. So what it leaves out opens the gates that rest on it: those
 on compiles, and the estimates, which leave out the requests that met a compile.
@@ -24,7 +24,7 @@ from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, Windows, windows_of
 from analysis.run.trials import Trial
 
-_SHORTEST_NS = 250_000_000  # of a stall that must be told of; shorter ones are a collection or a hiccup as well
+_SHORTEST_NS = 250_000_000  # of a stall that events must explain; shorter ones may be a garbage collection
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
 _REMEDY = "Run again; see the logs of the arm and of the disk."
@@ -35,8 +35,8 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
     yield check_placed(run.unplaced_requests, "request", arm=None, affects=(*ESTIMATES, "recompile", "error"))
     if run.records.events is None:
         return
-    nobodys = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
-    yield check_placed(nobodys, "compile event", arm=None, affects=("recompile", *ESTIMATES))
+    unattributed = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
+    yield check_placed(unattributed, "compile event", arm=None, affects=("recompile", *ESTIMATES))
     for arm in (name for name in run.treatments if not run.account(name).external):
         own = [item for item in run.unplaced_events if item.arm == arm]
         yield check_placed(own, "compile event", arm=arm, affects=("recompile", *ESTIMATES))
@@ -64,7 +64,7 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
 
 
 def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
-    """Every row says whose it is, when it was and what it tells of."""
+    """Every row names its arm, its time and its kind."""
     faults = words_of(unplaced, what)
     return Check(
         check=f"placed {what}s",
@@ -81,7 +81,7 @@ def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, af
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
     """Where recorded events are fewer than the arm's replicas counted, in words; and whether all of them counted.
 
-    A replica's own numbering tells too: its events are numbered from 0. A trial that was stopped has no count.
+    The numbers in event ids count too: a replica numbers its events from 0. A trial that was stopped has no count.
     """
     faults: list[str] = []
     vouched = bool(run.trials)
@@ -132,7 +132,7 @@ def check_steps(run: Run, steps: pa.Table) -> Check:
 
 
 def _count(trial: Trial, replica: str, what: str) -> float | None:
-    """What the replica counted up to the end of the trial; None where it is not told."""
+    """What the replica counted up to the end of the trial; None where that is not recorded."""
     return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
 
 
@@ -144,10 +144,10 @@ def _numbered(ids: Iterable[str], prefix: str) -> int:
 
 
 def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
-    """No request was held up by a compile, by its server's account or as it looks from outside, that no event tells of.
+    """An event explains every compile that held requests up, by the server's account or as seen from outside.
 
-    A stall whose cause is not known is asked about where it began with a first-seen shape and the events are not
-    counted (`vouched`): then nothing says that there was no compile.
+    A stall of unknown cause counts where it began with a first-seen shape and the number of events is not vouched for:
+    then a compile cannot be excluded.
     """
     requests = _unexplained_requests(run, arm)
     stalls = [
@@ -205,7 +205,7 @@ def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
 
 
 def _windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """When the arm's events say that it compiled; of whichever kind and phase, since each may hold a request up."""
+    """When the arm compiled, by its events of any kind and phase: each may hold a request up."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events

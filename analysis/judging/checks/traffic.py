@@ -1,4 +1,4 @@
-"""Whether the traffic was what it claims: on schedule, split as asked, on a control that works and is left alone."""
+"""Whether the traffic was what it claims: on schedule, split by the weights, with a sound control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
 _SLOWDOWN_LIMIT = 1.10
 _SLOWDOWN_DRAWS = 499
 _FEWEST_DURING = 5
-_FOLLOWING_NS = 2_000_000  # a client that waited for an answer asks again within this
+_FOLLOWING_NS = 2_000_000  # a client that waited for an answer sends its next request within this
 _MOST_FOLLOWING = 0.5
 _FOLLOWING_RATIO = 5.0
 
@@ -51,7 +51,7 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
 
 
 def check_generator_lag(lag_ms: float | None, limit_ms: float) -> Check:
-    """The load generator sent its requests when the schedule said."""
+    """The load generator sent its requests on schedule."""
     ok = lag_ms is not None and lag_ms <= limit_ms
     return Check(
         check="generator lag",
