@@ -182,7 +182,7 @@ def calibrate(run: Run, *, splits: int = SPLITS) -> Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Material:
+class ControlValues:
     """The control's steady values of one metric, one entry each."""
 
     sample: Sample
@@ -190,7 +190,8 @@ class _Material:
     since_s: Floats  # into the trial
 
 
-def _material(run: Run, metric: str) -> _Material:
+def control_values(run: Run, metric: str) -> ControlValues:
+    """The control's steady requests that have the metric; of ITL their gaps."""
     requests = run.requests
     rows = run.steady(run.of_arm(run.control) & run.usable, (run.control,))
     if metric == "itl":
@@ -202,7 +203,7 @@ def _material(run: Run, metric: str) -> _Material:
     trial = requests.trial[rows].astype(np.int64)
     place = np.searchsorted([item.number for item in run.trials], trial)
     starts = np.array([item.start_ns for item in run.trials], dtype=np.int64)
-    return _Material(
+    return ControlValues(
         sample=Sample(values=values, block=blocks_at(run, trial, at_ns), trial=trial),
         unit=_units(run, rows, place),
         since_s=(at_ns - starts[place]) / SECOND,
@@ -221,12 +222,14 @@ def _units(run: Run, rows: Ints, trial: Ints) -> Ints:
 
 def _halves(run: Run, metric: str, place: int, splits: int) -> Iterator[Halves]:
     """Halves without an effect, both ways to split; then one half of the random ones made slower."""
-    material = _material(run, metric)
+    material = control_values(run, metric)
     effects = sorted({*EFFECTS, 1.0 + run.limits.margin_of(metric)})
     ways: tuple[How, ...] = ("at random", "in turn")
     for number, how in enumerate(ways):
         rng = run.rng(_SALT, place, number)
-        tested = [_tested(run, metric, material, _half(run, material, how, rng), rng) for _ in range(splits)]
+        tested = [
+            compared_halves(run, metric, material, first_half(run, material, how, rng), rng) for _ in range(splits)
+        ]
         for index, q in enumerate(run.limits.quantiles):
             items = [row[index] for row in tested]
             for effect in (1.0, *effects) if how == "at random" else (1.0,):
@@ -245,7 +248,7 @@ def made_slower(item: Comparison, effect: float) -> Comparison:
     return replace(item, ratio=item.ratio * effect, low=low, high=high)
 
 
-def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> Bools:
+def first_half(run: Run, material: ControlValues, how: How, rng: np.random.Generator) -> Bools:
     """Which values are in the first half: of units drawn by the toss of a coin, or of stretches of time in turn.
 
     A turn lasts a sixth to a half of a block and begins anywhere, so that each block holds turns of both.
@@ -257,7 +260,9 @@ def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> 
     return np.asarray(((material.since_s / turn_s + rng.uniform(0.0, 2.0)) % 2.0) < 1.0, dtype=np.bool_)
 
 
-def _tested(run: Run, metric: str, material: _Material, chosen: Bools, rng: np.random.Generator) -> list[Comparison]:
+def compared_halves(
+    run: Run, metric: str, material: ControlValues, chosen: Bools, rng: np.random.Generator
+) -> list[Comparison]:
     """What the gates would say of the two halves, which share their start."""
     halves = (material.sample.only(chosen), material.sample.only(~chosen))
     whole = compare_quantiles(
@@ -356,10 +361,11 @@ def _restarts(run: Run) -> Iterator[Restarts]:
                         within = noise.per_unit / math.sqrt(item.blocks)
                         logs.append((math.log(item.ratio), within**2, noise.degrees or 1.0))
                 if len(logs) >= 2:
-                    yield _variances(arm, metric, q, logs)
+                    yield restarts_of(arm, metric, q, logs)
 
 
-def _variances(arm: str, metric: str, quantile: float, logs: Sequence[tuple[float, float, float]]) -> Restarts:
+def restarts_of(arm: str, metric: str, quantile: float, logs: Sequence[tuple[float, float, float]]) -> Restarts:
+    """The comparison of variances, from (log ratio, its variance by blocks, degrees of freedom) of each trial."""
     ratios, variances, degrees = (np.array(column) for column in zip(*logs, strict=True))
     between, within = float(ratios.var(ddof=1)), float(variances.mean())
     p_value = float(stats.f.sf(between / within, len(logs) - 1, degrees.sum())) if within > 0 else None

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from analysis.judging.checks.statistics import TAIL_REQUESTS
-from analysis.judging.planner import LONGEST_S, POWER
+from analysis.judging.planner import LONGEST_S, POWER, least_length_s
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
@@ -73,13 +73,11 @@ def limits_for(limits: GateLimits, goal: Goal) -> GateLimits:
     return limits if goal.alpha is None else replace(limits, alpha=goal.alpha)
 
 
-def least_length(limits: GateLimits, *, rate: float, quantile: float, block_s: float) -> tuple[float | None, str]:
+def least_length(limits: GateLimits, *, rate: float, block_s: float) -> tuple[float | None, str]:
     """Seconds for enough blocks and enough requests beyond the quantile, None where none come; and what they are."""
-    note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond p{100 * quantile:.10g}"
-    if rate <= 0:
-        return None, note
-    tail_s = TAIL_REQUESTS / (1.0 - quantile) / rate
-    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s, note
+    quantile = f"p{100 * limits.quantile:.10g}"
+    note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond {quantile}"
+    return (least_length_s(limits, rate=rate, block_s=block_s) if rate > 0 else None), note
 
 
 def joined_plan(

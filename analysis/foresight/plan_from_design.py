@@ -70,7 +70,7 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
     rows += [_of_target(target, f"slo {target.key}", traffic, goal, limits, block_s) for target in targets]
     errors = SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
     rows.append(_of_target(errors, "errors", traffic, goal, limits, block_s))
-    least, note = least_length(limits, rate=traffic.rate, quantile=limits.quantile, block_s=block_s)
+    least, note = least_length(limits, rate=traffic.rate, block_s=block_s)
     least = None if least is None else least + overhead_s
     rows.append(Need(arm="", what="blocks and tail", needed_s=least, note=note))
     pace = "wanders by 30 %" if traffic.arrivals == "wandering" else "is steady"

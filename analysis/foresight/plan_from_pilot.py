@@ -123,6 +123,6 @@ def _floor(run: Run, arm: str) -> Need:
     """What every verdict needs, whatever the spread: blocks, and requests beyond the quantile."""
     limits = run.limits
     rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
-    seconds, note = least_length(limits, rate=rate, quantile=limits.quantile, block_s=run.block_s)
+    seconds, note = least_length(limits, rate=rate, block_s=run.block_s)
     seconds = None if seconds is None else seconds + limits.cold_s * len(run.trials)
     return Need(arm=arm, what="blocks and tail", needed_s=seconds, as_seen_s=seconds, note=note)

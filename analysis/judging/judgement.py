@@ -21,7 +21,6 @@ from analysis.judging.checks.overload import check_overload
 from analysis.judging.checks.pairs import check_copies, check_lag_apart
 from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.judging.checks.statistics import (
-    TAIL_REQUESTS,
     check_autocorrelation,
     check_blocks,
     check_cold_starts,
@@ -55,7 +54,14 @@ from analysis.judging.gates import (
 from analysis.judging.generators import check_generators
 from analysis.judging.load_steps import brackets, goodput_gate, is_search
 from analysis.judging.overload import MOST_COUNTED, Load, load_of
-from analysis.judging.planner import POWER, comparison_needed_s, power_of_each, share_needed_s, starts_needed
+from analysis.judging.planner import (
+    POWER,
+    comparison_needed_s,
+    least_length_s,
+    power_of_each,
+    share_needed_s,
+    starts_needed,
+)
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
@@ -78,9 +84,8 @@ class Judgement:
     steady: tuple[Comparison, ...]  # those that gate
     beside: tuple[Comparison, ...]  # all others, of every phase
     rates: tuple[RateComparison, ...]
-    facts: Mapping[str, CompileFacts]  # of all that an arm served
+    facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
-    parts: Mapping[str, Mapping[str, CompileFacts]]  # of its cold start and of what came after, by "cold" and "steady"
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
@@ -102,8 +107,7 @@ def judge(run: Run) -> Judgement:
         *(check for arm in run.treatments for check in _checks_of(run, arm, compared.gated)),
         *check_telemetry(run, outside),
     ]
-    facts = {arm: _compile_facts(run, arm) for arm in run.arms}
-    parts = {arm: {part: _compile_facts(run, arm, part) for part in ("cold", "steady")} for arm in run.arms}
+    facts = {arm: {part: _compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     targets = (*run.targets, *run.cold_targets)
     slo = {arm: tuple(_slo_gate(run, arm, target) for target in targets) for arm in run.arms}
     raw: list[Gate] = []
@@ -115,7 +119,7 @@ def judge(run: Run) -> Judgement:
             raw += [_noninferiority_gate(run, item) for item in compared.gated if item.arm == arm]
             raw += slo[arm]
             raw += _goodput_gates(run, [item for item in rates if item.arm == arm])
-        raw += _recompile_gates(run, arm, facts[arm], parts[arm], outside[arm])
+        raw += _recompile_gates(run, arm, facts[arm], outside[arm])
         raw += _death_gates(run, arm) if search else _error_gates(run, arm)
         raw += _parity_gates(run, arm)
     gates = [_with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
@@ -126,7 +130,6 @@ def judge(run: Run) -> Judgement:
         rates=rates,
         facts=facts,
         outside=outside,
-        parts=parts,
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
@@ -208,22 +211,20 @@ def _outside(run: Run) -> dict[str, Outside]:
     return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
 
 
-def _recompile_gates(
-    run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside
-) -> list[Gate]:
+def _recompile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
     """The gates on compiles: of all that the arm served, or of its cold starts apart where these have a budget."""
     whole: dict[str, CompileBudget] = {"": run.limits}
     budgets = whole if run.limits.cold is None else {"steady": run.limits, "cold": run.limits.cold}
     gates: list[Gate] = []
     for part, budget in budgets.items():
-        known = parts[part] if part else facts
         if run.account(arm).external:
             minutes = _part_s(run, part) / 60.0 * run.replicas(arm)
+            requests = facts[part].requests
             gates += outside_gates(
-                outside, budget, requests=known.requests, minutes=minutes, part=part, cold_ns=_cold_ends(run)
+                outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=_cold_ends(run)
             )
         else:
-            gates += recompile_gates(arm, known, budget, part=part)
+            gates += recompile_gates(arm, facts[part], budget, part=part)
     return gates
 
 
@@ -280,7 +281,7 @@ def _share(
     return result, needed
 
 
-def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
+def _compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
     """What compiles did to the arm while it served: in its cold starts, past them ("steady"), or in all."""
     cold_end = _cold_ends(run)
 
@@ -317,8 +318,7 @@ def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
     if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
         return after
     rate = run.rate(int(run.of_arm(after.arm).sum()))
-    tail_s = TAIL_REQUESTS / (1.0 - run.limits.quantile) / rate if rate > 0 else 0.0
-    floor = max(run.limits.min_blocks * run.block_s, math.ceil(tail_s / run.block_s) * run.block_s)
+    floor = least_length_s(run.limits, rate=rate, block_s=run.block_s)
     return replace(after, needed_s=floor + run.limits.cold_s * len(run.trials))
 
 
@@ -326,7 +326,7 @@ def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
 
 
 def _loops(run: Run) -> list[Loop]:
-    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. Empty where recorded."""
+    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. Empty if recorded."""
     if run.told_open_loop is not None:
         return []
     requests = run.requests

@@ -16,6 +16,7 @@ from typing import Final
 
 from scipy import stats
 
+from analysis.judging.checks.statistics import TAIL_REQUESTS
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
@@ -185,6 +186,12 @@ def _unit_s(comparison: Comparison, noise: Noise, block_s: float, overhead_s: fl
     if noise.by_trial:
         return (comparison.blocks * block_s + overhead_s) / comparison.trials, 0.0
     return block_s, overhead_s
+
+
+def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
+    """Seconds for enough blocks, and for enough requests beyond the highest quantile at `rate` requests/s."""
+    tail_s = TAIL_REQUESTS / (1.0 - limits.quantile) / rate if rate > 0 else 0.0
+    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s
 
 
 def share_needed_s(

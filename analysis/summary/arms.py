@@ -63,7 +63,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
             for target, gate in zip((*run.targets, *run.cold_targets), judgement.slo[arm], strict=True)
         ],
         "external": _external_row(run, arm),
-        "compile": _compile_row(run, arm, judgement.facts[arm], judgement.parts[arm]),
+        "compile": _compile_row(run, arm, judgement.facts[arm]),
         "blackbox": outside_row(run, judgement.outside[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
@@ -143,12 +143,12 @@ _COMPILE_COLUMNS = (
 )
 
 
-def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
+def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
     """What compiles did to the arm; None for what is not known of it."""
     row: dict[str, Any] = dict.fromkeys(_COMPILE_COLUMNS)
     if run.account(arm).external:
         return row
-    serving = run.serving_events(arm)
+    serving, facts = run.serving_events(arm), parts[""]
     if facts.known:
         warmup = [event for event in run.events if event.arm == arm and not event.serving]
         row |= {name: getattr(facts, name) for name in _SERVING_COLUMNS}
@@ -161,11 +161,9 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, Co
             "stall_s": held_s(event for event in serving if event.stalls),
             "causes": _causes(run, arm),
             "backlog": _backlog(run, arm),
-            **{
-                part: {name: getattr(own, name) for name in (*_SERVING_COLUMNS, "requests")}
-                for part, own in parts.items()
-            },
         }
+        for part in ("cold", "steady"):
+            row[part] = {name: getattr(parts[part], name) for name in (*_SERVING_COLUMNS, "requests")}
     # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
