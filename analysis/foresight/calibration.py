@@ -28,13 +28,7 @@ from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
 from analysis.settings.metrics import quantile_label
-from analysis.statistics.compare import (
-    TRIALS_FOR_T_TEST,
-    Comparison,
-    Sample,
-    compare_quantiles,
-    compare_typical,
-)
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Sample, compare_quantiles, compare_typical
 from analysis.statistics.resampling import first_autocorrelation
 
 How = Literal["at random", "in turn"]

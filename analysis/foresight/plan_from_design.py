@@ -102,13 +102,7 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
 
 
 def _of_noise(
-    noise: Noise,
-    quantile: float,
-    traffic: Traffic,
-    goal: Goal,
-    limits: GateLimits,
-    block_s: float,
-    overhead_s: float,
+    noise: Noise, quantile: float, traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float, overhead_s: float
 ) -> Need:
     distance = log_distance(limits.margin, goal.ratio)
     gate = quantile in limits.quantiles

@@ -80,13 +80,7 @@ def description(item: Comparison) -> str:
 
 
 def _compared(
-    run: Run,
-    arm: str,
-    metric: str,
-    phase: str,
-    paired: bool,
-    samples: tuple[Sample, Sample],
-    qs: Sequence[float],
+    run: Run, arm: str, metric: str, phase: str, paired: bool, samples: tuple[Sample, Sample], qs: Sequence[float]
 ) -> list[Comparison]:
     place = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
     items = compare_quantiles(

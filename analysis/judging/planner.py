@@ -195,13 +195,7 @@ def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
 
 
 def share_needed_s(
-    result: ShareResult,
-    *,
-    requests_per_s: float,
-    block_s: float,
-    min_blocks: int,
-    alpha: float,
-    power: float = POWER,
+    result: ShareResult, *, requests_per_s: float, block_s: float, min_blocks: int, alpha: float, power: float = POWER
 ) -> float | None:
     """The run length at which the share is decided with this power if it is what this run saw, else as above."""
     if result.requests == 0 or requests_per_s <= 0 or not 0.0 < result.allowed < 1.0:

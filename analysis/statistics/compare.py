@@ -176,11 +176,7 @@ def compare_quantiles(
 
 
 def compare_typical(
-    treatment: Sample,
-    control: Sample,
-    *,
-    whole: Sequence[Comparison],
-    restart_spread: float = RESTART_SPREAD,
+    treatment: Sample, control: Sample, *, whole: Sequence[Comparison], restart_spread: float = RESTART_SPREAD
 ) -> list[Comparison]:
     """Comparisons of a typical block, one for each of those over the whole run in `whole`, undecided.
 

@@ -53,12 +53,7 @@ class Padding:
     too_long: int  # requests longer than the last step, which are not in the factor
 
 
-def padding(
-    lengths: Counts,
-    ladder: Sequence[int],
-    *,
-    weights: Counts | None = None,
-) -> Padding:
+def padding(lengths: Counts, ladder: Sequence[int], *, weights: Counts | None = None) -> Padding:
     """The cost of rounding `lengths` (n,) up to the steps of `ladder`. `weights` (n,): rows that run at each length."""
     steps = np.asarray(sorted(set(ladder)), dtype=np.int64)
     if not len(steps) or steps[0] < 1:
@@ -75,12 +70,7 @@ def padding(
 
 
 def best_ladder(
-    lengths: Counts,
-    steps: int,
-    *,
-    multiple: int = 1,
-    last: int | None = None,
-    weights: Counts | None = None,
+    lengths: Counts, steps: int, *, multiple: int = 1, last: int | None = None, weights: Counts | None = None
 ) -> Padding:
     """The ladder of at most `steps` steps that pads `lengths` (n,) least, by dynamic programming.
 
@@ -149,13 +139,7 @@ class Batches:
     start_ns: Ints
 
 
-def batches(
-    offset_ns: Counts,
-    lengths: Counts,
-    *,
-    window_ns: int,
-    most: int,
-) -> Batches:
+def batches(offset_ns: Counts, lengths: Counts, *, window_ns: int, most: int) -> Batches:
     """The batches of a server that takes up to `most` requests and waits `window_ns` from the first of them on.
 
     offset_ns, lengths: (n,), in order of time. It stands in for a server's own batching: under load, batches grow until
@@ -174,7 +158,5 @@ def batches(
     if not len(first):
         return Batches(size=first, longest=first, start_ns=first)
     return Batches(
-        size=np.diff(np.append(first, len(times))),
-        longest=np.maximum.reduceat(values, first),
-        start_ns=times[first],
+        size=np.diff(np.append(first, len(times))), longest=np.maximum.reduceat(values, first), start_ns=times[first]
     )

@@ -122,10 +122,7 @@ def block_histogram(
     A log shift of `anchor` is a whole number of bins, so that a margin is tested where it lies.
     """
     number, count = shared_blocks(treatment_block, control_block)
-    samples = [
-        _logs_by_block(treatment, number(treatment_block)),
-        _logs_by_block(control, number(control_block)),
-    ]
+    samples = [_logs_by_block(treatment, number(treatment_block)), _logs_by_block(control, number(control_block))]
     lowest = min(float(logs.min()) for logs, _ in samples)
     highest = max(float(logs.max()) for logs, _ in samples)
     width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * count / _MOST_CELLS))
