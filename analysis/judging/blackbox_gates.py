@@ -99,7 +99,6 @@ def outside_gates(
 
 
 def _proven(outside: Outside, sure: Sequence[Stall]) -> str:
-    """Why a gate fails."""
     return (
         f"{counted(len(sure), 'stall')} of {outside.arm} alone began with a prompt length that it had not met, more "
         f"often than chance explains ({_p(outside.p_value)})."
@@ -107,7 +106,6 @@ def _proven(outside: Outside, sure: Sequence[Stall]) -> str:
 
 
 def _clean(outside: Outside, sure: Sequence[Stall]) -> str:
-    """Why a gate passes."""
     if sure:
         return f"{counted(len(sure), 'stall')} began with a first-seen prompt length ({_p(outside.p_value)})."
     host = len(outside.of_cause(HOST))

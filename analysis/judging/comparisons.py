@@ -146,7 +146,6 @@ def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
 
 
 def _known(run: Run, metric: str, rows: Ints) -> Ints:
-    """The rows that have the metric."""
     requests = run.requests
     if metric == "itl":
         return rows[(np.diff(requests.gap_offsets)[rows] > 0) | requests.failed[rows]]

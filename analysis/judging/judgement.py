@@ -175,7 +175,6 @@ def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER)
 
 
 def _held_to(run: Run, arm: str, target: SloTarget) -> Bools:
-    """The requests that the target is for."""
     mask = run.of_arm(arm) & run.usable
     return mask & run.cold if target.cold else mask
 
@@ -235,7 +234,6 @@ def _part_s(run: Run, part: str) -> float:
 
 
 def _cold_ends(run: Run) -> dict[int, int]:
-    """When the cold start of each trial ends."""
     return {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
 
 

@@ -72,7 +72,8 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
     trial = np.repeat([item.number for item in run.trials], [item.blocks for item in run.trials])
     # Only blocks in which both were sent something compare them.
     shared = (own.sent > 0) & (control.sent > 0)
-    group, method = _groups(trial[shared])
+    by_trial = len(np.unique(trial[shared])) >= TRIALS_FOR_T_TEST
+    group = np.unique(trial[shared], return_inverse=True)[1] if by_trial else groups_of(trial[shared])
     sums = [_grouped(column[shared], group) for column in (own.made, own.sent, control.made, control.sent)]
     ratio, spread, obstacle = log_ratio(*sums, share=rate != "output tokens")
     count = len(sums[0])
@@ -98,7 +99,7 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
         groups=count,
         trials=len(np.unique(trial[shared])),
         requests=int(min(own.sent.sum(), control.sent.sum())),
-        method=method,
+        method="t over trials" if by_trial else "t over groups of blocks",
         obstacle=obstacle,
     )
 
@@ -127,13 +128,6 @@ def _counted(run: Run, arm: str, rate: str, good: Bools) -> _Counted:
 def _share_pct(counted: _Counted) -> float | None:
     sent = float(counted.sent.sum())
     return 100.0 * float(counted.made.sum()) / sent if sent else None
-
-
-def _groups(trial: Ints) -> tuple[Ints, str]:
-    """The group of each block, and how the limits are found."""
-    if len(np.unique(trial)) >= TRIALS_FOR_T_TEST:
-        return np.unique(trial, return_inverse=True)[1], "t over trials"
-    return groups_of(trial), "t over groups of blocks"
 
 
 def _grouped(column: Floats, group: Ints) -> Floats:

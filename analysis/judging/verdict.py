@@ -74,14 +74,6 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
 FEW_BLOCKS = 6
 
 
-def _blocks(check: Check) -> float:
-    return check.value if check.value is not None else 0.0
-
-
-def _is_guess(check: Check) -> bool:
-    return check.check == "blocks" and not check.ok and _blocks(check) < FEW_BLOCKS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What would decide what is open."""
@@ -129,12 +121,11 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
             sentences.append(
                 f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much."
             )
-        fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
-        if fewest is not None and fewest.limit is not None:
-            sentences.append(
-                f"From {counted(round(_blocks(fewest)), 'block')} that is a guess: "
-                f"{fewest.limit:.0f} of them will tell it better."
-            )
+        short = [check for check in checks if check.check == "blocks" and not check.ok and check.arm in arms]
+        fewest = min(short, key=lambda check: check.value or 0.0, default=None)
+        if fewest is not None and (count := fewest.value or 0.0) < FEW_BLOCKS:
+            blocks = counted(round(count), "block")
+            sentences.append(f"From {blocks} that is a guess: {fewest.limit:.0f} of them will tell it better.")
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
     if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")

@@ -136,7 +136,10 @@ def compare_quantiles(
         + (" block label swap" if method == "label swap" else " block bootstrap"),
     )
     above, below = quantiles(stage.treatment.values, qs), quantiles(stage.control.values, qs)
-    items = [replace(base, quantile=q, ratio=_over(one, other)) for q, one, other in zip(qs, above, below, strict=True)]
+    items = [
+        replace(base, quantile=q, ratio=one / other if one > 0 and other > 0 else None)
+        for q, one, other in zip(qs, above, below, strict=True)
+    ]
     histogram = stage.histogram
     if histogram is None:
         return items
@@ -329,10 +332,6 @@ def _distinct(values: Floats) -> int:
     """How many different values there are; where they are many, at least how many."""
     head = len(np.unique(values[:1000]))
     return head if head >= _FEWEST_DISTINCT else len(np.unique(values))
-
-
-def _over(above: float, below: float) -> float | None:
-    return above / below if above > 0 and below > 0 else None
 
 
 def _with_scores(item: Comparison, excess: Floats) -> Comparison:

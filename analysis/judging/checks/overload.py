@@ -70,7 +70,6 @@ def _overloaded(
 
 
 def _left(arms: Sequence[str], rows: Mapping[str, Sequence[Load]]) -> str:
-    """What became of the rest."""
     waiting, shed = ([max(getattr(load, name) for load in rows[arm]) for arm in arms] for name in ("waiting", "shed"))
     rest = ""
     if any(waiting):
