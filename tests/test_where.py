@@ -119,13 +119,8 @@ def death_gate('''
     edits = [
         (
             "analysis/settings/gate_limits.py",
-            "    max_error_pct: float = 0.5\n",
-            "    max_error_pct: float = 0.5\n    max_cut: int = 0\n",
-        ),
-        (
-            "analysis/settings/gate_limits.py",
-            '    "max_error_pct": ',
-            '    "max_cut": (0, 1000),\n    "max_error_pct": ',
+            "    max_error_pct: ",
+            "    max_cut: Annotated[int, Range(0, 1000)] = 0\n    max_error_pct: ",
         ),
         ("analysis/judging/gates.py", "def death_gate(", gate),
         ("analysis/judging/judgement.py", "    death_gate,\n", "    cut_gate,\n    death_gate,\n"),

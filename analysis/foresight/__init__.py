@@ -1,1 +1,1 @@
-"""What a run says beyond itself: whether its tests hold, and what an arm would cost."""
+"""What follows beyond one run: whether its tests hold, how long the next must be, what an arm would cost."""

@@ -2,7 +2,7 @@
 
 The control is split into two halves that are equal by construction: how often do the very tests of the verdict call
 one slower, does the interval hold the ratio of 1, and is one half seen once its latencies are multiplied? Halves of one
-server's requests share its queue and its start: that tests the statistics, not restarts. Of those, trials tell.
+server's requests share its queue and its start: that tests the statistics, not restarts. Several trials show those.
 """
 
 from __future__ import annotations
@@ -27,15 +27,8 @@ from analysis.records.tables import RecordError
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND
-from analysis.settings.metrics import METRIC_NAMES
-from analysis.statistics.compare import (
-    TRIALS_FOR_T_TEST,
-    Comparison,
-    Sample,
-    compare,
-    compare_quantiles,
-    compare_typical,
-)
+from analysis.settings.metrics import quantile_label
+from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Sample, compare_quantiles, compare_typical
 from analysis.statistics.resampling import first_autocorrelation
 
 How = Literal["at random", "in turn"]
@@ -81,7 +74,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """What the tests said of halves of the control whose true ratio is `effect`.
+    """The results of the tests on halves of the control whose true ratio is `effect`.
 
     `slower` and `faster`: calls at one-sided alpha against a ratio of 1. `covered`: the interval of level 1 - 2 alpha
     holds the truth. `passed`: non-inferior at the run's margin, which at an effect of 1 + margin is a false PASS.
@@ -133,7 +126,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was found, and whether the verdicts of the run can be trusted."""
+    """How the tests of a run's verdict hold on its own data, and whether its verdicts can be trusted."""
 
     control: str
     alpha: float
@@ -183,20 +176,16 @@ def calibrate(run: Run, *, splits: int = SPLITS) -> Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Material:
+class ControlValues:
     """The control's steady values of one metric, one entry each."""
 
-    values: Floats
-    block: Ints
-    trial: Ints
+    sample: Sample
     unit: Ints  # counted from 0; what must stay together: a session, or else a request
     since_s: Floats  # into the trial
 
-    def half(self, chosen: Bools) -> Sample:
-        return Sample(values=self.values[chosen], block=self.block[chosen], trial=self.trial[chosen])
 
-
-def _material(run: Run, metric: str) -> _Material:
+def control_values(run: Run, metric: str) -> ControlValues:
+    """The control's steady requests that have the metric; of ITL their gaps."""
     requests = run.requests
     rows = run.steady(run.of_arm(run.control) & run.usable, (run.control,))
     if metric == "itl":
@@ -208,10 +197,8 @@ def _material(run: Run, metric: str) -> _Material:
     trial = requests.trial[rows].astype(np.int64)
     place = np.searchsorted([item.number for item in run.trials], trial)
     starts = np.array([item.start_ns for item in run.trials], dtype=np.int64)
-    return _Material(
-        values=values,
-        block=blocks_at(run, trial, at_ns),
-        trial=trial,
+    return ControlValues(
+        sample=Sample(values=values, block=blocks_at(run, trial, at_ns), trial=trial),
         unit=_units(run, rows, place),
         since_s=(at_ns - starts[place]) / SECOND,
     )
@@ -229,15 +216,14 @@ def _units(run: Run, rows: Ints, trial: Ints) -> Ints:
 
 def _halves(run: Run, metric: str, place: int, splits: int) -> Iterator[Halves]:
     """Halves without an effect, both ways to split; then one half of the random ones made slower."""
-    material = _material(run, metric)
+    material = control_values(run, metric)
     effects = sorted({*EFFECTS, 1.0 + run.limits.margin_of(metric)})
     ways: tuple[How, ...] = ("at random", "in turn")
     for number, how in enumerate(ways):
         rng = run.rng(_SALT, place, number)
-        tested = []
-        for _ in range(splits):
-            chosen = _half(run, material, how, rng)
-            tested.append(_tested(run, metric, material, chosen, rng))
+        tested = [
+            compared_halves(run, metric, material, first_half(run, material, how, rng), rng) for _ in range(splits)
+        ]
         for index, q in enumerate(run.limits.quantiles):
             items = [row[index] for row in tested]
             for effect in (1.0, *effects) if how == "at random" else (1.0,):
@@ -245,20 +231,18 @@ def _halves(run: Run, metric: str, place: int, splits: int) -> Iterator[Halves]:
 
 
 def made_slower(item: Comparison, effect: float) -> Comparison:
-    """What the comparison says with the first sample's latencies times `effect`, up to the width of a bin.
+    """The comparison with the first sample's latencies times `effect`, up to the width of a bin.
 
     The tests divide by a factor before they compare, so that ratio and limits move by the factor and nothing else does.
     """
     if effect == 1.0 or item.ratio is None:
         return item
 
-    def moved(limit: float | None) -> float | None:
-        return None if limit is None else limit * effect
-
-    return replace(item, ratio=item.ratio * effect, low=moved(item.low), high=moved(item.high))
+    low, high = (None if limit is None else limit * effect for limit in (item.low, item.high))
+    return replace(item, ratio=item.ratio * effect, low=low, high=high)
 
 
-def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> Bools:
+def first_half(run: Run, material: ControlValues, how: How, rng: np.random.Generator) -> Bools:
     """Which values are in the first half: of units drawn by the toss of a coin, or of stretches of time in turn.
 
     A turn lasts a sixth to a half of a block and begins anywhere, so that each block holds turns of both.
@@ -270,9 +254,11 @@ def _half(run: Run, material: _Material, how: How, rng: np.random.Generator) -> 
     return np.asarray(((material.since_s / turn_s + rng.uniform(0.0, 2.0)) % 2.0) < 1.0, dtype=np.bool_)
 
 
-def _tested(run: Run, metric: str, material: _Material, chosen: Bools, rng: np.random.Generator) -> list[Comparison]:
+def compared_halves(
+    run: Run, metric: str, material: ControlValues, chosen: Bools, rng: np.random.Generator
+) -> list[Comparison]:
     """What the gates would say of the two halves, which share their start."""
-    halves = (material.half(chosen), material.half(~chosen))
+    halves = (material.sample.only(chosen), material.sample.only(~chosen))
     whole = compare_quantiles(
         *halves,
         qs=run.limits.quantiles,
@@ -355,10 +341,10 @@ def _restarts(run: Run) -> Iterator[Restarts]:
             for q in run.limits.quantiles:
                 logs = []
                 for trial in run.trials:
-                    own = [_of_trial(sample, trial.number) for sample in samples]
-                    item = compare(
+                    own = [sample.only(sample.trial == trial.number) for sample in samples]
+                    (item,) = compare_quantiles(
                         *own,
-                        q=q,
+                        qs=(q,),
                         margin=run.limits.margin_of(metric),
                         alpha=run.limits.alpha,
                         draws=run.limits.draws,
@@ -369,15 +355,11 @@ def _restarts(run: Run) -> Iterator[Restarts]:
                         within = noise.per_unit / math.sqrt(item.blocks)
                         logs.append((math.log(item.ratio), within**2, noise.degrees or 1.0))
                 if len(logs) >= 2:
-                    yield _variances(arm, metric, q, logs)
+                    yield restarts_of(arm, metric, q, logs)
 
 
-def _of_trial(sample: Sample, number: int) -> Sample:
-    own = sample.trial == number
-    return Sample(values=sample.values[own], block=sample.block[own], trial=sample.trial[own])
-
-
-def _variances(arm: str, metric: str, quantile: float, logs: Sequence[tuple[float, float, float]]) -> Restarts:
+def restarts_of(arm: str, metric: str, quantile: float, logs: Sequence[tuple[float, float, float]]) -> Restarts:
+    """The comparison of variances, from (log ratio, its variance by blocks, degrees of freedom) of each trial."""
     ratios, variances, degrees = (np.array(column) for column in zip(*logs, strict=True))
     between, within = float(ratios.var(ddof=1)), float(variances.mean())
     p_value = float(stats.f.sf(between / within, len(logs) - 1, degrees.sum())) if within > 0 else None
@@ -399,8 +381,7 @@ def _verdict(
     run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], checks: Sequence[Check]
 ) -> tuple[Trust, list[str]]:
     """Doubts weigh more than want of data; without either the verdicts can be trusted."""
-    doubts = list(_doubts(run, halves, restarts, checks))
-    if doubts:
+    if doubts := list(_doubts(run, halves, restarts, checks)):
         return "do not trust", doubts
     wants = list(dict.fromkeys(_wants(run, halves)))
     return ("too few data to say", wants) if wants else ("trustworthy", [])
@@ -409,7 +390,7 @@ def _verdict(
 def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], checks: Sequence[Check]) -> Iterator[str]:
     alpha = run.limits.alpha
     for item in halves:
-        label = _label(item.metric, item.quantile)
+        label = quantile_label(item.metric, item.quantile)
         for call, share in (("slower", item.slower), ("faster", item.faster)):
             if item.effect == 1.0 and share.low > _SLACK * alpha:
                 yield f"{share.count} of {share.of} equal halves ({item.how}) are called {call} on {label}."
@@ -421,7 +402,7 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
     for row in restarts:
         if row.p_value is not None and row.p_value <= _RESTART_ALPHA and len(run.trials) < TRIALS_FOR_T_TEST:
             yield (
-                f"{row.arm}: {_label(row.metric, row.quantile)} differs between {row.trials} starts "
+                f"{row.arm}: {quantile_label(row.metric, row.quantile)} differs between {row.trials} starts "
                 f"{row.ratio:.1f} times as much in variance as blocks foretell: run {TRIALS_FOR_T_TEST} trials or more."
             )
     for check in checks:
@@ -433,7 +414,7 @@ def _doubts(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts], ch
 def _wants(run: Run, halves: Sequence[Halves]) -> Iterator[str]:
     alpha, limits = run.limits.alpha, run.limits
     for item in halves:
-        label = _label(item.metric, item.quantile)
+        label = quantile_label(item.metric, item.quantile)
         if item.blocks < limits.min_blocks:
             yield f"Halves share {item.blocks} steady blocks; {limits.min_blocks} are needed."
         if item.requests * (1.0 - item.quantile) < TAIL_REQUESTS - 1e-9:
@@ -456,13 +437,10 @@ def _notes(run: Run, halves: Sequence[Halves], restarts: Sequence[Restarts]) -> 
         yield "One trial says nothing of how starts differ: run two or more to know, six or more to allow for it."
     elif not restarts:
         yield "No two trials could be compared, so that nothing is known of how starts differ."
-    blind = [item for item in halves if item.effect == max(EFFECTS) and (item.slower.share or 0.0) < 0.5]
-    for item in blind:
+    for item in halves:
+        if item.effect != max(EFFECTS) or (item.slower.share or 0.0) >= 0.5:
+            continue
         yield (
             f"A half that is {item.effect:g} times as slow is seen in {item.slower.count} of {item.slower.of} splits "
-            f"on {_label(item.metric, item.quantile)}: a run of this length decides only large differences."
+            f"on {quantile_label(item.metric, item.quantile)}: a run of this length decides only large differences."
         )
-
-
-def _label(metric: str, quantile: float) -> str:
-    return f"p{100 * quantile:.10g} {METRIC_NAMES.get(metric, metric)}"

@@ -9,13 +9,13 @@ whole start.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import Judgement
-from analysis.judging.load_steps import brackets, is_search
+from analysis.judging.load_steps import Bracket, brackets, is_search
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
@@ -31,6 +31,24 @@ class Span:
     low: float | None = None
     seen: float | None = None
     high: float | None = None
+
+    @classmethod
+    def all(cls, value: float | None) -> Span:
+        """A value that is known exactly, or not at all."""
+        return cls(low=value, seen=value, high=value)
+
+    def each(self, change: Callable[[float], float | None]) -> Span:
+        """`change` of what is known."""
+        low, seen, high = (None if value is None else change(value) for value in (self.low, self.seen, self.high))
+        return Span(low=low, seen=seen, high=high)
+
+    def crossed(self, other: Span, change: Callable[[float, float], float | None]) -> Span:
+        """`change` of both where both are known. It falls as `other` rises: far ends go together."""
+
+        def both(own: float | None, far: float | None) -> float | None:
+            return None if own is None or far is None else change(own, far)
+
+        return Span(low=both(self.low, other.high), seen=both(self.seen, other.seen), high=both(self.high, other.low))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +88,12 @@ class BreakEven:
 def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakEven]:
     """Every arm of the run against the control, which comes first."""
     capacities = _capacities(run, judgement)
-    starts = {arm: start_of(run, arm) for arm in run.arms}
-    control = capacities[run.control]
     return [
         weigh(
             arm,
             own=capacities[arm],
-            control=None if arm == run.control else control,
-            start=starts[arm],
+            control=None if arm == run.control else capacities[run.control],
+            start=start_of(run, arm),
             rollout=rollout,
             verdict=judgement.verdicts.get(arm),
         )
@@ -95,27 +111,20 @@ class Capacity:
 
 
 def _capacities(run: Run, judgement: Judgement) -> dict[str, Capacity]:
-    if is_search(run):
-        return {
-            item.arm: Capacity(
-                source="search",
-                rps=_divided(Span(low=item.low_rps, seen=item.passed_rps, high=item.high_rps), run.replicas(item.arm)),
-                trials=item.trials,
-            )
-            for item in brackets(run)
-        }
-    # Targets of the cold start come last, and say nothing of a load that lasts.
-    steady = {arm: [gate.verdict for gate in judgement.slo[arm][: len(run.targets)]] for arm in run.arms}
-    return {arm: _offered(run, arm, steady[arm]) for arm in run.arms}
+    if not is_search(run):
+        return {arm: _offered(run, arm, judgement) for arm in run.arms}
+    return {item.arm: _searched(run, item) for item in brackets(run)}
 
 
-def _divided(span: Span, by: int) -> Span:
-    low, seen, high = (None if value is None else value / by for value in (span.low, span.seen, span.high))
-    return Span(low=low, seen=seen, high=high)
+def _searched(run: Run, item: Bracket) -> Capacity:
+    held, replicas = Span(low=item.low_rps, seen=item.passed_rps, high=item.high_rps), run.replicas(item.arm)
+    return Capacity(source="search", rps=held.each(lambda rps: rps / replicas), trials=item.trials)
 
 
-def _offered(run: Run, arm: str, verdicts: Sequence[str]) -> Capacity:
+def _offered(run: Run, arm: str, judgement: Judgement) -> Capacity:
     """A load that was held is a lower limit and no more; one under which the SLO surely broke is an upper one."""
+    # Targets of the cold start come last, and say nothing of a load that lasts.
+    verdicts = [gate.verdict for gate in judgement.slo[arm][: len(run.targets)]]
     each = run.rate(int((run.of_arm(arm) & run.usable).sum())) / run.replicas(arm)
     trials = len(run.trials)
     if each > 0 and verdicts and set(verdicts) == {PASS}:
@@ -146,23 +155,18 @@ def weigh(
     arm: str, *, own: Capacity, control: Capacity | None, start: Start, rollout: Rollout, verdict: str | None
 ) -> BreakEven:
     """What the arm needs and when it pays; `control` is None for the control itself."""
-    gpus = _gpus(own.rps, rollout)
-    each, cost = rollout.gpus_per_replica, start.serving_s
-    if rollout.load_rps is None:
-        start_gpu_s = Span() if cost is None else Span(low=cost * each, seen=cost * each, high=cost * each)
-    else:
-        start_gpu_s = _each(gpus, lambda value: None if cost is None else value * cost)
+    gpus, load, each = _gpus(own.rps, rollout), rollout.load_rps, rollout.gpus_per_replica
+    cost = Span.all(start.serving_s)
+    start_gpu_s = cost.each(lambda value: value * each) if load is None else _product(gpus, start.serving_s)
     saved = requests = hours = Span()
-    if control is not None:
-        if rollout.load_rps is None:
-            saved = _less(_per_request(control.rps, each), _per_request(own.rps, each))
-            requests = _pays(start_gpu_s, saved)
-            hours = _hours_of(requests, own.rps)
-        else:
-            saved = _less(_gpus(control.rps, rollout), gpus)
-            seconds, load = _pays(start_gpu_s, saved), rollout.load_rps
-            requests = _each(seconds, lambda value: value * load)
-            hours = _each(seconds, lambda value: value / 3600.0)
+    if control is not None and load is None:
+        saved = _less(_per_request(control.rps, each), _per_request(own.rps, each))
+        requests = _pays(start_gpu_s, saved)
+        hours = requests.crossed(own.rps, lambda count, held: count / held / 3600.0 if held else None)
+    elif control is not None:
+        saved = _less(_gpus(control.rps, rollout), gpus)
+        seconds = _pays(start_gpu_s, saved)
+        requests, hours = _product(seconds, load), seconds.each(lambda value: value / 3600.0)
     return BreakEven(
         arm=arm,
         control=control is None,
@@ -180,44 +184,27 @@ def weigh(
     )
 
 
-def _each(span: Span, change: Any) -> Span:
-    low, seen, high = (None if value is None else change(value) for value in (span.low, span.seen, span.high))
-    return Span(low=low, seen=seen, high=high)
+def _product(span: Span, factor: float | None) -> Span:
+    return Span() if factor is None else span.each(lambda value: value * factor)
 
 
 def _gpus(rps: Span, rollout: Rollout) -> Span:
     """GPUs for the load: the fewest if a replica holds as much as it may, the most if as little."""
-    load = rollout.load_rps
-    if load is None:
-        return Span()
 
-    def needed(held: float | None) -> float | None:
-        replicas = None if not held else math.ceil(load / held - 1e-9)
-        return None if replicas is None else float(max(1, replicas) * rollout.gpus_per_replica)
+    def needed(load: float, held: float) -> float | None:
+        return float(max(1, math.ceil(load / held - 1e-9)) * rollout.gpus_per_replica) if held else None
 
-    return Span(low=needed(rps.high), seen=needed(rps.seen), high=needed(rps.low))
+    return Span.all(rollout.load_rps).crossed(rps, needed)
 
 
 def _per_request(rps: Span, gpus: int) -> Span:
     """GPU-seconds that a request takes on a replica at its limit."""
-    return Span(
-        low=gpus / rps.high if rps.high else None,
-        seen=gpus / rps.seen if rps.seen else None,
-        high=gpus / rps.low if rps.low else None,
-    )
+    return Span.all(gpus).crossed(rps, lambda count, held: count / held if held else None)
 
 
 def _less(one: Span, other: Span) -> Span:
     """The difference; its limits are the far ends of both."""
-
-    def difference(left: float | None, right: float | None) -> float | None:
-        return None if left is None or right is None else left - right
-
-    return Span(
-        low=difference(one.low, other.high),
-        seen=difference(one.seen, other.seen),
-        high=difference(one.high, other.low),
-    )
+    return one.crossed(other, lambda left, right: left - right)
 
 
 def _pays(cost: Span, saved: Span) -> Span:
@@ -229,17 +216,6 @@ def _pays(cost: Span, saved: Span) -> Span:
         return spent / gain if gain > 0 and spent is not None else NEVER
 
     return Span(low=until(cost.low, saved.high), seen=until(cost.seen, saved.seen), high=until(cost.high, saved.low))
-
-
-def _hours_of(requests: Span, rps: Span) -> Span:
-    """How long one replica at its limit takes for as many requests."""
-
-    def hours(count: float | None, held: float | None) -> float | None:
-        return None if count is None or not held else count / held / 3600.0
-
-    return Span(
-        low=hours(requests.low, rps.high), seen=hours(requests.seen, rps.seen), high=hours(requests.high, rps.low)
-    )
 
 
 # --- In words ---------------------------------------------------------------------------------------------------------
@@ -255,12 +231,12 @@ def _reason(
     hours: Span,
     verdict: str | None,
 ) -> str:
-    said = [_held_text(arm, own)]
+    sentences = [_held_text(arm, own)]
     if control is not None:
-        said.append(_pays_text(arm, own, control, start, rollout, saved, hours))
+        sentences.append(_pays_text(own, control, start, rollout, saved, hours))
         if verdict is not None and verdict != PASS:
-            said.append(f"It is {verdict} by its gates, and nothing here changes that.")
-    return " ".join(said)
+            sentences.append(f"It is {verdict} by its gates, and nothing here changes that.")
+    return " ".join(sentences)
 
 
 def _held_text(arm: str, own: Capacity) -> str:
@@ -280,19 +256,18 @@ def _held_text(arm: str, own: Capacity) -> str:
     return f"A replica of {arm} holds {span}{once}."
 
 
-def _pays_text(
-    arm: str, own: Capacity, control: Capacity, start: Start, rollout: Rollout, saved: Span, hours: Span
-) -> str:
+def _pays_text(own: Capacity, control: Capacity, start: Start, rollout: Rollout, saved: Span, hours: Span) -> str:
     if own.source != "search" or control.source != "search":
         return "Whether it saves anything is not known from this run."
-    if saved.seen is None and saved.low is None and saved.high is None:
+    if saved == Span():
         return "Whether it saves anything is not known: more steps of the search must be held, and more missed."
-    if hours.low == hours.seen == hours.high == NEVER:
-        return (
-            "It never pays: it needs as many GPUs as the control, or more."
+    if hours == Span.all(NEVER):
+        cost = (
+            "it needs as many GPUs as the control"
             if rollout.load_rps
-            else ("It never pays: a request takes as many GPU-seconds as on the control, or more.")
+            else "a request takes as many GPU-seconds as on the control"
         )
+        return f"It never pays: {cost}, or more."
     if start.serving_s is None:
         return "What its start costs is not recorded, so that nothing says when it pays."
     ends = [("as seen", hours.seen), ("soonest", hours.low), ("latest", hours.high)]
@@ -331,7 +306,7 @@ def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, An
                 "control": row.control,
                 "source": row.source,
                 "trials": row.trials,
-                "start": {name: getattr(row.start, name) for name in row.start.__dataclass_fields__},
+                "start": asdict(row.start),
                 **{name: _span_row(getattr(row, name)) for name in ("rps", "gpus", "start_gpu_s", "saved")},
                 **{name: _span_row(getattr(row, name)) for name in ("requests", "hours")},
                 "verdict": row.verdict,
@@ -343,5 +318,4 @@ def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, An
 
 
 def _span_row(span: Span) -> dict[str, float | str | None]:
-    ends = {"low": span.low, "seen": span.seen, "high": span.high}
-    return {name: "never" if value == NEVER else value for name, value in ends.items()}
+    return {name: "never" if value == NEVER else value for name, value in asdict(span).items()}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from analysis.judging.checks.statistics import TAIL_REQUESTS
-from analysis.judging.planner import LONGEST_S, POWER
+from analysis.judging.planner import LONGEST_S, POWER, least_length_s
 from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
@@ -33,18 +31,15 @@ class Goal:
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.power <= 0.999:
-            raise RecordError(f"--power is {self.power:g}: give a share from 0.5 to 0.999")
-        if not 0.01 <= self.ratio <= 100:
-            raise RecordError(f"--ratio is {self.ratio:g}: give a ratio from 0.01 to 100, such as 1 for no difference")
-        if self.margin is not None and not 1e-4 <= self.margin <= 10:
-            raise RecordError(
-                f"--margin is {self.margin:g}: give a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"
-            )
-        if self.alpha is not None and not 0.0001 <= self.alpha <= 0.5:
-            raise RecordError(f"--alpha is {self.alpha:g}: give a probability from 0.0001 to 0.5")
-        if self.duration_s is not None and not 1e-3 <= self.duration_s <= LONGEST_S:
-            raise RecordError(f"--duration is {self.duration_s:g}: give seconds above 0, at most {LONGEST_S:g}")
+        for flag, value, low, high, remedy in (
+            ("--power", self.power, 0.5, 0.999, "a share from 0.5 to 0.999"),
+            ("--ratio", self.ratio, 0.01, 100.0, "a ratio from 0.01 to 100, such as 1 for no difference"),
+            ("--margin", self.margin, 1e-4, 10.0, "a share above 0, from 0.0001 to 10, such as 0.1 for 10 %"),
+            ("--alpha", self.alpha, 0.0001, 0.5, "a probability from 0.0001 to 0.5"),
+            ("--duration", self.duration_s, 1e-3, LONGEST_S, f"seconds above 0, at most {LONGEST_S:g}"),
+        ):
+            if value is not None and not low <= value <= high:
+                raise RecordError(f"{flag} is {value:g}: give {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +47,7 @@ class Need:
     """What one gate needs: seconds over all trials, None where no length of up to a week is enough.
 
     `needed_s` is for the true ratio that was planned for, `as_seen_s` for what the pilot saw. `margin` is the smallest
-    that a run of the asked duration passes. What does not `gate` is there to be read.
+    that a run of the goal's duration passes. Rows that do not `gate` are for information.
     """
 
     arm: str
@@ -65,21 +60,24 @@ class Need:
     margin: float | None = None
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        """The gate, of its arm where the plan knows arms."""
+        return f"{self.arm} {self.what}".lstrip()
+
 
 def limits_for(limits: GateLimits, goal: Goal) -> GateLimits:
-    """`limits` with what the goal says."""
+    """`limits` with the goal's margin and alpha."""
     if goal.margin is not None:
         limits = replace(limits, margin=goal.margin, margins={})
     return limits if goal.alpha is None else replace(limits, alpha=goal.alpha)
 
 
-def least_length(limits: GateLimits, *, rate: float, quantile: float, block_s: float) -> tuple[float | None, str]:
+def least_length(limits: GateLimits, *, rate: float, block_s: float) -> tuple[float | None, str]:
     """Seconds for enough blocks and enough requests beyond the quantile, None where none come; and what they are."""
-    note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond p{100 * quantile:.10g}"
-    if rate <= 0:
-        return None, note
-    tail_s = TAIL_REQUESTS / (1.0 - quantile) / rate
-    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s, note
+    quantile = f"p{100 * limits.quantile:.10g}"
+    note = f"{limits.min_blocks} blocks of {block_s:g} s, {TAIL_REQUESTS} requests beyond {quantile}"
+    return (least_length_s(limits, rate=rate, block_s=block_s) if rate > 0 else None), note
 
 
 def joined_plan(
@@ -107,17 +105,17 @@ def joined_plan(
         trials = max(trials, math.ceil(needed_s / trial_s - 0.01))
     elif needed_s is not None:
         trial_s = math.ceil(needed_s / trials / block_s - 1e-9) * block_s
-    said = list(assumed)
+    notes = list(assumed)
     if failed:
-        said.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
+        notes.append(f"{', '.join(failed)} failed in the pilot: no length clears that, and its rows do not count.")
     compared = sum(row.spread is not None for row in gating)
     if compared > 1:
-        said.append(
+        notes.append(
             f"The power is that of each gate by itself; all {compared} comparisons pass together with at least "
             f"{100 * max(0.0, 1 - compared * (1 - goal.power)):.0f} %, and more where they move together."
         )
     if trials < TRIALS_FOR_T_TEST:
-        said.append(
+        notes.append(
             "Blocks of one start say nothing of how starts differ: from "
             f"{TRIALS_FOR_T_TEST} trials on, trials are the unit. `tailgate calibrate` measures it."
         )
@@ -132,16 +130,11 @@ def joined_plan(
             "duration_s": goal.duration_s,
         },
         "needed_s": needed_s,
-        "decided_by": " ".join(filter(None, (longest.arm, longest.what))) if needed_s is not None else None,
-        "out_of_reach": [" ".join(filter(None, (row.arm, row.what))) for row in stuck],
+        "decided_by": longest.name if needed_s is not None else None,
+        "out_of_reach": [row.name for row in stuck],
         "trials": trials,
         "trial_s": None if needed_s is None else trial_s,
-        "rows": [_row(row) for row in rows],
+        "rows": [asdict(row) for row in rows],
         "mend_first": list(mend),
-        "assumed": said,
+        "assumed": notes,
     }
-
-
-def _row(row: Need) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    return {name: float(value) if isinstance(value, np.floating) else value for name, value in values.items()}

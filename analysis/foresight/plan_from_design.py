@@ -14,6 +14,7 @@ from analysis.judging.planner import (
     MODEL_RATE,
     Noise,
     clean_requests,
+    log_distance,
     model_noise,
     power_of_each,
     requests_for_share,
@@ -66,11 +67,10 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
             noise = replace(noise, degrees=traffic.trials - 1)
         rows.append(_of_noise(noise, q, traffic, goal, limits, block_s, overhead_s))
     rows.sort(key=lambda row: not row.gate)
-    for target in targets:
-        rows.append(_of_target(target, f"slo {target.key}", traffic, goal, limits, block_s))
+    rows += [_of_target(target, f"slo {target.key}", traffic, goal, limits, block_s) for target in targets]
     errors = SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
     rows.append(_of_target(errors, "errors", traffic, goal, limits, block_s))
-    least, note = least_length(limits, rate=traffic.rate, quantile=limits.quantile, block_s=block_s)
+    least, note = least_length(limits, rate=traffic.rate, block_s=block_s)
     least = None if least is None else least + overhead_s
     rows.append(Need(arm="", what="blocks and tail", needed_s=least, note=note))
     pace = "wanders by 30 %" if traffic.arrivals == "wandering" else "is steady"
@@ -102,15 +102,9 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
 
 
 def _of_noise(
-    noise: Noise,
-    quantile: float,
-    traffic: Traffic,
-    goal: Goal,
-    limits: GateLimits,
-    block_s: float,
-    overhead_s: float,
+    noise: Noise, quantile: float, traffic: Traffic, goal: Goal, limits: GateLimits, block_s: float, overhead_s: float
 ) -> Need:
-    distance = abs(math.log1p(limits.margin) - math.log(goal.ratio))
+    distance = log_distance(limits.margin, goal.ratio)
     gate = quantile in limits.quantiles
     power = power_of_each(limits, goal.power) if gate else goal.power
     noise = replace(noise, starts=noise.starts_for(distance, alpha=limits.alpha, power=power))
@@ -123,10 +117,8 @@ def _of_noise(
     )
     margin = None
     if goal.duration_s is not None:
-        units_then = int((goal.duration_s - overhead_s) / block_s + 1e-9)
-        if units_then >= 2:
-            reach = noise.reach(units_then, alpha=limits.alpha, power=power)
-            margin = goal.ratio * math.exp(reach) - 1.0
+        units = (goal.duration_s - overhead_s) / block_s
+        margin = noise.margin(units, alpha=limits.alpha, power=power, ratio=goal.ratio)
     seconds = None if blocks is None else blocks * block_s + overhead_s
     return Need(
         arm="",

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from analysis.foresight.plan import Goal, Need, joined_plan, least_length, limits_for
-from analysis.judging.comparisons import blocks_at
 from analysis.judging.gates import FAIL
-from analysis.judging.judgement import judge
+from analysis.judging.judgement import judge, judge_target
 from analysis.judging.load_steps import is_search
-from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, share_needed_s, starts_needed
+from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, starts_needed
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
-from analysis.run.slo import judge_share, units
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 
@@ -36,13 +34,11 @@ def plan_from_run(directory: Path, goal: Goal) -> dict[str, Any]:
     rows += [_of_comparison(run, item, goal, gate=False) for item in judged.beside if item.phase == "steady"]
     order = {row: place for place, row in enumerate(dict.fromkeys(row.arm for row in rows))}
     rows.sort(key=lambda row: (not row.gate, order[row.arm]))
+    targets = list(run.targets)
+    if all(target.quantile is not None for target in targets):
+        targets.append(SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct))
     for arm in run.treatments:
-        for target in run.targets:
-            rows.append(_of_share(run, arm, target, goal))
-        errors = SloTarget(key="error_pct", metric="error", quantile=None, limit=limits.max_error_pct)
-        if all(target.quantile is not None for target in run.targets):
-            rows.append(_of_share(run, arm, errors, goal))
-        rows.append(_floor(run, arm))
+        rows += [*(_of_share(run, arm, target, goal) for target in targets), _floor(run, arm)]
     faults = [check for check in judged.checks if not check.ok and check.check not in LENGTH_CHECKS]
     return joined_plan(
         rows,
@@ -77,7 +73,6 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
             ratio=ratio,
         )
 
-    noise = Noise.of(item)
     margin = None
     if goal.duration_s is not None:
         margin = decidable_margin(
@@ -88,8 +83,8 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
             power=goal.power,
             ratio=goal.ratio,
         )
-    note = f"{item.obstacle}" if item.obstacle else ""
-    if noise is not None and item.groups < 6:
+    note = item.obstacle or ""
+    if Noise.of(item) is not None and item.groups < 6:
         note = f"a guess: {item.groups} groups of blocks tell the spread"
     starts = starts_needed(item, power=goal.power, ratio=goal.ratio)
     if starts > item.trials:
@@ -97,7 +92,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
         note = "; ".join(filter(None, (note, f"in {starts} fresh starts (trials.count)")))
     return Need(
         arm=item.arm,
-        what=f"p{100 * item.quantile:.10g} {METRIC_NAMES.get(item.metric, item.metric)}",
+        what=quantile_label(item.metric, item.quantile),
         gate=gate,
         seen=item.ratio,
         spread=item.spread,
@@ -110,17 +105,7 @@ def _of_comparison(run: Run, item: Comparison, goal: Goal, *, gate: bool) -> Nee
 
 def _of_share(run: Run, arm: str, target: SloTarget, goal: Goal) -> Need:
     """What it takes to show that few enough requests miss the target, if as many do as in the pilot."""
-    counted = units(run.requests, run.of_arm(arm) & run.usable, target)
-    block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
-    result = judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha)
-    needed = share_needed_s(
-        result,
-        requests_per_s=run.rate(len(counted.missed)),
-        block_s=run.block_s,
-        min_blocks=run.limits.min_blocks,
-        alpha=run.limits.alpha,
-        power=goal.power,
-    )
+    result, needed = judge_target(run, arm, target, power=goal.power)
     note = f"{result.missed} of {result.requests} missed it, {100 * result.allowed:.3g} % may"
     if result.requests and result.missed / result.requests > result.allowed:
         note += ": a run of this length would show a FAIL"
@@ -138,6 +123,6 @@ def _floor(run: Run, arm: str) -> Need:
     """What every verdict needs, whatever the spread: blocks, and requests beyond the quantile."""
     limits = run.limits
     rate = run.rate(int((run.of_arm(arm) & run.usable).sum()))
-    seconds, note = least_length(limits, rate=rate, quantile=limits.quantile, block_s=run.block_s)
+    seconds, note = least_length(limits, rate=rate, block_s=run.block_s)
     seconds = None if seconds is None else seconds + limits.cold_s * len(run.trials)
     return Need(arm=arm, what="blocks and tail", needed_s=seconds, as_seen_s=seconds, note=note)

@@ -1,11 +1,11 @@
 """Every comparison of a run: five latencies at five quantiles and more, of each arm with the control, in each phase.
 
-A few of them gate, as the experiment says; the others stand beside them and decide nothing.
+The experiment chooses the few that gate. The others are reported and decide nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from analysis.arrays import Ints
 from analysis.run.gaps import gaps_of
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
-from analysis.settings.metrics import JUDGED_METRICS, METRIC_NAMES
+from analysis.settings.metrics import JUDGED_METRICS, quantile_label
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
 
 PHASES = ("steady", "cold", "all")
@@ -41,12 +41,12 @@ def comparisons(run: Run) -> Comparisons:
                 gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
                 qs = sorted({*QUANTILES, *run.limits.quantiles})
                 samples = _samples(run, metric, rows)
-                found = _compared(run, arm, metric, phase, rows.paired, samples, qs)
-                gates_of = [item for item in found if item.quantile in gates]
-                beside += [item for item in found if item.quantile not in gates]
+                items = _compared(run, arm, metric, phase, rows.paired, samples, qs)
+                gating = [item for item in items if item.quantile in gates]
+                beside += [item for item in items if item.quantile not in gates]
                 if run.limits.question == "block":
-                    gates_of = compare_typical(*samples, whole=gates_of, restart_spread=run.limits.restart_spread)
-                gated += gates_of
+                    gating = compare_typical(*samples, whole=gating, restart_spread=run.limits.restart_spread)
+                gated += gating
     return Comparisons(
         gated=tuple(decide(gated)), beside=tuple(replace(item, reason=description(item)) for item in beside)
     )
@@ -67,7 +67,7 @@ def compared(run: Run, arm: str, metric: str, phase: str) -> tuple[Sample, Sampl
 
 def description(item: Comparison) -> str:
     """What was seen, in a sentence that decides nothing."""
-    label = f"p{item.quantile * 100:.10g} {METRIC_NAMES[item.metric]}"
+    label = quantile_label(item.metric, item.quantile)
     if item.ratio is None:
         return f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}."
     seen = f"{label} is {item.ratio:.2f} times that of {item.control}"
@@ -80,16 +80,10 @@ def description(item: Comparison) -> str:
 
 
 def _compared(
-    run: Run,
-    arm: str,
-    metric: str,
-    phase: str,
-    paired: bool,
-    samples: tuple[Sample, Sample],
-    qs: Sequence[float],
+    run: Run, arm: str, metric: str, phase: str, paired: bool, samples: tuple[Sample, Sample], qs: Sequence[float]
 ) -> list[Comparison]:
     place = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
-    found = compare_quantiles(
+    items = compare_quantiles(
         *samples,
         qs=qs,
         margin=run.limits.margin_of(metric),
@@ -100,7 +94,7 @@ def _compared(
         method=run.limits.method,
         restart_spread=run.limits.restart_spread,
     )
-    return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in found]
+    return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
 
 
 # --- Which requests ---------------------------------------------------------------------------------------------------
@@ -118,58 +112,53 @@ class _Rows:
 def _rows(run: Run, arm: str, phase: str) -> _Rows:
     """The steady phase leaves out the cold start and every request in flight while one of the two compiled. Both arms
     lose the same stretches, and under a mirrored design a request and its copy go together."""
-    found = []
+    selected = []
     for name in (arm, run.control):
         mask = run.of_arm(name) & run.usable
         if phase == "steady":
-            found.append(run.steady(mask, (arm, run.control)))
+            selected.append(run.steady(mask, (arm, run.control)))
         else:
-            found.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
-    pairs = [run.requests.pair[rows] for rows in found]
+            selected.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
+    pairs = [run.requests.pair[rows] for rows in selected]
     paired = run.design == "mirrored" and all(len(pair) > 0 and bool((pair >= 0).all()) for pair in pairs)
-    treatment, control = _in_pairs(run, found) if paired else found
+    treatment, control = _in_pairs(run, selected) if paired else selected
     return _Rows(treatment=treatment, control=control, paired=paired)
 
 
-def _in_pairs(run: Run, found: Sequence[Ints]) -> list[Ints]:
-    """The rows whose copy is among the other arm's."""
+def _in_pairs(run: Run, arms: Sequence[Ints]) -> list[Ints]:
+    """The rows of each arm whose copy is among the other's."""
     pair = run.requests.pair
     present = np.ones(int(pair.max()) + 1 if len(pair) else 0, dtype=np.bool_)
-    for rows in found:
+    for rows in arms:
         own = np.zeros_like(present)
         own[pair[rows]] = True
         present &= own
-    return [rows[present[pair[rows]]] for rows in found]
+    return [rows[present[pair[rows]]] for rows in arms]
 
 
 def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
     """The values of the metric where it is defined, of a request and its copy alike."""
-    known = list(_known(run, metric, (rows.treatment, rows.control)))
+    known = [_known(run, metric, own) for own in (rows.treatment, rows.control)]
     if rows.paired and all(len(own) for own in known):
         known = _in_pairs(run, known)
-    treatment, control = (_gap_sample(run, own) if metric == "itl" else _sample(run, metric, own) for own in known)
+    treatment, control = (_sample(run, metric, own) for own in known)
     return treatment, control
 
 
-def _known(run: Run, metric: str, found: Sequence[Ints]) -> Iterator[Ints]:
+def _known(run: Run, metric: str, rows: Ints) -> Ints:
     requests = run.requests
-    for rows in found:
-        if metric == "itl":
-            has = (np.diff(requests.gap_offsets)[rows] > 0) | requests.failed[rows]
-        else:
-            has = ~np.isnan(requests.metric_ms(metric)[rows])
-        yield rows[has]
+    if metric == "itl":
+        return rows[(np.diff(requests.gap_offsets)[rows] > 0) | requests.failed[rows]]
+    return rows[~np.isnan(requests.metric_ms(metric)[rows])]
 
 
 def _sample(run: Run, metric: str, rows: Ints) -> Sample:
+    """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
-    return Sample(values=requests.metric_ms(metric)[rows], block=run.block[rows], trial=requests.trial[rows])
-
-
-def _gap_sample(run: Run, rows: Ints) -> Sample:
-    """All gaps, each in the block in which it ended, whenever its request was due."""
-    gaps = gaps_of(run.requests, rows, most=MOST_GAPS)
-    trial = run.requests.trial[gaps.row]
+    if metric != "itl":
+        return Sample(values=requests.metric_ms(metric)[rows], block=run.block[rows], trial=requests.trial[rows])
+    gaps = gaps_of(requests, rows, most=MOST_GAPS)
+    trial = requests.trial[gaps.row]
     return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns), trial=trial)
 
 

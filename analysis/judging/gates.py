@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.rates import RateComparison
+from analysis.judging.wording import counted, percent
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import CompileBudget
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import quantile_label
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
+
+# The gates on compiles while serving: name, unit, limit in the budget.
+COMPILE_GATES = (
+    ("recompiles", "count", "max_recompiles"),
+    ("longest stall", "s", "max_stall_s"),
+    ("stall per minute", "s", "max_stall_s_per_min"),
+    ("requests hit", "pct", "max_requests_hit_pct"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +89,18 @@ def slo_gate(arm: str, target: SloTarget, result: ShareResult, value: float, nee
     """Whether the arm keeps the target, with the count behind it."""
     what = "token gaps" if target.metric == "itl" else "requests"
     share = f"{result.missed} of {result.requests} {'cold ' if target.cold else ''}{what}"
-    sure = f"the true share may lie between {_pct(result.low)} and {_pct(result.high)}"
+    sure = f"the true share may lie between {percent(result.low)} and {percent(result.high)}"
     if target.quantile is None:
         seen, name = f"{share} failed", f"at most {target.limit:g} % errors"
     else:
-        label = f"p{100.0 * target.quantile:.10g} {METRIC_NAMES[target.metric]}"
+        took = f"{target.limit:g} ms or longer" if target.strict else f"longer than {target.limit:g} ms"
         bound = "below" if target.strict else "within"
-        seen = f"{share} took {'' if target.strict else 'longer than '}{target.limit:g} ms"
-        seen += " or longer" if target.strict else ""
-        name = f"{label} {bound} {target.limit:g} ms"
+        seen = f"{share} took {took}"
+        name = f"{quantile_label(target.metric, target.quantile)} {bound} {target.limit:g} ms"
     if not result.requests:
         reason = f"No request to judge {name}."
     else:
-        reason = f"{seen}; {name} allows {_pct(result.allowed)}, {sure}."
+        reason = f"{seen}; {name} allows {percent(result.allowed)}, {sure}."
     return Gate(
         arm=arm,
         gate=f"{'cold ' if target.cold else ''}slo {target.key}",
@@ -132,10 +140,6 @@ def goodput_ratio_gate(rate: RateComparison, least: float, needed_s: float | Non
     )
 
 
-def _pct(share: float) -> str:
-    return f"{100.0 * share:.3g} %"
-
-
 def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float | None) -> Gate:
     """Whether the arm's share of failed requests is surely within the limit."""
     value = 100.0 * result.missed / result.requests if result.requests else None
@@ -144,7 +148,7 @@ def error_gate(arm: str, result: ShareResult, limit_pct: float, needed_s: float 
     elif result.verdict == INCONCLUSIVE:
         reason = (
             f"{result.missed} of {result.requests} requests failed; so few requests only show that fewer than "
-            f"{_pct(result.high)} fail, and the limit is {limit_pct:g} %."
+            f"{percent(result.high)} fail, and the limit is {limit_pct:g} %."
         )
     else:
         reason = f"{result.missed} of {result.requests} requests failed ({value:.3g} %), limit {limit_pct:g} %."
@@ -186,39 +190,21 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     per_trial = "" if facts.trials == 1 else f" in one trial, {facts.recompiles} in all"
     hit_pct = 100.0 * facts.requests_hit / facts.requests if facts.requests else 0.0
     waited = f"{facts.requests_hit} of {facts.requests} requests waited"
-    count = f"{facts.most_in_a_trial} recompile{'' if facts.most_in_a_trial == 1 else 's'} {during}{per_trial}"
-    if facts.most_in_a_trial:
-        count += f", longest {facts.longest_event_s:.1f} s, limit {budget.max_recompiles}; {waited}"
-    else:
-        count += f", limit {budget.max_recompiles}"
-    longest = f"one request for {facts.longest_stall_s:.2g} s" if facts.longest_stall_s else "no request"
-    rows: list[tuple[str, float, float, str, str]] = [
-        ("recompiles", float(facts.most_in_a_trial), float(budget.max_recompiles), "count", f"{count}."),
-        (
-            "longest stall",
-            facts.longest_stall_s,
-            budget.max_stall_s,
-            "s",
-            f"Compiles held up {longest}, limit {budget.max_stall_s:g} s.",
-        ),
-        (
-            "stall per minute",
-            facts.stall_s_per_min,
-            budget.max_stall_s_per_min,
-            "s",
-            f"Compiles took {f'{facts.stall_s_per_min:.2g} s' if facts.stall_s_per_min else 'nothing'} of each minute, "
-            f"limit {budget.max_stall_s_per_min:g} s.",
-        ),
-        (
-            "requests hit",
-            hit_pct,
-            budget.max_requests_hit_pct,
-            "pct",
-            f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
-        ),
-    ]
+    longest = f", longest {facts.longest_event_s:.1f} s" if facts.most_in_a_trial else ""
+    count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}{per_trial}{longest}, limit {budget.max_recompiles}"
+    count += f"; {waited}" if facts.most_in_a_trial else ""
+    held_up = f"one request for {facts.longest_stall_s:.2g} s" if facts.longest_stall_s else "no request"
+    took = f"{facts.stall_s_per_min:.2g} s" if facts.stall_s_per_min else "nothing"
+    reasons = (
+        f"{count}.",
+        f"Compiles held up {held_up}, limit {budget.max_stall_s:g} s.",
+        f"Compiles took {took} of each minute, limit {budget.max_stall_s_per_min:g} s.",
+        f"{waited} for a compile ({hit_pct:.3g} %), limit {budget.max_requests_hit_pct:g} %.",
+    )
+    values = (float(facts.most_in_a_trial), facts.longest_stall_s, facts.stall_s_per_min, hit_pct)
     gates = []
-    for name, value, limit, unit, reason in rows:
+    for (name, unit, key), value, reason in zip(COMPILE_GATES, values, reasons, strict=True):
+        limit = float(getattr(budget, key))
         undecided = not facts.known or (facts.requests == 0 and value <= limit)
         gates.append(
             Gate(
@@ -235,41 +221,40 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     return gates
 
 
-def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, asked: bool) -> Gate:
+def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, required: bool) -> Gate:
     """Whether the arm computes what the control does, by whatever was measured of it.
 
-    `measured` is what `tailgate parity` found before the traffic, `answers` what each replica answered after it to the
-    prompts that every arm got; `asked` says that the experiment wants the first. In float32 the answers must be equal;
-    in lower precision rounding may turn a token, and all that follow it, so that they only show that a replica
-    answers.
+    `measured` is the result of `tailgate parity` before the traffic, which the experiment may require; `answers` what
+    each replica answered after it to the prompts that every arm got. In float32 the answers must be equal; in lower
+    precision rounding may turn a token, and all that follow it, so that they only show that a replica answers.
     """
-    found: list[tuple[str, str]] = []
+    findings: list[tuple[str, str]] = []
     if measured:
         verdict = str(measured.get("verdict"))
-        told = measured.get("reasons")
-        said = " ".join(str(reason) for reason in told) if isinstance(told, list) else ""
-        found.append(
+        reasons = measured.get("reasons")
+        text = " ".join(str(reason) for reason in reasons) if isinstance(reasons, list) else ""
+        findings.append(
             (PASS, "It computes what the control does, as nearly as its dtype lets it.")
             if verdict == PASS
-            else (FAIL if verdict == FAIL else INCONCLUSIVE, f"Parity before the traffic is {verdict}: {said}")
+            else (FAIL if verdict == FAIL else INCONCLUSIVE, f"Parity before the traffic is {verdict}: {text}")
         )
-    elif asked:
-        found.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
+    elif required:
+        findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
     if answers:
-        found.append(judge_answers(arm, answers))
+        findings.append(judge_answers(arm, answers))
     # A FAIL is said before what is open, and both before what passed.
-    order = (FAIL, INCONCLUSIVE, PASS)
-    found.sort(key=lambda item: order.index(item[0]))
-    same, of = (sum(int(row.get(key) or 0) for row in answers) for key in ("same", "of"))
+    findings.sort(key=lambda finding: (FAIL, INCONCLUSIVE, PASS).index(finding[0]))
+    same, of = _same_answers(answers)
+    exact = bool(of) and _is_exact(answers)
     return Gate(
         arm=arm,
         gate="parity",
         kind="parity",
-        value=float(of - same) if of and _is_exact(answers) else None,
-        limit=0.0 if of and _is_exact(answers) else None,
+        value=float(of - same) if exact else None,
+        limit=0.0 if exact else None,
         unit="count",
-        verdict=found[0][0] if found else INCONCLUSIVE,
-        reason=" ".join(reason for _, reason in found) or "Nothing was measured of it.",
+        verdict=findings[0][0] if findings else INCONCLUSIVE,
+        reason=" ".join(reason for _, reason in findings) or "Nothing was measured of it.",
     )
 
 
@@ -277,16 +262,21 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str
     """(verdict, reason) of the answers that the arm's replicas gave after the traffic."""
     silent = [row for row in rows if row.get("error")]
     differ = [row for row in rows if row.get("departs") is not None]
-    same, asked = (sum(int(row.get(key) or 0) for row in rows) for key in ("same", "of"))
-    told = f"{same} of {asked} greedy answers of {arm} after the traffic are the control's"
+    same, of = _same_answers(rows)
+    seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
     if _is_exact(rows) and differ:
-        return FAIL, f"{told}, first other at {_departure(differ[0])}: in float32 they must be equal."
+        return FAIL, f"{seen}, first other at {_departure(differ[0])}: in float32 they must be equal."
     if silent:
         who = silent[0].get("replica", arm)
         return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent[0].get('error')}."
-    if not asked:
+    if not of:
         return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
-    return PASS, f"{told}{', which lower precision allows' if differ else ''}."
+    return PASS, f"{seen}{', which lower precision allows' if differ else ''}."
+
+
+def _same_answers(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """(those that are the control's, all)."""
+    return sum(int(row.get("same") or 0) for row in rows), sum(int(row.get("of") or 0) for row in rows)
 
 
 def _is_exact(rows: Sequence[Mapping[str, Any]]) -> bool:

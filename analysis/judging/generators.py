@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
+from analysis.judging.wording import sentence
 from analysis.records.plain_values import mapping, number
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
@@ -41,12 +42,12 @@ def check_generators(
 
 def check_processes(accounts: Sequence[Account], expected: Mapping[int, int]) -> Check:
     """Every load process ran to its end, and what it counted is in the records."""
-    words: list[str] = []
+    faults: list[str] = []
     missing = 0
     for trial, count in sorted(expected.items()):
         here = sum(account.get("trial", 1) == trial for account in accounts)
         if here < count:
-            words.append(f"trial {trial} has accounts of {here} of {count} load processes")
+            faults.append(f"trial {trial} has accounts of {here} of {count} load processes")
             missing += count - here
     for account in accounts:
         rows, planned, ended = (number(account.get(key)) for key in ("rows", "planned", "finished"))
@@ -54,22 +55,24 @@ def check_processes(accounts: Sequence[Account], expected: Mapping[int, int]) ->
         of = f" of {planned:.0f} planned" if planned is not None else ""
         recorded = f"{rows or 0:.0f}{of} requests are recorded"
         if lost:
-            words.append(f"{_name(account)} is lost ({lost}): {recorded}")
+            faults.append(f"{_name(account)} is lost ({lost}): {recorded}")
         elif not complete:
-            words.append(f"{_name(account)} was cut off{f' ({error})' if error else ''}: {recorded}")
+            faults.append(f"{_name(account)} was cut off{f' ({error})' if error else ''}: {recorded}")
         elif rows is not None and ended is not None and rows < ended:
-            words.append(f"{_name(account)} ended {ended:.0f} requests and {rows:.0f} are recorded")
+            faults.append(f"{_name(account)} ended {ended:.0f} requests and {rows:.0f} are recorded")
         else:
             continue
         missing += 1
     return Check(
         check="load processes",
-        ok=not words,
+        ok=not faults,
         value=float(missing),
         limit=0.0,
-        reason=f"{_sentence(words)}." if words else "Every load process ran to its end and all it counted is recorded.",
+        reason=f"{sentence(faults)}."
+        if faults
+        else "Every load process ran to its end and all it counted is recorded.",
         affects=ALL_KINDS,
-        remedy="See logs/locust.log; a worker on another host also keeps its records itself." if words else "",
+        remedy="See logs/locust.log; a worker on another host also keeps its records itself.",
     )
 
 
@@ -88,7 +91,7 @@ def check_dropped(accounts: Sequence[Account]) -> Check:
         if total
         else "No record was dropped.",
         affects=ALL_KINDS,
-        remedy="" if not total else "Record on a faster disk, use more load workers, or lower the rate.",
+        remedy="Record on a faster disk, use more load workers, or lower the rate.",
     )
 
 
@@ -96,15 +99,14 @@ def check_loop_lag(accounts: Sequence[Account], limit_ms: float) -> Check:
     """The load processes read what came when it came."""
     lags = [(number(mapping(account.get("loop_lag_ms")).get("p99")) or 0.0, _name(account)) for account in accounts]
     worst, name = max(lags)
-    ok = worst <= limit_ms
     return Check(
         check="token times",
-        ok=ok,
+        ok=worst <= limit_ms,
         value=worst,
         limit=limit_ms,
         reason=f"In 1 % of the time {name} looked {worst:.1f} ms late or more at what had come, limit {limit_ms:g} ms.",
         affects=ESTIMATES,
-        remedy="" if ok else "Give the load generator its own cores or more workers, or lower the rate.",
+        remedy="Give the load generator its own cores or more workers, or lower the rate.",
     )
 
 
@@ -117,44 +119,43 @@ def check_cpu(accounts: Sequence[Account]) -> Check:
         if not name or busy - BUSY_SHARE * measured > worst - BUSY_SHARE * of:
             worst, of, name = busy, measured, _name(account)
     limit = max(BUSY_SECONDS, BUSY_SHARE * of)
-    ok = worst <= limit
     return Check(
         check="generator CPU",
-        ok=ok,
+        ok=worst <= limit,
         value=worst,
         limit=limit,
         reason=f"{name} used up its core in {worst:.0f} of {of:.0f} s, limit {limit:.0f} s.",
         affects=ESTIMATES,
-        remedy="" if ok else "Use more load workers, on cores of their own, or lower the rate.",
+        remedy="Use more load workers, on cores of their own, or lower the rate.",
     )
 
 
 def check_clocks(accounts: Sequence[Account], limit_ms: float) -> Check:
     """When each request went out is known on the run's clock as well as it must be kept to the schedule."""
-    words: list[str] = []
+    faults: list[str] = []
     worst = 0.0
     for account in accounts:
         clock = mapping(account.get("clock"))
         if clock.get("same"):
             continue
         if not number(clock.get("exchanges")):
-            words.append(f"the clock of {_name(account)} was not compared with the master's")
+            faults.append(f"the clock of {_name(account)} was not compared with the master's")
             continue
-        mine = (number(clock.get("worst_uncertainty_ns")) or 0.0) / 1e6
-        worst = max(worst, mine)
-        if mine > limit_ms:
-            words.append(
-                f"the clock of {_name(account)} is known to ± {mine:.1f} ms, limit {limit_ms:g} ms: which compile met "
-                "which of its requests is uncertain"
+        uncertainty_ms = (number(clock.get("worst_uncertainty_ns")) or 0.0) / 1e6
+        worst = max(worst, uncertainty_ms)
+        if uncertainty_ms > limit_ms:
+            faults.append(
+                f"the clock of {_name(account)} is known to ± {uncertainty_ms:.1f} ms, limit {limit_ms:g} ms: which "
+                "compile met which of its requests is uncertain"
             )
     return Check(
         check="clocks",
-        ok=not words,
+        ok=not faults,
         value=worst,
         limit=limit_ms,
-        reason=f"{_sentence(words)}." if words else f"Workers' clocks are known to ± {worst:.2g} ms.",
+        reason=f"{sentence(faults)}." if faults else f"Workers' clocks are known to ± {worst:.2g} ms.",
         affects=ESTIMATES,
-        remedy="Use workers with a shorter way to the master, or raise gates.max_generator_lag_ms." if words else "",
+        remedy="Use workers with a shorter way to the master, or raise gates.max_generator_lag_ms.",
     )
 
 
@@ -162,8 +163,3 @@ def _name(account: Account) -> str:
     host = mapping(account.get("clock")).get("host")
     trial = f" of trial {account['trial']}" if number(account.get("trial")) not in (None, 1.0) else ""
     return f"load process {account.get('worker', '?')}{f' on {host}' if host else ''}{trial}"
-
-
-def _sentence(words: Sequence[str]) -> str:
-    text = "; ".join(words)
-    return text[:1].upper() + text[1:]

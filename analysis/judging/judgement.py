@@ -21,7 +21,6 @@ from analysis.judging.checks.overload import check_overload
 from analysis.judging.checks.pairs import check_copies, check_lag_apart
 from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.judging.checks.statistics import (
-    TAIL_REQUESTS,
     check_autocorrelation,
     check_blocks,
     check_cold_starts,
@@ -55,7 +54,14 @@ from analysis.judging.gates import (
 from analysis.judging.generators import check_generators
 from analysis.judging.load_steps import brackets, goodput_gate, is_search
 from analysis.judging.overload import MOST_COUNTED, Load, load_of
-from analysis.judging.planner import POWER, comparison_needed_s, power_of_each, share_needed_s, starts_needed
+from analysis.judging.planner import (
+    POWER,
+    comparison_needed_s,
+    least_length_s,
+    power_of_each,
+    share_needed_s,
+    starts_needed,
+)
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
@@ -63,23 +69,23 @@ from analysis.records.plain_values import mapping
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, judge_share, observed, units
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, normal_e2e_ms, windows_of
+from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
 from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
+from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What was found of a run. Mappings are by arm."""
+    """What follows from a run. Mappings are by arm."""
 
     steady: tuple[Comparison, ...]  # those that gate
     beside: tuple[Comparison, ...]  # all others, of every phase
     rates: tuple[RateComparison, ...]
-    facts: Mapping[str, CompileFacts]  # of all that an arm served
+    facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
-    parts: Mapping[str, Mapping[str, CompileFacts]]  # of its cold start and of what came after, by "cold" and "steady"
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
@@ -91,25 +97,29 @@ class Judgement:
 
 def judge(run: Run) -> Judgement:
     """The judgement on the run. The same records and seed give an equal one."""
-    # A search drives the arms past what they hold, so their latency over all of it says nothing.
+    # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
     outside = _outside(run)
-    checks = [*_checks(run, compared.gated), *check_telemetry(run, outside)]
-    facts = {arm: _compile_facts(run, arm) for arm in run.arms}
-    parts = {arm: {part: _compile_facts(run, arm, part) for part in ("cold", "steady")} for arm in run.arms}
-    slo = {arm: tuple(_slo_gate(run, arm, target) for target in _targets(run)) for arm in run.arms}
+    checks = [
+        *_checks_of_all(run),
+        *(check for arm in run.treatments for check in _checks_of(run, arm, compared.gated)),
+        *check_telemetry(run, outside),
+    ]
+    facts = {arm: {part: _compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
+    targets = (*run.targets, *run.cold_targets)
+    slo = {arm: tuple(_slo_gate(run, arm, target) for target in targets) for arm in run.arms}
     raw: list[Gate] = []
     for arm in run.treatments:
         if search:
-            found = {item.arm: item for item in brackets(run)}
-            raw.append(goodput_gate(found[arm], found[run.control], margin=run.limits.margin))
+            held = {item.arm: item for item in brackets(run)}
+            raw.append(goodput_gate(held[arm], held[run.control], margin=run.limits.margin))
         else:
             raw += [_noninferiority_gate(run, item) for item in compared.gated if item.arm == arm]
             raw += slo[arm]
             raw += _goodput_gates(run, [item for item in rates if item.arm == arm])
-        raw += _recompile_gates(run, arm, facts[arm], parts[arm], outside[arm])
+        raw += _recompile_gates(run, arm, facts[arm], outside[arm])
         raw += _death_gates(run, arm) if search else _error_gates(run, arm)
         raw += _parity_gates(run, arm)
     gates = [_with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
@@ -120,7 +130,6 @@ def judge(run: Run) -> Judgement:
         rates=rates,
         facts=facts,
         outside=outside,
-        parts=parts,
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
@@ -140,41 +149,38 @@ def _noninferiority_gate(run: Run, item: Comparison) -> Gate:
 
 
 def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:
-    return comparison_needed_s(
-        item,
-        block_s=run.block_s,
-        min_blocks=run.limits.min_blocks,
-        overhead_s=_overhead_s(run),
-        power=power,
-    )
-
-
-def _overhead_s(run: Run) -> float:
-    return run.limits.cold_s * len(run.trials)
+    blocks, overhead_s = run.limits.min_blocks, run.limits.cold_s * len(run.trials)
+    return comparison_needed_s(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
 
 
 # --- Gates ------------------------------------------------------------------------------------------------------------
 
 
-def _targets(run: Run) -> tuple[SloTarget, ...]:
-    return (*run.targets, *run.cold_targets)
-
-
 def _slo_gate(run: Run, arm: str, target: SloTarget) -> Gate:
-    """Whether the arm keeps the target: over all traffic, or over the cold starts, each of which is one observation."""
-    mask = run.of_arm(arm) & run.usable
+    result, needed = judge_target(run, arm, target)
+    return slo_gate(arm, target, result, observed(run.requests, _held_to(run, arm, target), target), needed)
+
+
+def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER) -> tuple[ShareResult, float | None]:
+    """The share of the arm's requests that miss the target, and the run length that would decide it.
+
+    Judged over all traffic, or over the cold starts, each of which is one observation: no length decides those.
+    """
+    counted = units(run.requests, _held_to(run, arm, target), target)
+    trial = run.requests.trial[counted.row]
     if target.cold:
-        mask &= run.cold
-    found = units(run.requests, mask, target)
-    trial = run.requests.trial[found.row]
-    block = np.unique(trial, return_inverse=True)[1] if target.cold else blocks_at(run, trial, found.at_ns)
-    result, needed = _share(run, found.missed, block, target.allowed_share)
-    value = observed(run.requests, mask, target)
-    return slo_gate(arm, target, result, value, None if target.cold else needed)
+        block = np.unique(trial, return_inverse=True)[1]
+        return judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha), None
+    return _share(run, counted.missed, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
+
+
+def _held_to(run: Run, arm: str, target: SloTarget) -> Bools:
+    mask = run.of_arm(arm) & run.usable
+    return mask & run.cold if target.cold else mask
 
 
 def _goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
-    """One where the experiment asks for a share of the control's goodput."""
+    """One where the experiment sets a least share of the control's goodput."""
     least = run.limits.min_goodput_ratio
     if least is None:
         return []
@@ -185,21 +191,14 @@ def _goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
     ]
 
 
+_OF_RATES = ("alpha", "spread", "method", "blocks", "groups", "trials", "requests", "obstacle")
+
+
 def _turned(rate: RateComparison, least: float) -> Comparison:
     """The rate as a comparison that must stay below a limit: the control's goodput over the arm's, below 1 / least."""
-    return Comparison(
-        quantile=0.5,
-        margin=1.0 / least - 1.0,
-        alpha=rate.alpha,
-        ratio=1.0 / rate.ratio if rate.ratio else None,
-        spread=rate.spread,
-        method=rate.method,
-        blocks=rate.blocks,
-        groups=rate.groups,
-        trials=rate.trials,
-        requests=rate.requests,
-        obstacle=rate.obstacle,
-    )
+    ratio = 1.0 / rate.ratio if rate.ratio else None
+    shared = {name: getattr(rate, name) for name in _OF_RATES}
+    return Comparison(quantile=0.5, margin=1.0 / least - 1.0, ratio=ratio, **shared)
 
 
 def _outside(run: Run) -> dict[str, Outside]:
@@ -211,40 +210,31 @@ def _outside(run: Run) -> dict[str, Outside]:
     return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
 
 
-def _recompile_gates(
-    run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside
-) -> list[Gate]:
-    cold = run.limits.cold
-    if run.account(arm).external:
-        return _external_gates(run, facts, parts, outside)
-    if cold is None:
-        return recompile_gates(arm, facts, run.limits.budget)
-    return [
-        *recompile_gates(arm, parts["steady"], run.limits.budget, part="steady"),
-        *recompile_gates(arm, parts["cold"], cold, part="cold"),
-    ]
+def _recompile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
+    """The gates on compiles: of all that the arm served, or of its cold starts apart where these have a budget."""
+    whole: dict[str, CompileBudget] = {"": run.limits}
+    budgets = whole if run.limits.cold is None else {"steady": run.limits, "cold": run.limits.cold}
+    gates: list[Gate] = []
+    for part, budget in budgets.items():
+        if run.account(arm).external:
+            minutes = _part_s(run, part) / 60.0 * run.replicas(arm)
+            requests = facts[part].requests
+            gates += outside_gates(
+                outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=_cold_ends(run)
+            )
+        else:
+            gates += recompile_gates(arm, facts[part], budget, part=part)
+    return gates
 
 
-def _external_gates(run: Run, facts: CompileFacts, parts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
+def _part_s(run: Run, part: str) -> float:
+    """Seconds of the run that are the cold starts, past them ("steady"), or all ("")."""
     cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
-    ends = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
-    minutes = run.replicas(outside.arm) / 60.0
-    budget, cold = run.limits.budget, run.limits.cold
-    if cold is None:
-        return outside_gates(outside, budget, requests=facts.requests, minutes=run.seconds * minutes)
-    return [
-        *outside_gates(
-            outside,
-            budget,
-            requests=parts["steady"].requests,
-            minutes=(run.seconds - cold_s) * minutes,
-            part="steady",
-            cold_ns=ends,
-        ),
-        *outside_gates(
-            outside, cold, requests=parts["cold"].requests, minutes=cold_s * minutes, part="cold", cold_ns=ends
-        ),
-    ]
+    return {"": run.seconds, "cold": cold_s, "steady": run.seconds - cold_s}[part]
+
+
+def _cold_ends(run: Run) -> dict[int, int]:
+    return {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
 
 
 def _error_gates(run: Run, arm: str) -> list[Gate]:
@@ -261,19 +251,21 @@ def _death_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def _parity_gates(run: Run, arm: str) -> list[Gate]:
-    """One gate where something can be said: parity was measured or asked for, or answers must be equal or are missing.
+    """One gate where parity was measured or is required, or where answers must be equal or are absent.
 
     Answers in lower precision alone judge nothing.
     """
     answers = run.account(arm).answers
-    asked = mapping(run.records.experiment.get("parity")).get("full") is True
-    told = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
-    if not (run.account(arm).parity or asked or told):
+    required = mapping(run.records.experiment.get("parity")).get("full") is True
+    exact = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
+    if not (run.account(arm).parity or required or exact):
         return []
-    return [parity_gate(arm, run.account(arm).parity, answers, asked=asked)]
+    return [parity_gate(arm, run.account(arm).parity, answers, required=required)]
 
 
-def _share(run: Run, missed: Bools, block: Ints, allowed: float) -> tuple[ShareResult, float | None]:
+def _share(
+    run: Run, missed: Bools, block: Ints, allowed: float, power: float = POWER
+) -> tuple[ShareResult, float | None]:
     """The share that `missed`, judged over blocks, and the run length that would decide it."""
     result = judge_share(missed, block, allowed=allowed, alpha=run.limits.alpha)
     needed = share_needed_s(
@@ -282,13 +274,14 @@ def _share(run: Run, missed: Bools, block: Ints, allowed: float) -> tuple[ShareR
         block_s=run.block_s,
         min_blocks=run.limits.min_blocks,
         alpha=run.limits.alpha,
+        power=power,
     )
     return result, needed
 
 
-def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
+def _compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
     """What compiles did to the arm while it served: in its cold starts, past them ("steady"), or in all."""
-    cold_end = {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
+    cold_end = _cold_ends(run)
 
     def within(event: CompileEvent) -> bool:
         return not part or (event.start_ns < cold_end.get(event.trial, 0)) is (part == "cold")
@@ -299,10 +292,8 @@ def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
     if part:
         own &= run.cold if part == "cold" else ~run.cold
     stalls = run.attribution.stall_ms[own]
-    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
-    seconds = {"": run.seconds, "cold": cold_s, "steady": run.seconds - cold_s}[part]
-    minutes = seconds / 60.0 * run.replicas(arm)
-    # An arm that compiles has at least its warm-up to tell of; silence means that its telemetry was lost.
+    minutes = _part_s(run, part) / 60.0 * run.replicas(arm)
+    # An arm that compiles has events of its warm-up at least; none means that its telemetry was lost.
     silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
     return CompileFacts(
         known=run.records.events is not None and not silent,
@@ -312,47 +303,28 @@ def _compile_facts(run: Run, arm: str, part: str = "") -> CompileFacts:
         ),
         longest_event_s=max((event.seconds for event in serving if event.stalls), default=0.0),
         longest_stall_s=float(stalls.max()) / 1e3 if stalls.size else 0.0,
-        stall_s_per_min=_stall_s(serving) / minutes if minutes > 0 else 0.0,
+        stall_s_per_min=held_s(event for event in serving if event.stalls) / minutes if minutes > 0 else 0.0,
         requests_hit=int(run.attribution.hit[own].sum()),
         requests=int(own.sum()),
         trials=max(1, len(run.trials)),
     )
 
 
-def _stall_s(events: Sequence[CompileEvent]) -> float:
-    """Seconds that the events held a replica, summed over replicas and trials."""
-    places = sorted({(event.trial, event.replica or "") for event in events})
-    return sum(
-        windows_of(
-            (event.start_ns, event.end_ns)
-            for event in events
-            if event.stalls and (event.trial, event.replica or "") == place
-        ).seconds
-        for place in places
-    )
-
-
 def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
     """The gate with the run length that its checks ask for, where it was decided but for them and they want length."""
-    if before.verdict == INCONCLUSIVE or after.verdict != INCONCLUSIVE:
-        return after
-    if not set(after.blocked_by) <= LENGTH_CHECKS:
+    opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
+    if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
         return after
     rate = run.rate(int(run.of_arm(after.arm).sum()))
-    tail_s = TAIL_REQUESTS / (1.0 - run.limits.quantile) / rate if rate > 0 else 0.0
-    floor = max(run.limits.min_blocks * run.block_s, math.ceil(tail_s / run.block_s) * run.block_s)
-    return replace(after, needed_s=floor + _overhead_s(run))
+    floor = least_length_s(run.limits, rate=rate, block_s=run.block_s)
+    return replace(after, needed_s=floor + run.limits.cold_s * len(run.trials))
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def _checks(run: Run, steady: Sequence[Comparison]) -> list[Check]:
-    return [*_checks_of_all(run), *(check for arm in run.treatments for check in _checks_of(run, arm, steady))]
-
-
 def _loops(run: Run) -> list[Loop]:
-    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. None if it is said."""
+    """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. Empty if recorded."""
     if run.told_open_loop is not None:
         return []
     requests = run.requests
@@ -412,7 +384,7 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
         yield check_autocorrelation(arm, own)
         yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
-    outside = {name: str(found["kind"]) for name in (arm, run.control) if (found := run.account(name).external)}
+    outside = {name: str(external["kind"]) for name in (arm, run.control) if (external := run.account(name).external)}
     yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
     yield check_equal_work(work_of(run, arm))
     yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
@@ -425,24 +397,24 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
         return
     # The arm of the two that lost more, though the check is on the treatment's gates.
     worst = max((arm, run.control), key=lambda name: _cut_share(run, name))
-    mine = run.of_arm(worst) & run.usable
-    cut = check_cut(worst, int(run.requests.cut[mine].sum()), int(mine.sum()), limits.quantile)
+    usable = run.of_arm(worst) & run.usable
+    cut = check_cut(worst, int(run.requests.cut[usable].sum()), int(usable.sum()), limits.quantile)
     yield replace(cut, arm=arm)
 
 
 def _loads(run: Run, arm: str) -> list[Load | None]:
-    """What the arm was offered and answered, trial by trial; None where a trial does not tell."""
+    """What the arm was offered and answered, trial by trial; None where a trial has too few requests."""
     requests = run.requests
     own = run.of_arm(arm) & ~requests.broken
-    found = []
+    loads = []
     for trial in run.trials:
-        mine = np.flatnonzero(own & (requests.trial == trial.number))
-        every = max(1, len(mine) // MOST_COUNTED)
-        mine = mine[::every]
-        start_s, end_s = ((column[mine] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
+        rows = np.flatnonzero(own & (requests.trial == trial.number))
+        every = max(1, len(rows) // MOST_COUNTED)
+        rows = rows[::every]
+        start_s, end_s = ((column[rows] - trial.first_ns) / 1e9 for column in (requests.start_ns, requests.end_ns))
         seconds = trial.seconds - (trial.first_ns - trial.start_ns) / 1e9
-        found.append(load_of(start_s, end_s, requests.ok[mine], requests.shed[mine], seconds=seconds, every=every))
-    return found
+        loads.append(load_of(start_s, end_s, requests.ok[rows], requests.shed[rows], seconds=seconds, every=every))
+    return loads
 
 
 def _cut_share(run: Run, arm: str) -> float:
@@ -471,10 +443,10 @@ def _interference(run: Run) -> tuple[float | None, float | None]:
             if event.serving and event.stalls and event.trial == trial.number and event.arm != run.control
         )
         inside.append(windows.overlap_ns(edges[:-1], edges[1:]) / (bin_s * SECOND))
-        mine = own & (requests.trial == trial.number)
-        since = np.clip((requests.start_ns[mine] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
+        rows = own & (requests.trial == trial.number)
+        since = np.clip((requests.start_ns[rows] - trial.start_ns) / 1e9, 0.0, bins * bin_s - 1e-6)
         starts.append(since + offset)
-        excess.append(np.log(requests.e2e_ms[mine] / expected[mine]))
+        excess.append(np.log(requests.e2e_ms[rows] / expected[rows]))
         offset += bins * bin_s
     if not inside:
         return None, None

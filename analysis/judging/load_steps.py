@@ -13,22 +13,22 @@ In simulation with spreads up to 0.3 it held the true knee in at least 97 % of 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from scipy import special
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.records.plain_values import number
+from analysis.records.plain_values import number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
 from analysis.run.trials import SECOND
 
 Held = Literal["held", "missed", "undecided"]
 
-FEWEST = 20  # requests without which a step says nothing
+FEWEST = 20  # the fewest requests by which a step is judged
 
 # Of the knee from step to step, in log rate. No server is taken to be steadier than 3 %.
 _SPREADS = np.geomspace(0.03, 0.6, 10)
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """Where an arm's knee lies: above `passed_rps`, at or below `failed_rps`; None where no step says.
+    """Where an arm's knee lies: above `passed_rps`, at or below `failed_rps`; None where no step shows it.
 
     `low_rps` and `high_rps` are the interval of the knee; None where it is open. `goodput_rps` is the mean goodput of
     the steps at `passed_rps`; `highest_rps` is the most that any step gave.
@@ -85,28 +85,22 @@ class Bracket:
 
 def is_search(run: Run) -> bool:
     """Whether the run's trials raised the load in steps to find what the arms hold."""
-    return any(_told_steps(info) for info in run.infos)
+    return any(rows_of(info.get("steps")) for info in run.infos)
 
 
 def steps_of(run: Run) -> list[Step]:
     """Every step of every arm, in order of trial and rate."""
-    found = []
+    steps = []
     for trial in run.trials:
-        info = trial.info
-        settle_s = number(info.get("settle_s")) or 0.0
-        for row in _told_steps(info):
+        settle_s = number(trial.info.get("settle_s")) or 0.0
+        for row in rows_of(trial.info.get("steps")):
             start_s, end_s, rate = (number(row.get(key)) for key in ("start_s", "end_s", "rate"))
             if start_s is None or end_s is None or rate is None or not 0 <= start_s < end_s - settle_s < _LONGEST_S:
                 continue
             whole = end_s <= trial.seconds + 1e-6
             for arm in run.arms:
-                found.append(_step(run, arm, trial.number, trial.start_ns, start_s + settle_s, end_s, rate, whole))
-    return sorted(found, key=lambda step: (step.trial, step.rate))
-
-
-def _told_steps(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    rows = info.get("steps")
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+                steps.append(_step(run, arm, trial.number, trial.start_ns, start_s + settle_s, end_s, rate, whole))
+    return sorted(steps, key=lambda step: (step.trial, step.rate))
 
 
 def _step(
@@ -122,8 +116,8 @@ def _step(
     held: Held = "held"
     reasons = []
     for target in run.targets:
-        found = units(requests, mask, target)
-        seen, bad = len(found.missed), int(found.missed.sum())
+        missed = units(requests, mask, target).missed
+        seen, bad = len(missed), int(missed.sum())
         if seen and bad / seen > target.allowed_share + 1e-12:
             what = "token gaps" if target.metric == "itl" else "requests"
             reasons.append(f"{bad} of {seen} {what} miss {target.key}")
@@ -232,30 +226,30 @@ def goodput_gate(own: Bracket, control: Bracket, *, margin: float) -> Gate:
     it a step that fails makes those after it fail too.
     """
     limit = 1.0 - margin
-    found = load_ratio(own, control)
-    said = f"{own.arm} holds {_span(own)} and {control.arm} {_span(control)}"
+    ratio = load_ratio(own, control)
+    loads = f"{own.arm} holds {_span(own)} and {control.arm} {_span(control)}"
     verdict, more = INCONCLUSIVE, "more trials narrow that."
     if own.low_rps is None and own.high_rps is None:
         more = "no step was long enough to judge."
     elif control.low_rps is None:
         more = f"start the search lower, so that {control.arm} holds a step."
-    elif found.trials < 2:
+    elif ratio.trials < 2:
         more = "one trial cannot tell how sure that is: run two or more."
-    elif found.low is not None and found.low >= limit:
-        verdict, more = PASS, f"at least {found.low:.2f} times as much, {limit:g} is enough."
-    elif found.high is not None and found.high < limit:
-        verdict, more = FAIL, f"at most {found.high:.2f} times as much, {limit:g} is needed."
+    elif ratio.low is not None and ratio.low >= limit:
+        verdict, more = PASS, f"at least {ratio.low:.2f} times as much, {limit:g} is enough."
+    elif ratio.high is not None and ratio.high < limit:
+        verdict, more = FAIL, f"at most {ratio.high:.2f} times as much, {limit:g} is needed."
     elif own.high_rps is None or control.high_rps is None:
         more = "search higher, so that more steps fail."
     return Gate(
         arm=own.arm,
         gate="goodput",
         kind="goodput",
-        value=found.ratio,
+        value=ratio.ratio,
         limit=limit,
         unit="ratio",
         verdict=verdict,
-        reason=f"{said}: {more}",
+        reason=f"{loads}: {more}",
     )
 
 
@@ -263,8 +257,8 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
 
 
-def _span(found: Bracket) -> str:
-    low, high = found.low_rps, found.high_rps
+def _span(held: Bracket) -> str:
+    low, high = held.low_rps, held.high_rps
     if low is None and high is None:
         return "an unknown load"
     if low is None:
@@ -273,23 +267,18 @@ def _span(found: Bracket) -> str:
 
 
 def summary_rows(run: Run) -> dict[str, Any] | None:
-    """What the summary says of the search; None where the run made none."""
+    """The search as the summary holds it; None where the run made none."""
     if not is_search(run):
         return None
     steps = steps_of(run)
     control, *others = [bracket(arm, steps) for arm in run.arms]
-    objectives = [target.key for target in run.targets]
     return {
-        "objectives": objectives,
+        "objectives": [target.key for target in run.targets],
         "goodput_limits": {
             target.metric: target.limit for target in run.goodput_targets if target.quantile is not None
         },
         "attainment_pct": None if run.attainment is None else 100.0 * run.attainment,
-        "brackets": [_row(item) for item in (control, *others)],
-        "ratios": [_row(load_ratio(item, control)) for item in others],
-        "steps": [_row(step) for step in steps],
+        "brackets": [asdict(item) for item in (control, *others)],
+        "ratios": [asdict(load_ratio(item, control)) for item in others],
+        "steps": [asdict(step) for step in steps],
     }
-
-
-def _row(item: Step | Bracket | LoadRatio) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in item.__dataclass_fields__}

@@ -16,7 +16,7 @@ import numpy as np
 from analysis.arrays import Bools, Floats, Ints
 
 WINDOWS = 8  # the first is left out: it fills the server
-FEWEST = 10  # requests in a window without which it says nothing
+FEWEST = 10  # the fewest requests in a window that count
 LEAST_UNDONE = 0.05  # share of what was offered that must be left undone
 _BINS = 40  # times in a window at which requests under way are counted
 _MOST_FALLS = 1  # of the floor, from window to window
@@ -25,7 +25,7 @@ _SLOWER = 1.5  # how much longer answers take in the last window than in the fir
 _LEAST_SHED = 0.02  # share of requests turned away in each window
 _HANGING = 4.0  # a request that took so many times the median without an answer hung, whatever the load
 _MOST_SAMPLED = 20_000  # requests whose times make a window's median
-MOST_COUNTED = 400_000  # requests of an arm and a trial: of more, every k-th tells enough
+MOST_COUNTED = 400_000  # requests of an arm and a trial: of more, every k-th is enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ def load_of(
 ) -> Load | None:
     """The load on one arm in one trial of `seconds`, all arrays of shape (n,) in seconds from its first request.
 
-    The arrays hold one request of `every`, where there are so many that some tell as well as all.
+    The arrays hold one request of `every`: a sample is enough where there are very many.
     A request that ended after the trial was under way when it ended. `shed` marks those that ended without an answer
-    for want of room or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED). None where a window has too few requests to tell,
+    for want of room or time (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED). None where a window has too few requests,
     or the first has no answer: n = 0 is such a case.
     """
     if seconds <= 0 or len(start_s) < WINDOWS * FEWEST:
@@ -67,7 +67,7 @@ def load_of(
     for window in range(WINDOWS):
         own = answered & (went == window)
         medians[window] = _median(age[own]) if answers[window] else medians[window - 1]
-    # What hung says nothing of the load, and what failed otherwise neither.
+    # Requests that hung are no sign of load, nor are those that failed for other reasons.
     turned = shed & (went < WINDOWS)
     turned[turned] &= age[turned] <= _HANGING * medians[went[turned]]
     undone = _undone(start_s, end_s, turned, width)

@@ -3,26 +3,28 @@
 Standard errors shrink with the square root of time; how large they are now is seen in a pilot, or comes from a model
 of servers like these. The test at the end resamples a few groups of blocks (or trials) and knows its own error only
 that well, so Student's t with groups - 1 degrees of freedom stands where a normal would promise too much. Where a
-pilot with few groups tells the spread, the same holds for it (the two-stage argument of Stein 1945).
+pilot with few groups measures the spread, the same holds for it (the two-stage argument of Stein 1945).
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from scipy import stats
 
+from analysis.judging.checks.statistics import TAIL_REQUESTS
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import GateLimits
 from analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from analysis.statistics.resampling import group_count
 
 POWER = 0.80
-LONGEST_S = 7 * 24 * 3600.0  # nobody waits longer for one verdict
-# A few slow stretches make a tail's spread, so it is known less well than as many normal differences would tell it. In
+LONGEST_S = 7 * 24 * 3600.0  # longer than anybody waits for one verdict
+# A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
 # simulation (`python -m benchmarks.simulation.planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
 _LONGER = 1.5  # a run that left something open is not planned shorter than this times its length
@@ -37,9 +39,9 @@ def power_of_each(limits: GateLimits, power: float = POWER) -> float:
 class Noise:
     """How much a log ratio varies from run to run: its standard error is `per_unit` / sqrt(units).
 
-    A unit is a time block, or with `by_trial` a whole trial. `degrees` says how well `per_unit` is known: the degrees
-    of freedom of the pilot that told it, None where a model did. Units of one start share its luck, which has the
-    standard deviation `restart` and fades with the number of `starts` alone.
+    A unit is a time block, or with `by_trial` a whole trial. `degrees` are the degrees of freedom of the pilot that
+    measured `per_unit`, None where it comes from a model. Units of one start share its luck, which has the standard
+    deviation `restart` and fades with the number of `starts` alone.
     """
 
     per_unit: float
@@ -68,11 +70,16 @@ class Noise:
         )
 
     def reach(self, units: int, *, alpha: float, power: float) -> float:
-        """The distance from the margin, in log ratio, that so many units tell apart with this power."""
+        """The distance from the margin, in log ratio, that so many units resolve with this power."""
         final = units if self.by_trial else group_count(units)
         degrees = max(1, final - 1 if self.degrees is None else min(final - 1, self.degrees))
         factor = float(stats.t.ppf(1.0 - alpha, degrees) + stats.t.ppf(power, degrees))
         return factor * math.hypot(self.per_unit / math.sqrt(units), self.restart / math.sqrt(self.starts))
+
+    def margin(self, units: float, *, alpha: float, power: float, ratio: float) -> float | None:
+        """The smallest margin that the whole ones of so many units pass with this power; None of fewer than two."""
+        whole = int(units + 1e-9)
+        return None if whole < 2 else ratio * math.exp(self.reach(whole, alpha=alpha, power=power)) - 1.0
 
     def starts_for(self, distance: float, *, alpha: float, power: float) -> int:
         """The fewest starts, from `starts` on, whose luck leaves half of the variance at `distance` to time."""
@@ -83,19 +90,15 @@ class Noise:
         return max(self.starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
 
     def units_for(self, distance: float, *, alpha: float, power: float, fewest: int, most: int) -> int | None:
-        """The fewest units, from `fewest` on, that tell `distance` apart; None where even `most` do not."""
-        if self.reach(fewest, alpha=alpha, power=power) <= distance:
-            return fewest
-        if most <= fewest or self.reach(most, alpha=alpha, power=power) > distance:
-            return None
-        short, enough = fewest, most
-        while enough - short > 1:
-            middle = (short + enough) // 2
-            if self.reach(middle, alpha=alpha, power=power) <= distance:
-                enough = middle
-            else:
-                short = middle
-        return enough
+        """The fewest units, from `fewest` on, that resolve `distance`; None where even `most` do not."""
+        candidates = range(fewest, max(most, fewest) + 1)
+        index = bisect_left(candidates, True, key=lambda units: self.reach(units, alpha=alpha, power=power) <= distance)
+        return candidates[index] if index < len(candidates) else None
+
+
+def log_distance(margin: float, ratio: float) -> float:
+    """How far the ratio lies from the margin, in log scale."""
+    return abs(math.log1p(margin) - math.log(ratio))
 
 
 def comparison_needed_s(
@@ -122,7 +125,7 @@ def comparison_needed_s(
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return floor_s
-    distance = abs(math.log1p(comparison.margin) - math.log(true))
+    distance = log_distance(comparison.margin, true)
     if distance == 0:
         return None
     if noise.per_unit == 0 and noise.restart == 0:
@@ -148,8 +151,7 @@ def starts_needed(comparison: Comparison, *, power: float = POWER, ratio: float 
     true = comparison.ratio if ratio is None else ratio
     if noise is None or true is None:
         return comparison.trials
-    distance = abs(math.log1p(comparison.margin) - math.log(true))
-    return noise.starts_for(distance, alpha=comparison.alpha, power=power)
+    return noise.starts_for(log_distance(comparison.margin, true), alpha=comparison.alpha, power=power)
 
 
 def _left_open(comparison: Comparison) -> bool:
@@ -176,10 +178,7 @@ def decidable_margin(
     if noise is None:
         return None
     unit_s, lost_s = _unit_s(comparison, noise, block_s, overhead_s)
-    units = int((seconds - lost_s) / unit_s + 1e-9)
-    if units < 2:
-        return None
-    return ratio * math.exp(noise.reach(units, alpha=comparison.alpha, power=power)) - 1.0
+    return noise.margin((seconds - lost_s) / unit_s, alpha=comparison.alpha, power=power, ratio=ratio)
 
 
 def _unit_s(comparison: Comparison, noise: Noise, block_s: float, overhead_s: float) -> tuple[float, float]:
@@ -189,14 +188,14 @@ def _unit_s(comparison: Comparison, noise: Noise, block_s: float, overhead_s: fl
     return block_s, overhead_s
 
 
+def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
+    """Seconds for enough blocks, and for enough requests beyond the highest quantile at `rate` requests/s."""
+    tail_s = TAIL_REQUESTS / (1.0 - limits.quantile) / rate if rate > 0 else 0.0
+    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s
+
+
 def share_needed_s(
-    result: ShareResult,
-    *,
-    requests_per_s: float,
-    block_s: float,
-    min_blocks: int,
-    alpha: float,
-    power: float = POWER,
+    result: ShareResult, *, requests_per_s: float, block_s: float, min_blocks: int, alpha: float, power: float = POWER
 ) -> float | None:
     """The run length at which the share is decided with this power if it is what this run saw, else as above."""
     if result.requests == 0 or requests_per_s <= 0 or not 0.0 < result.allowed < 1.0:
@@ -221,7 +220,7 @@ def clean_requests(allowed: float, *, alpha: float) -> int:
 
 
 def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
-    """Independent requests that tell a true share from the allowed one; None where the two are equal."""
+    """Independent requests that separate a true share from the allowed one; None where the two are equal."""
     if true == allowed:
         return None
     reject = float(stats.norm.ppf(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
@@ -233,15 +232,6 @@ def _rounded(seconds: float, block_s: float) -> float | None:
     if not math.isfinite(seconds) or seconds > LONGEST_S:
         return None
     return math.ceil(seconds / block_s - 1e-9) * block_s
-
-
-def duration_text(seconds: float) -> str:
-    """The length in the unit a reader thinks in: "90 seconds", "20 minutes", "3.5 hours"."""
-    if seconds < 180:
-        return f"{seconds:.0f} seconds"
-    if seconds < 2 * 3600:
-        return f"{math.ceil(seconds / 60)} minutes"
-    return f"{seconds / 3600:.1f} hours"
 
 
 # --- Without a pilot --------------------------------------------------------------------------------------------------

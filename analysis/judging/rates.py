@@ -18,10 +18,9 @@ from analysis.judging.comparisons import blocks_at
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
-from analysis.statistics.resampling import groups_of
+from analysis.statistics.resampling import FARTHEST, groups_of
 
 RATES = ("goodput", "requests", "output tokens")
-_FARTHEST = math.log(1000.0)  # a limit farther off is no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,41 +55,41 @@ class RateComparison:
 def compare_rates(run: Run) -> tuple[RateComparison, ...]:
     """Every rate of every treatment; goodput only where the experiment says what a good request is, or gates on it."""
     good = meets_all(run.requests, run.goodput_targets)
-    asked = any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets)
-    rates = RATES if asked or run.limits.min_goodput_ratio is not None else RATES[1:]
-    found = [_compared(run, arm, rate, good) for arm in run.treatments for rate in rates]
+    defined = any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets)
+    rates = RATES if defined or run.limits.min_goodput_ratio is not None else RATES[1:]
+    compared = [_compared(run, arm, rate, good) for arm in run.treatments for rate in rates]
     unknown = "nothing in the experiment says what a good request is"
     return tuple(
         replace(item, ratio=None, low=None, high=None, spread=None, obstacle=unknown)
-        if item.rate == "goodput" and not asked
+        if item.rate == "goodput" and not defined
         else item
-        for item in found
+        for item in compared
     )
 
 
 def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
-    mine, theirs = (_counted(run, name, rate, good) for name in (arm, run.control))
+    own, control = (_counted(run, name, rate, good) for name in (arm, run.control))
     trial = np.repeat([item.number for item in run.trials], [item.blocks for item in run.trials])
     # Only blocks in which both were sent something compare them.
-    shared = (mine.sent > 0) & (theirs.sent > 0)
-    group, method = _groups(trial[shared])
-    sums = [_grouped(column[shared], group) for column in (mine.made, mine.sent, theirs.made, theirs.sent)]
+    shared = (own.sent > 0) & (control.sent > 0)
+    by_trial = len(np.unique(trial[shared])) >= TRIALS_FOR_T_TEST
+    group = np.unique(trial[shared], return_inverse=True)[1] if by_trial else groups_of(trial[shared])
+    sums = [_grouped(column[shared], group) for column in (own.made, own.sent, control.made, control.sent)]
     ratio, spread, obstacle = log_ratio(*sums, share=rate != "output tokens")
     count = len(sums[0])
     low = high = None
     if ratio is not None and spread is not None:
         reach = float(stats.t.ppf(1.0 - run.limits.alpha, count - 1)) * spread
-        if reach < _FARTHEST:
+        if reach < FARTHEST:
             low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
-    shares = [_share_pct(column) if rate == "goodput" else None for column in (mine, theirs)]
     return RateComparison(
         arm=arm,
         control=run.control,
         rate=rate,
-        value=float(mine.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
-        control_value=float(theirs.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
-        share_pct=shares[0],
-        control_share_pct=shares[1],
+        value=float(own.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
+        control_value=float(control.made.sum()) / run.seconds if run.seconds > 0 else 0.0,
+        share_pct=_share_pct(own) if rate == "goodput" else None,
+        control_share_pct=_share_pct(control) if rate == "goodput" else None,
         ratio=ratio,
         low=low,
         high=high,
@@ -99,8 +98,8 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
         blocks=int(shared.sum()),
         groups=count,
         trials=len(np.unique(trial[shared])),
-        requests=int(min(mine.sent.sum(), theirs.sent.sum())),
-        method=method,
+        requests=int(min(own.sent.sum(), control.sent.sum())),
+        method="t over trials" if by_trial else "t over groups of blocks",
         obstacle=obstacle,
     )
 
@@ -129,13 +128,6 @@ def _counted(run: Run, arm: str, rate: str, good: Bools) -> _Counted:
 def _share_pct(counted: _Counted) -> float | None:
     sent = float(counted.sent.sum())
     return 100.0 * float(counted.made.sum()) / sent if sent else None
-
-
-def _groups(trial: Ints) -> tuple[Ints, str]:
-    """The group of each block, and how the limits are found."""
-    if len(np.unique(trial)) >= TRIALS_FOR_T_TEST:
-        return np.unique(trial, return_inverse=True)[1], "t over trials"
-    return groups_of(trial), "t over groups of blocks"
 
 
 def _grouped(column: Floats, group: Ints) -> Floats:

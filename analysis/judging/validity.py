@@ -17,9 +17,9 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, Gate
 # Kinds of gates that a check affects.
 ESTIMATES = ("noninferiority", "slo", "cold")
 ALL_KINDS = ("noninferiority", "slo", "cold", "recompile", "error")
-PARITY = "parity"  # not among them: answers were asked apart from the traffic
+PARITY = "parity"  # not among them: its prompts are not part of the traffic
 
-# Arms were offered more than they can serve. It is said before all else; an objective that is missed then is missed.
+# Arms were offered more than they can serve. It is reported first; an objective that is missed then stays missed.
 OVERLOAD = "overload"
 
 # Checks that a longer run of the same kind would pass.
@@ -32,12 +32,12 @@ class Check:
 
     check: str
     ok: bool
-    reason: str
-    affects: tuple[str, ...]
+    arm: str | None = None
     value: float | None = None
     limit: float | None = None
-    arm: str | None = None
-    remedy: str = ""  # what to change; empty when a longer run is the answer
+    reason: str
+    affects: tuple[str, ...]  # kinds of gates
+    remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
 def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
@@ -61,7 +61,7 @@ def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
         return gate
     if gate.verdict == INCONCLUSIVE:
         return replace(gate, blocked_by=blocked)
-    # By name: what a check says concerns all gates that it opens, and stands once, with the checks.
+    # By name: the reason of a check concerns several gates and is reported once, with the checks.
     because = f"the check{'' if len(blocked) == 1 else 's'} that failed: {', '.join(blocked)}"
     return replace(
         gate,

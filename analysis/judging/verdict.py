@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.planner import duration_text
 from analysis.judging.validity import OVERLOAD, Check
+from analysis.judging.wording import counted, duration_text, gate_label
 
 
 def combined(verdicts: Sequence[str]) -> str:
@@ -46,7 +46,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
 
 
 def _is_overload(check: Check, arms: Sequence[str]) -> bool:
-    return check.check == OVERLOAD and not check.ok and bool(arms) and (check.arm is None or check.arm in arms)
+    return check.check == OVERLOAD and not check.ok and bool(arms) and check.arm in (None, *arms)
 
 
 def _clause(reason: str) -> str:
@@ -57,13 +57,13 @@ def _clause(reason: str) -> str:
 
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
-    # An overload is said before all arms.
+    # An overload is reported before all arms.
     blocking = {name for gate in open_gates for name in gate.blocked_by} - {OVERLOAD}
     arms = {gate.arm for gate in gates}
-    # A fault that must be mended says more than that the run was short.
+    # A fault that must be mended matters more than a short run.
     ranks = {"blocks": 1, "run length": 1, "tail": 2, "cut requests": 2}
     for check in sorted(checks, key=lambda item: ranks.get(item.check, 0)):
-        if not check.ok and check.check in blocking and (check.arm is None or check.arm in arms):
+        if not check.ok and check.check in blocking and check.arm in (None, *arms):
             return check.reason
     if not open_gates:
         return "No gate was judged."
@@ -72,14 +72,6 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
 
 # Below this many blocks the spread, and every length that follows from it, is known to a factor of several.
 FEW_BLOCKS = 6
-
-
-def _blocks(check: Check) -> float:
-    return check.value if check.value is not None else 0.0
-
-
-def _is_guess(check: Check) -> bool:
-    return check.check == "blocks" and not check.ok and _blocks(check) < FEW_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +83,10 @@ class Advice:
 
 
 _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
+
+
+def _name(gate: Gate) -> str:
+    return f"{gate_label(gate.gate)} of {gate.arm}"
 
 
 def _length(gates: Sequence[Gate]) -> str:
@@ -109,13 +105,8 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
     arms = {gate.arm for gate in open_gates}
     blocking = {name for gate in open_gates for name in gate.blocked_by}
-    sentences = list(
-        dict.fromkeys(
-            check.remedy
-            for check in checks
-            if not check.ok and check.remedy and check.check in blocking and (check.arm is None or check.arm in arms)
-        )
-    )
+    faults = [check for check in checks if not check.ok and check.check in blocking and check.arm in (None, *arms)]
+    sentences = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
     # A longer run of the same load only makes the queues longer.
     timed = [gate for gate in open_gates if gate.needed_s is not None and OVERLOAD not in gate.blocked_by]
     needed = max((gate.needed_s or 0.0 for gate in timed), default=None)
@@ -127,14 +118,14 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
                 f"A run of about {_length(soon)} would decide {which}, if the arms behave as they did here."
             )
         for gate in long:
-            name = f"{gate.gate} of {gate.arm}"
-            sentences.append(f"About {_length([gate])} would decide {name}, which is near its limit or varies much.")
-        fewest = min((check for check in checks if _is_guess(check) and check.arm in arms), key=_blocks, default=None)
-        if fewest is not None and fewest.limit is not None:
             sentences.append(
-                f"From {_blocks(fewest):.0f} block{'' if _blocks(fewest) == 1 else 's'} that is a guess: "
-                f"{fewest.limit:.0f} of them will tell it better."
+                f"About {_length([gate])} would decide {_name(gate)}, which is near its limit or varies much."
             )
+        short = [check for check in checks if check.check == "blocks" and not check.ok and check.arm in arms]
+        fewest = min(short, key=lambda check: check.value or 0.0, default=None)
+        if fewest is not None and (count := fewest.value or 0.0) < FEW_BLOCKS:
+            blocks = counted(round(count), "block")
+            sentences.append(f"From {blocks} that is a guess: {fewest.limit:.0f} of them will tell it better.")
     stuck = [gate for gate in open_gates if gate.needed_s is None and not gate.blocked_by]
     if any(gate.kind == "recompile" and not gate.unseen for gate in stuck):
         sentences.append("Record the compile events of every arm.")
@@ -142,14 +133,12 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         sentences.append(
             f"From outside it stays open whether {', '.join(unseen)} compiles while serving: its own logs know."
         )
-    if cold := sorted({f"{gate.gate} of {gate.arm}" for gate in stuck if gate.kind == "cold"}):
+    if cold := sorted({_name(gate) for gate in stuck if gate.kind == "cold"}):
         sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
     if any(gate.kind == "parity" for gate in stuck):
         sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
-    lengthy = [gate for gate in stuck if gate.kind not in ("recompile", "cold", "parity")]
-    names = sorted({f"{gate.gate} of {gate.arm}" for gate in lengthy})
-    if names:
-        sentences.append(f"No run of up to a week would decide {', '.join(names)}.")
+    if lengthy := sorted({_name(gate) for gate in stuck if gate.kind not in ("recompile", "cold", "parity")}):
+        sentences.append(f"No run of up to a week would decide {', '.join(lengthy)}.")
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")
     return Advice(needed_s=needed, text=" ".join(sentences) or "Nothing is open.")

@@ -13,8 +13,8 @@ from analysis.parity.measures import Matrix, Measures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one arm said: the tokens of its free run for each request, and its logits [positions, vocabulary] along the
-    control's tokens, request after request."""
+    """What one arm answered: the tokens of its free run for each request, and its logits [positions, vocabulary] along
+    the control's tokens, request after request."""
 
     name: str
     tokens: Sequence[Sequence[int]]
@@ -61,17 +61,18 @@ class Places:
 
 
 def flips_of(
-    arm: Answers, control: Answers, mine: Measures, bound: Floats, reference: Matrix, place: Places
+    arm: Answers, control: Answers, measures: Measures, bound: Floats, reference: Matrix, place: Places
 ) -> list[Flip]:
     """Tokens of the arm that float64 would not have taken, along the control's tokens, and where its own answers first
     leave the control's: up to there they share every token, so the reference still knows the question."""
+    leads, tokens = measures.lead, measures.top
     flips = [
-        Flip(position=int(at), token=int(mine.top[at]), free=False, lead=float(mine.lead[at]), bound=float(bound[at]))
-        for at in np.flatnonzero(mine.lead > 0)
+        Flip(position=int(at), token=int(tokens[at]), free=False, lead=float(leads[at]), bound=float(bound[at]))
+        for at in np.flatnonzero(leads > 0)
     ]
     for request, token in departures(arm, control):
         position, taken = place.position(request, token), arm.tokens[request][token]
-        if taken != mine.top[position]:  # else it is what the logits prefer, and counted
+        if taken != tokens[position]:  # else it is what the logits prefer, and counted
             flips.append(_taken(reference, bound, position, taken))
     return flips
 
@@ -93,14 +94,14 @@ def _taken(reference: Matrix, bound: Floats, position: int, token: int) -> Flip:
 
 def departures(arm: Answers, control: Answers) -> list[tuple[int, int]]:
     """(request, token) where each answer first leaves the control's. An answer that ends early leaves at its end."""
-    found = []
-    for request, (mine, theirs) in enumerate(zip(arm.tokens, control.tokens, strict=True)):
-        if len(mine) != len(theirs):
-            raise ValueError(f"{arm.name} answered request {request} with {len(mine)} tokens, not {len(theirs)}")
-        first = next((token for token, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), None)
+    places = []
+    for request, (own, due) in enumerate(zip(arm.tokens, control.tokens, strict=True)):
+        if len(own) != len(due):
+            raise ValueError(f"{arm.name} answered request {request} with {len(own)} tokens, not {len(due)}")
+        first = next((token for token, pair in enumerate(zip(own, due, strict=True)) if pair[0] != pair[1]), None)
         if first is not None:
-            found.append((request, first))
-    return found
+            places.append((request, first))
+    return places
 
 
 def largest_share_of_bound(flips: Sequence[Flip]) -> float:

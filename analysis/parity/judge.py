@@ -15,6 +15,7 @@ import numpy as np
 from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
+from analysis.judging.wording import counted
 from analysis.parity.flips import Answers, Flip, Places, answered, departures, flips_of, largest_share_of_bound
 from analysis.parity.measures import (
     EPSILON,
@@ -48,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmParity:
-    """What was found of one arm. `figures` are plain numbers for the report."""
+    """One arm, judged. `figures` are plain numbers for the report."""
 
     name: str
     verdict: str
@@ -73,9 +74,7 @@ class Parity:
     def to_dict(self) -> dict[str, Any]:
         """The outcome as JSON can hold it: a number that is not finite becomes null."""
         rows = [asdict(arm) | {"reasons": arm.reasons} for arm in self.arms]
-        plain = _plain({"verdict": self.verdict, "control": asdict(self.control), "arms": rows})
-        assert isinstance(plain, dict)
-        return plain
+        return {key: _plain(value) for key, value in (asdict(self) | {"arms": rows}).items()}
 
 
 def judge(
@@ -176,27 +175,23 @@ def _judge_arm(
         if dtype == "float32":
             findings.append(_same_tokens(arm, control, left, None, None, place))
         else:
-            findings.append(
-                Finding(
-                    name="reference",
-                    verdict=INCONCLUSIVE,
-                    reason=f"There is no float64 reference, so nothing says whether what separates {arm.name} from "
-                    f"{control.name} is more than {dtype} costs.",
-                )
+            reason = (
+                f"There is no float64 reference, so nothing says whether what separates {arm.name} from {control.name} "
+                f"is more than {dtype} costs."
             )
+            findings.append(Finding(name="reference", verdict=INCONCLUSIVE, reason=reason))
     else:
-        mine = measure(arm.logits, reference)
-        bound = noise_bound(base, dtype)
-        flips = flips_of(arm, control, mine, bound, reference, place)
-        figures |= _figures(mine) | {
+        own, bound = measure(arm.logits, reference), noise_bound(base, dtype)
+        flips = flips_of(arm, control, own, bound, reference, place)
+        figures |= _figures(own) | {
             "flips": sum(flip.lead > 0 for flip in flips),
             "flips_share": largest_share_of_bound(flips),
             "flips_unexplained": sum(not flip.explained for flip in flips),
         }
-        findings = [_finite(arm.name, mine, place)]
+        findings = [_finite(arm.name, own, place)]
         if dtype == "float32":
             findings.append(_same_tokens(arm, control, left, reference, bound, place))
-        findings += _errors(arm.name, mine, base, place, np.random.default_rng(seed))
+        findings += _errors(arm.name, own, base, place, np.random.default_rng(seed))
         findings.append(_explained(arm.name, flips, place))
     verdict = combined([item.verdict for item in findings])
     return ArmParity(name=arm.name, verdict=verdict, findings=tuple(findings), figures=figures)
@@ -232,13 +227,16 @@ def _same_tokens(
         return Finding(name="tokens", verdict=PASS, value=0.0, limit=0.0, reason=reason)
     request, token = left[0]
     position = place.position(request, token)
-    theirs, mine = control.tokens[request][token], arm.tokens[request][token]
+    due, taken = control.tokens[request][token], arm.tokens[request][token]
+    own_lead = _lead(arm.logits, position, taken, due)
     leads = [
-        f"{control.name}'s logits prefer its own by {_lead(control.logits, position, theirs, mine):.3g}",
-        _own(arm, control.name, _lead(arm.logits, position, mine, theirs)),
+        f"{control.name}'s logits prefer its own by {_lead(control.logits, position, due, taken):.3g}",
+        f"{arm.name}'s prefer its own by {own_lead:.3g}"
+        if own_lead >= 0
+        else f"{arm.name}'s prefer {control.name}'s by {-own_lead:.3g} as well, so it does not answer as it computes",
     ]
     if reference is not None and bound is not None:
-        lead = _lead(reference, position, theirs, mine)
+        lead = _lead(reference, position, due, taken)
         near = abs(lead) <= bound[position]
         leads.append(
             f"float64 prefers {control.name}'s by {lead:.3g} where rounding can turn {bound[position]:.2g}"
@@ -250,14 +248,8 @@ def _same_tokens(
         value=float(len(left)),
         limit=0.0,
         reason=f"{len(left)} of {total} greedy answers of {arm.name} differ, first at {place.text(position)}: "
-        f"{control.name} takes {theirs} and {arm.name} {mine}; {'; '.join(leads)}. In float32 they must be equal.",
+        f"{control.name} takes {due} and {arm.name} {taken}; {'; '.join(leads)}. In float32 they must be equal.",
     )
-
-
-def _own(arm: Answers, control: str, lead: float) -> str:
-    if lead >= 0:
-        return f"{arm.name}'s prefer its own by {lead:.3g}"
-    return f"{arm.name}'s prefer {control}'s by {-lead:.3g} as well, so it does not answer as it computes"
 
 
 def _lead(logits: Matrix, position: int, first: int, second: int) -> float:
@@ -271,12 +263,12 @@ _ERRORS: tuple[tuple[str, str, str, Statistic, float], ...] = (
 )
 
 
-def _errors(name: str, mine: Measures, base: Measures, place: Places, rng: np.random.Generator) -> Iterator[Finding]:
-    if not mine.finite.all():
-        return  # said already, and no quantile of infinities says more
+def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator) -> Iterator[Finding]:
+    if not own.finite.all():
+        return  # `_finite` fails already, and no quantile of infinities means more
     for key, words, column, statistic, limit in _ERRORS:
-        values, theirs = getattr(mine, column), getattr(base, column)
-        value, low, high = ratio_interval(values, theirs, place.request, statistic, rng)
+        values = getattr(own, column)
+        value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)
         verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
         yield Finding(
             name=key,
@@ -289,15 +281,15 @@ def _errors(name: str, mine: Measures, base: Measures, place: Places, rng: np.ra
             f"({low:.3g} to {high:.3g}), limit {limit:g}"
             + (": ask for more parity.prompts to decide." if verdict == INCONCLUSIVE else "."),
         )
-    worst = int(np.argmax(mine.error))
-    value = float(mine.error[worst] / base.error.max()) if base.error.max() > 0 else math.inf
+    worst = int(np.argmax(own.error))
+    value = float(own.error[worst] / base.error.max()) if base.error.max() > 0 else math.inf
     ok = value <= WORST_LIMIT
     yield Finding(
         name="worst error",
         verdict=PASS if ok else FAIL,
         value=value,
         limit=WORST_LIMIT,
-        reason=f"The largest error of {name} is {mine.error[worst]:.2g}, {value:.3g} times the control's largest, "
+        reason=f"The largest error of {name} is {own.error[worst]:.2g}, {value:.3g} times the control's largest, "
         f"limit {WORST_LIMIT:g}" + ("." if ok else f": at {place.text(worst)}."),
     )
 
@@ -305,7 +297,7 @@ def _errors(name: str, mine: Measures, base: Measures, place: Places, rng: np.ra
 def _explained(name: str, flips: Sequence[Flip], place: Places) -> Finding:
     strange = [flip for flip in flips if not flip.explained]
     turned = [flip for flip in flips if flip.lead > 0]
-    said = f"{name} prefers another token than float64 {len(turned)} times, always within noise"
+    within = f"{name} prefers another token than float64 {len(turned)} times, always within noise"
     return Finding(
         name="flips",
         verdict=FAIL if strange else PASS,
@@ -313,20 +305,18 @@ def _explained(name: str, flips: Sequence[Flip], place: Places) -> Finding:
         limit=0.0,
         reason=f"{_worst(strange, place, name)}."
         if strange
-        else f"{said} ({largest_share_of_bound(flips):.2g} of the bound at most)."
+        else f"{within} ({largest_share_of_bound(flips):.2g} of the bound at most)."
         if turned
         else f"{name} prefers float64's token everywhere.",
     )
 
 
 def _worst(strange: Sequence[Flip], place: Places, name: str) -> str:
-    if not strange:
-        return ""
     worst = max(strange, key=lambda flip: flip.lead / flip.bound)
-    times = f"{len(strange)} token{'s' if len(strange) > 1 else ''}"
     where = "in its free run" if worst.free else "along the control's tokens"
+    tokens = counted(len(strange), "token")
     return (
-        f"Noise does not explain {times} of {name}; worst {where} at {place.text(worst.position)}: it takes "
+        f"Noise does not explain {tokens} of {name}; worst {where} at {place.text(worst.position)}: it takes "
         f"{worst.token}, and float64 prefers another by {worst.lead:.3g} where noise can turn {worst.bound:.2g}"
     )
 
@@ -336,12 +326,7 @@ def _figures(measures: Measures) -> dict[str, Any]:
 
 
 def _summary(values: Floats) -> dict[str, float]:
-    return {
-        "median": median(values),
-        "mean": float(values.mean()),
-        "p99": p99(values),
-        "max": float(values.max()),
-    }
+    return {"median": median(values), "mean": float(values.mean()), "p99": p99(values), "max": float(values.max())}
 
 
 def _plain(value: Any) -> Any:

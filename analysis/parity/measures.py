@@ -50,8 +50,10 @@ def measure(logits: Matrix, reference: Matrix) -> Measures:
     Tokens that the reference rules out (−inf) are left out. Logits that are not finite where the reference is count as
     infinitely wrong.
     """
-    rows = [_measure_row(np.asarray(mine, dtype=np.float64), np.asarray(told, dtype=np.float64)) for mine, told in
-            zip(logits, reference, strict=True)]  # fmt: skip
+    rows = [
+        _measure_row(np.asarray(own, dtype=np.float64), np.asarray(true, dtype=np.float64))
+        for own, true in zip(logits, reference, strict=True)
+    ]
     error, divergence, spread, top, lead, peak, finite = (np.array(column) for column in zip(*rows, strict=True))
     return Measures(error=error, divergence=divergence, spread=spread, top=top, lead=lead, peak=peak, finite=finite)
 
@@ -92,16 +94,16 @@ def noise_bound(control: Measures, dtype: str) -> Floats:
 
 
 def ratio_interval(
-    mine: Floats, theirs: Floats, request: Ints, statistic: Statistic, rng: np.random.Generator
+    own: Floats, control: Floats, request: Ints, statistic: Statistic, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """statistic(mine) / statistic(theirs), and its 95 % interval by resampling requests with all their positions.
+    """statistic(own) / statistic(control), and its 95 % interval by resampling requests with all their positions.
 
     Positions of a request share a context and so resemble each other; requests are independent. With one request the
     interval has no width, and says nothing. A ratio to nothing is infinite, of nothing to nothing 1.
     """
 
     def ratio(index: Ints) -> float:
-        above, below = statistic(mine[index]), statistic(theirs[index])
+        above, below = statistic(own[index]), statistic(control[index])
         if below > 0:
             return above / below
         return math.inf if above > 0 else 1.0
@@ -114,7 +116,7 @@ def ratio_interval(
     tail = (1.0 - _CONFIDENCE) / 2.0
     # By rank: an infinite draw must not become not-a-number by interpolation.
     low, high = np.quantile(draws, [tail, 1.0 - tail], method="inverted_cdf")
-    return ratio(np.arange(len(mine))), float(low), float(high)
+    return ratio(np.arange(len(own))), float(low), float(high)
 
 
 # By rank: an infinite value must not become not-a-number by interpolation.

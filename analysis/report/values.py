@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
+from analysis.judging.wording import gate_label
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -18,7 +19,6 @@ VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]"
 )
-QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
 
 def at(source: object, *keys: str) -> Any:
@@ -161,13 +161,7 @@ def quantity(value: object, unit: object) -> str:
 
 def label(name: object) -> str:
     """A gate's or a metric's name for readers: "slo p99_ttft" is "SLO p99 TTFT"."""
-    shown = text(name)
-    shown = QUANTILE_OF.sub(
-        lambda found: f"p{found[1]}{'.' + found[2] if found[2] else ''} {METRIC_NAMES[found[3]]}", shown
-    )
-    shown = re.sub(r"\bnoninferiority\b", "non-inferiority", shown)
-    shown = re.sub(r"\berror_pct\b", "error rate", shown)
-    return re.sub(r"\bslo\b", "SLO", shown)
+    return gate_label(text(name))
 
 
 def metric_label(metric: object, quantile: object = None) -> str:

@@ -24,7 +24,7 @@ from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.backlog import with_backlog
 from analysis.run.slo import parse_goodput
-from analysis.run.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows, windows_of
+from analysis.run.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
@@ -288,19 +288,6 @@ class Run:
     def serving_events(self, arm: str) -> list[CompileEvent]:
         """The arm's compile events while it served."""
         return [event for event in self.events if event.arm == arm and event.serving]
-
-    def stall_s(self, arm: str) -> float:
-        """Seconds that compiles held a replica of the arm, summed over replicas and trials."""
-        total = 0.0
-        events = self.serving_events(arm)
-        for trial in self.trials:
-            for replica in sorted({event.replica or "" for event in events if event.trial == trial.number}):
-                total += windows_of(
-                    (event.start_ns, event.end_ns)
-                    for event in events
-                    if event.trial == trial.number and (event.replica or "") == replica and event.stalls
-                ).seconds
-        return total
 
     def steps(self, arm: str) -> pa.Table | None:
         """The engine steps of the arm after the first request of their trial; None when none are recorded."""

@@ -1,1 +1,1 @@
-"""What a run is held to, as its experiment says it."""
+"""What a run is held to, by its experiment."""

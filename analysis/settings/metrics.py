@@ -16,3 +16,8 @@ METRIC_NAMES: Final[Mapping[str, str]] = {
     "itl": "ITL",
     "max_itl": "max ITL",
 }
+
+
+def quantile_label(metric: str, quantile: float) -> str:
+    """What a reader calls the quantile: "p99 TTFT" for ("ttft", 0.99)."""
+    return f"p{100.0 * quantile:.10g} {METRIC_NAMES.get(metric, metric)}"

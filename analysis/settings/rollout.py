@@ -1,18 +1,15 @@
-"""What a rollout must carry: the [rollout] table of an experiment, which decides nothing and says what an arm saves.
+"""What a rollout must carry: the [rollout] table of an experiment, which decides nothing and prices an arm.
 
 It stands apart from the weighing, so that reading an experiment does not load the statistics.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from analysis.records.tables import RecordError
-
-_RANGES = {"load_rps": (1e-6, 1e9), "gpus_per_replica": (1, 4096)}
+from analysis.settings.fields import Range, check_fields, numbers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +19,11 @@ class Rollout:
     A value out of range raises RecordError, one line that names rollout.KEY.
     """
 
-    load_rps: float | None = None
-    gpus_per_replica: int = 1
+    load_rps: Annotated[float | None, Range(1e-6, 1e9)] = None
+    gpus_per_replica: Annotated[int, Range(1, 4096)] = 1
 
     def __post_init__(self) -> None:
-        for key, (low, high) in _RANGES.items():
-            value = getattr(self, key)
-            if value is not None and not low <= value <= high:
-                raise RecordError(f"rollout.{key} is {value:g}: give a value from {low:g} to {high:g}")
+        check_fields(self, "rollout")
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Rollout:
@@ -37,12 +31,4 @@ class Rollout:
 
         Values of another type raise RecordError.
         """
-        known: dict[str, Any] = {}
-        for key in table.keys() & _RANGES.keys():
-            value = table[key]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise RecordError(f"rollout.{key} is {value!r}: give a number")
-            if key == "gpus_per_replica" and value != int(value):
-                raise RecordError(f"rollout.{key} is {value!r}: give a whole number")
-            known[key] = float(value) if key == "load_rps" else int(value)
-        return cls(**known)
+        return cls(**numbers_of(cls, table, "rollout"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.records.tables import RecordError
+from analysis.settings.fields import finite
 from analysis.settings.metrics import JUDGED_METRICS
 
 _FIELD_NAMES = {"e2el": "e2e"}  # as vLLM's serving benchmark has it
@@ -55,15 +56,15 @@ def parse_slo(table: Mapping[str, Any], where: str = "slo") -> tuple[SloTarget, 
 
     What `[slo.cold]` asks for is left to `parse_cold`. Anything else, and two limits for one key, raise RecordError.
     """
-    found: dict[str, SloTarget] = {}
+    targets: dict[str, SloTarget] = {}
     for key, value in table.items():
         if key == "cold" and where == "slo":
             continue
         if key == "targets":
-            _add(found, parse_targets(value, f"{where}.targets"), where)
+            _add(targets, parse_targets(value, f"{where}.targets"), where)
         else:
-            _add(found, [_of_key(key, value, where)], where)
-    return tuple(found.values())
+            _add(targets, [_of_key(key, value, where)], where)
+    return tuple(targets.values())
 
 
 def parse_cold(table: Mapping[str, Any]) -> tuple[SloTarget, ...]:
@@ -86,28 +87,28 @@ def parse_target(text: str, where: str) -> SloTarget:
 
     RecordError names `where`, the text and the remedy.
     """
-    told = f'{where} holds "{text}"'
+    entry = f'{where} holds "{text}"'
     match = _EXPRESSION.fullmatch(text.strip())
     if match is None:
-        raise RecordError(f"{told}: write KEY <= LIMIT, such as p99_ttft_ms <= 500")
+        raise RecordError(f"{entry}: write KEY <= LIMIT, such as p99_ttft_ms <= 500")
     key, operator, number, unit = match["key"], match["operator"], match["limit"], match["unit"]
     if operator not in ("<", "<=", "≤"):
         what = f'"{operator}" is no limit from above' if operator else "the operator is missing"
-        raise RecordError(f"{told}: {what}: write <= or <, such as {key} <= 500")
+        raise RecordError(f"{entry}: {what}: write <= or <, such as {key} <= 500")
     if number is None:
-        raise RecordError(f"{told}: the number is missing: write one after {operator}, such as {key} {operator} 500")
+        raise RecordError(f"{entry}: the number is missing: write one after {operator}, such as {key} {operator} 500")
     try:
         limit = float(number)
     except ValueError:
-        raise RecordError(f'{told}: "{number}" is no number: write one such as 500 or 0.5') from None
+        raise RecordError(f'{entry}: "{number}" is no number: write one such as 500 or 0.5') from None
     if key in ("error_rate", "error_pct"):
         # A bare 0.5 may mean half of all requests or half a percent.
         if unit != "%" and (key == "error_rate" or unit):
-            raise RecordError(f"{told}: write the error rate in percent, such as error_rate <= 0.5%")
-        target = _error_target(limit, told)
+            raise RecordError(f"{entry}: write the error rate in percent, such as error_rate <= 0.5%")
+        target = _error_target(limit, entry)
     else:
-        named = _named(key, f"{told}: {key}", "error_rate")
-        target = _latency_target(named, _milliseconds(limit, unit, key, named, told), told)
+        unlimited, with_unit = _unlimited(key, f"{entry}: {key}", "error_rate")
+        target = _latency_target(unlimited, _milliseconds(limit, unit, key, with_unit, entry), entry)
     return replace(target, strict=operator == "<")
 
 
@@ -120,68 +121,56 @@ def merged(table: Mapping[str, Any], texts: Sequence[str], where: str = "--slo")
     return changed | ({"cold": table["cold"]} if "cold" in table else {})
 
 
-def _add(found: dict[str, SloTarget], targets: Sequence[SloTarget], where: str) -> None:
+def _add(known_targets: dict[str, SloTarget], targets: Sequence[SloTarget], where: str) -> None:
     for target in targets:
-        known = found.setdefault(target.key, target)
+        known = known_targets.setdefault(target.key, target)
         if known != target:
             raise RecordError(f"{where} has both {known.text} and {target.text}: keep one")
 
 
 def _of_key(key: str, value: Any, where: str) -> SloTarget:
-    told = f"{where}.{key}"
-    # The key is looked at first: of an unknown one nobody knows what it should hold.
-    named = None if key == "error_pct" else _named(key, told, "error_pct", with_unit=True)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RecordError(f"{told} is {value!r}: give a number")
-    told = f"{told} is {value:g}"
-    return _error_target(float(value), told) if named is None else _latency_target(named, float(value), told)
+    entry = f"{where}.{key}"
+    # The key first: what an unknown one should hold is unknown too.
+    unlimited = None if key == "error_pct" else _unlimited(key, entry, "error_pct", needs_unit=True)[0]
+    entry = f"{entry} is {finite(entry, value):g}"
+    return _error_target(value, entry) if unlimited is None else _latency_target(unlimited, value, entry)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
-    """What a latency key names: p99_ttft_ms, or p99_ttft without its unit."""
-
-    key: str  # with its unit
-    metric: str
-    quantile: float
-    with_unit: bool
-
-
-def _named(key: str, told: str, errors: str, *, with_unit: bool = False) -> _Named:
+def _unlimited(key: str, entry: str, errors: str, *, needs_unit: bool = False) -> tuple[SloTarget, bool]:
+    """The target that a latency key names, without its limit, and whether the key names the unit."""
     match = _KEY.fullmatch(key)
     metric = _FIELD_NAMES.get(match["metric"], match["metric"]) if match is not None else ""
-    if match is None or metric not in JUDGED_METRICS or (with_unit and not match["ms"]):
+    if match is None or metric not in JUDGED_METRICS or (needs_unit and not match["ms"]):
         raise RecordError(
-            f"{told} is unknown: write pQ_METRIC_ms with METRIC of {', '.join(JUDGED_METRICS)}, such as p99_ttft_ms, "
+            f"{entry} is unknown: write pQ_METRIC_ms with METRIC of {', '.join(JUDGED_METRICS)}, such as p99_ttft_ms, "
             f"or {errors}"
         )
     quantile = round(float(f"{match['whole']}.{match['part'] or 0}") / 100.0, 10)
     if quantile <= 0:
-        raise RecordError(f"{told} asks for quantile 0: use p1 to p99_99")
+        raise RecordError(f"{entry} asks for quantile 0: use p1 to p99_99")
     part = f"_{match['part']}" if match["part"] else ""
-    return _Named(
-        key=f"p{match['whole']}{part}_{metric}_ms", metric=metric, quantile=quantile, with_unit=bool(match["ms"])
-    )
+    key = f"p{match['whole']}{part}_{metric}_ms"
+    return SloTarget(key=key, metric=metric, quantile=quantile, limit=math.nan), bool(match["ms"])
 
 
-def _latency_target(named: _Named, limit_ms: float, told: str) -> SloTarget:
+def _latency_target(unlimited: SloTarget, limit_ms: float, entry: str) -> SloTarget:
     if not 0 < limit_ms < math.inf:
-        raise RecordError(f"{told}: give milliseconds above 0")
-    return SloTarget(key=named.key, metric=named.metric, quantile=named.quantile, limit=limit_ms)
+        raise RecordError(f"{entry}: give milliseconds above 0")
+    return replace(unlimited, limit=float(limit_ms))
 
 
-def _error_target(limit: float, told: str) -> SloTarget:
+def _error_target(limit: float, entry: str) -> SloTarget:
     if not 0 <= limit <= 100:
-        raise RecordError(f"{told}: give a percentage from 0 to 100")
-    return SloTarget(key="error_pct", metric="error", quantile=None, limit=limit)
+        raise RecordError(f"{entry}: give a percentage from 0 to 100")
+    return SloTarget(key="error_pct", metric="error", quantile=None, limit=float(limit))
 
 
-def _milliseconds(limit: float, unit: str, key: str, named: _Named, told: str) -> float:
-    if unit == "ms" or (not unit and named.with_unit):
+def _milliseconds(limit: float, unit: str, key: str, with_unit: bool, entry: str) -> float:
+    if unit == "ms" or (not unit and with_unit):
         return limit
-    if unit == "s" and not named.with_unit:
+    if unit == "s" and not with_unit:
         return 1000.0 * limit
     bare = key.removesuffix("_ms")
     if not unit:
-        raise RecordError(f"{told}: the unit is missing: write {bare}_ms <= {limit:g} or {bare} <= {limit:g}ms")
-    raise RecordError(f'{told}: "{unit}" is no unit of {key}: write {bare} <= 500ms or {bare} <= 0.5s')
+        raise RecordError(f"{entry}: the unit is missing: write {bare}_ms <= {limit:g} or {bare} <= {limit:g}ms")
+    raise RecordError(f'{entry}: "{unit}" is no unit of {key}: write {bare} <= 500ms or {bare} <= 0.5s')

@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
-from analysis.settings.metrics import METRIC_NAMES
+from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantile, quantiles, shared_blocks
 from analysis.statistics.resampling import (
@@ -57,6 +57,10 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def only(self, chosen: Bools) -> Sample:
+        """The requests that are chosen."""
+        return Sample(values=self.values[chosen], block=self.block[chosen], trial=self.trial[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,18 +136,21 @@ def compare_quantiles(
         + (" block label swap" if method == "label swap" else " block bootstrap"),
     )
     above, below = quantiles(stage.treatment.values, qs), quantiles(stage.control.values, qs)
-    items = [replace(base, quantile=q, ratio=_over(one, other)) for q, one, other in zip(qs, above, below, strict=True)]
+    items = [
+        replace(base, quantile=q, ratio=one / other if one > 0 and other > 0 else None)
+        for q, one, other in zip(qs, above, below, strict=True)
+    ]
     histogram = stage.histogram
     if histogram is None:
         return items
     by_group = grouped(histogram, stage.group)
-    found = []
+    tested = []
     for plain in items:
         q = plain.quantile
         item = _with_scores(plain, block_scores(histogram, q, shift=stage.anchor_bins))
         ratios = _trial_ratios(stage, q) if base.trials >= TRIALS_FOR_T_TEST else None
         if ratios is not None:
-            found.append(_by_trials(item, ratios))
+            tested.append(_by_trials(item, ratios))
             continue
         if method == "label swap":
             limits: Limits | None = swap_limits(
@@ -167,16 +174,12 @@ def compare_quantiles(
                 rng=rng,
                 widening=stage.widening,
             )
-        found.append(_with_limits(item, limits, stage.dependence.drift))
-    return found
+        tested.append(_with_limits(item, limits, stage.dependence.drift))
+    return tested
 
 
 def compare_typical(
-    treatment: Sample,
-    control: Sample,
-    *,
-    whole: Sequence[Comparison],
-    restart_spread: float = RESTART_SPREAD,
+    treatment: Sample, control: Sample, *, whole: Sequence[Comparison], restart_spread: float = RESTART_SPREAD
 ) -> list[Comparison]:
     """Comparisons of a typical block, one for each of those over the whole run in `whole`, undecided.
 
@@ -252,31 +255,26 @@ class _Stage:
     @classmethod
     def of(cls, treatment: Sample, control: Sample, *, margin: float, alpha: float, restart_spread: float) -> _Stage:
         treatment, control, trial_of_block, sizes = _in_shared_blocks(treatment, control)
-        group = groups_of(trial_of_block)
-        base = Comparison(
-            quantile=0.5,
-            margin=margin,
-            alpha=alpha,
-            method="",
-            blocks=len(trial_of_block),
-            groups=int(group[-1]) + 1 if len(group) else 0,
-            trials=len(np.unique(trial_of_block)),
-            requests=min(sizes),
-        )
-        obstacle = _obstacle(treatment, control, sizes, base.blocks)
+        group, blocks = groups_of(trial_of_block), len(trial_of_block)
+        obstacle = _obstacle(treatment, control, sizes, blocks)
         anchor, dependence, histogram = math.log1p(margin), Dependence(), None
         if obstacle is None:
             treatment, control = _inside(treatment), _inside(control)
             histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
-            differences = block_differences(
-                treatment.values, treatment.block, control.values, control.block, base.blocks
-            )
+            differences = block_differences(treatment.values, treatment.block, control.values, control.block, blocks)
             dependence = dependence_of(differences, group, trial_of_block, restart_spread=restart_spread)
         return cls(
             treatment=treatment,
             control=control,
-            base=replace(
-                base,
+            base=Comparison(
+                quantile=0.5,
+                margin=margin,
+                alpha=alpha,
+                method="",
+                blocks=blocks,
+                groups=int(group[-1]) + 1 if blocks else 0,
+                trials=len(np.unique(trial_of_block)),
+                requests=min(sizes),
                 obstacle=obstacle,
                 autocorrelation=dependence.correlation,
                 restart_spread=dependence.restart,
@@ -296,35 +294,6 @@ class _Stage:
         return self.dependence.widening(spread, groups=self.base.groups, alpha=self.base.alpha)
 
 
-def compare(
-    treatment: Sample,
-    control: Sample,
-    *,
-    q: float,
-    margin: float,
-    alpha: float,
-    draws: int,
-    rng: np.random.Generator,
-    paired: bool = True,
-    method: Method = "label swap",
-    restart_spread: float = RESTART_SPREAD,
-) -> Comparison:
-    """The comparison at the one quantile `q`: see `compare_quantiles`."""
-    (found,) = compare_quantiles(
-        treatment,
-        control,
-        qs=(q,),
-        margin=margin,
-        alpha=alpha,
-        draws=draws,
-        rng=rng,
-        paired=paired,
-        method=method,
-        restart_spread=restart_spread,
-    )
-    return found
-
-
 def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sample, Ints, tuple[int, int]]:
     """Both samples with the blocks that hold requests of both numbered from 0 (-1: the others), the trial of each
     such block, and how many requests each sample has."""
@@ -341,9 +310,7 @@ def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sampl
 def _inside(sample: Sample) -> Sample:
     """The requests in blocks that the samples share."""
     inside = sample.block >= 0
-    if inside.all():
-        return sample
-    return Sample(values=sample.values[inside], block=sample.block[inside], trial=sample.trial[inside])
+    return sample if inside.all() else sample.only(inside)
 
 
 def _obstacle(treatment: Sample, control: Sample, sizes: tuple[int, int], blocks: int) -> str | None:
@@ -367,10 +334,6 @@ def _distinct(values: Floats) -> int:
     return head if head >= _FEWEST_DISTINCT else len(np.unique(values))
 
 
-def _over(above: float, below: float) -> float | None:
-    return above / below if above > 0 and below > 0 else None
-
-
 def _with_scores(item: Comparison, excess: Floats) -> Comparison:
     """The comparison with the second opinion of `excess`, by block or window, at a ratio of 1 + margin [3]."""
     greater, less = ewc_p_values(excess)
@@ -382,9 +345,10 @@ def _trial_ratios(stage: _Stage, q: float) -> Floats | None:
     ratios = []
     for number in np.unique(stage.trial_of_block):
         one, other = (quantile(own.values[own.trial == number], q) for own in (stage.treatment, stage.control))
-        ratios.append(math.log(one / other) if one > 0 and other > 0 else math.nan)
-    found = np.array(ratios)
-    return found if np.isfinite(found).all() and np.ptp(found) > 0 else None
+        if not (one > 0 and other > 0):
+            return None
+        ratios.append(math.log(one / other))
+    return np.array(ratios) if np.isfinite(ratios).all() and np.ptp(ratios) > 0 else None
 
 
 def _by_trials(base: Comparison, ratios: Floats) -> Comparison:
@@ -412,12 +376,11 @@ def _by_trials(base: Comparison, ratios: Floats) -> Comparison:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values adjusted by Holm's step-down procedure [5], in the given order."""
-    adjusted = [0.0] * len(p_values)
-    floor = 0.0
-    for position, index in enumerate(sorted(range(len(p_values)), key=lambda number: p_values[number])):
-        floor = max(floor, min(1.0, (len(p_values) - position) * p_values[index]))
-        adjusted[index] = floor
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    raised = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate(np.minimum(raised, 1.0))
+    return [float(value) for value in adjusted]
 
 
 def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -442,7 +405,7 @@ def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | None) -> Comparison:
-    label = f"p{item.quantile * 100:g} {METRIC_NAMES.get(item.metric, item.metric)}"
+    label = quantile_label(item.metric, item.quantile)
     if item.ratio is None or item.obstacle is not None:
         return replace(item, reason=f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}.")
     bound = 1.0 + item.margin

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.arrays import Ints
-from analysis.statistics.exposure import ExposureError
-
-IntArray = Ints
+from analysis.statistics.exposure import Counts, ExposureError
 
 MOST_STEPS = 20_000_000  # memory for more of them would not be small
 
@@ -29,16 +25,16 @@ class DecodeSteps:
     `left_out` requests came after the most steps that are played; the last step ends at `end_s` of the trace.
     """
 
-    batch: IntArray
-    context: IntArray
+    batch: Ints
+    context: Ints
     left_out: int
     end_s: float
 
 
 def decode_steps(
-    offset_ns: npt.NDArray[np.integer[Any]],
-    prompt_tokens: npt.NDArray[np.integer[Any]],
-    output_tokens: npt.NDArray[np.integer[Any]],
+    offset_ns: Counts,
+    prompt_tokens: Counts,
+    output_tokens: Counts,
     *,
     slots: int,
     step_s: float,

@@ -1,6 +1,6 @@
 """How much less a run knows than its groups of blocks say: speed that wanders within a start, and the luck of a start.
 
-Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request tells of
+Few requests lie beyond p99, about one a block, so the tail itself is nearly blind to both. Every request shows
 them: what is estimated here comes from means of log latencies by block, arm less control, and is carried over to the
 quantile that is judged. `[n]` are the references of `analysis.statistics.compare`.
 """
@@ -96,8 +96,6 @@ def block_differences(
 def _drift(inner: Floats, group: Ints) -> float:
     """The variance of the mean by its slowest cosines [3], less what groups show of it; not below 0."""
     blocks, groups = len(inner), int(group[-1]) + 1
-    if groups < 2:
-        return 0.0
     sums = np.bincount(group, weights=inner, minlength=groups)
     seen = float(sums @ sums) / blocks**2 * groups / (groups - 1)
     return max(0.0, cosine_variance(inner, DRIFT_COSINES) / blocks - seen)

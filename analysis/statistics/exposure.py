@@ -20,35 +20,28 @@ import numpy.typing as npt
 
 from analysis.arrays import Bools, Ints
 
-IntArray = Ints
-BoolArray = Bools
+Counts = npt.NDArray[np.integer[Any]]
 
 
 class ExposureError(ValueError):
     """The question has no answer. One line that names value, limit and remedy."""
 
 
-def first_seen(*columns: npt.NDArray[np.integer[Any]]) -> BoolArray:
+def first_seen(*columns: Counts) -> Bools:
     """True where a row of the columns, each of shape (n,), has not come before. Shape (n,)."""
-    if not columns or not len(columns[0]):
-        return np.zeros(0, dtype=np.bool_)
-    rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
-    _, first = np.unique(rows, axis=0, return_index=True)
-    new = np.zeros(len(rows), dtype=np.bool_)
+    _, first = np.unique(np.column_stack(columns), axis=0, return_index=True)
+    new = np.zeros(len(columns[0]), dtype=np.bool_)
     new[first] = True
     return new
 
 
-def unseen_probability(*columns: npt.NDArray[np.integer[Any]]) -> float:
+def unseen_probability(*columns: Counts) -> float:
     """The chance that the next row is one that never came: rows seen exactly once over all rows (Good [1]).
 
     It holds for rows in any order from one source; where traffic drifts it is too low. 1.0 for no rows.
     """
-    if not columns or not len(columns[0]):
-        return 1.0
-    rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
-    _, counts = np.unique(rows, axis=0, return_counts=True)
-    return float((counts == 1).sum() / len(rows))
+    _, counts = np.unique(np.column_stack(columns), axis=0, return_counts=True)
+    return float((counts == 1).sum() / len(columns[0])) if len(columns[0]) else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +53,7 @@ class Padding:
     too_long: int  # requests longer than the last step, which are not in the factor
 
 
-def padding(
-    lengths: npt.NDArray[np.integer[Any]],
-    ladder: Sequence[int],
-    *,
-    weights: npt.NDArray[np.integer[Any]] | None = None,
-) -> Padding:
+def padding(lengths: Counts, ladder: Sequence[int], *, weights: Counts | None = None) -> Padding:
     """The cost of rounding `lengths` (n,) up to the steps of `ladder`. `weights` (n,): rows that run at each length."""
     steps = np.asarray(sorted(set(ladder)), dtype=np.int64)
     if not len(steps) or steps[0] < 1:
@@ -82,12 +70,7 @@ def padding(
 
 
 def best_ladder(
-    lengths: npt.NDArray[np.integer[Any]],
-    steps: int,
-    *,
-    multiple: int = 1,
-    last: int | None = None,
-    weights: npt.NDArray[np.integer[Any]] | None = None,
+    lengths: Counts, steps: int, *, multiple: int = 1, last: int | None = None, weights: Counts | None = None
 ) -> Padding:
     """The ladder of at most `steps` steps that pads `lengths` (n,) least, by dynamic programming.
 
@@ -115,12 +98,12 @@ def best_ladder(
     return padding(values, edges[cuts].tolist(), weights=rows)
 
 
-def _cuts(edges: IntArray, before: IntArray, steps: int) -> list[int]:
+def _cuts(edges: Ints, before: Ints, steps: int) -> list[int]:
     """Indices of the chosen edges, rising, the last one among them."""
     size = len(edges)
     # cost[j]: tokens run for the first j edges. With one step all of them are padded to the last.
     cost = np.concatenate([[0], edges * before[1:]])
-    chosen: list[IntArray] = []
+    chosen: list[Ints] = []
     for _ in range(steps - 1):
         best = cost.copy()
         came_from = np.full(size + 1, -1)  # the cut below; -1 where one step fewer is as good
@@ -151,18 +134,12 @@ def _cuts(edges: IntArray, before: IntArray, steps: int) -> list[int]:
 class Batches:
     """Requests that a batcher would run together: how many, and the longest, for each batch in order. Shape (m,)."""
 
-    size: IntArray
-    longest: IntArray
-    start_ns: IntArray
+    size: Ints
+    longest: Ints
+    start_ns: Ints
 
 
-def batches(
-    offset_ns: npt.NDArray[np.integer[Any]],
-    lengths: npt.NDArray[np.integer[Any]],
-    *,
-    window_ns: int,
-    most: int,
-) -> Batches:
+def batches(offset_ns: Counts, lengths: Counts, *, window_ns: int, most: int) -> Batches:
     """The batches of a server that takes up to `most` requests and waits `window_ns` from the first of them on.
 
     offset_ns, lengths: (n,), in order of time. It stands in for a server's own batching: under load, batches grow until
@@ -181,7 +158,5 @@ def batches(
     if not len(first):
         return Batches(size=first, longest=first, start_ns=first)
     return Batches(
-        size=np.diff(np.append(first, len(times))),
-        longest=np.maximum.reduceat(values, first),
-        start_ns=times[first],
+        size=np.diff(np.append(first, len(times))), longest=np.maximum.reduceat(values, first), start_ns=times[first]
     )

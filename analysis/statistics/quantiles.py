@@ -64,8 +64,8 @@ def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[flo
     low = ordered[np.minimum(first + below, ordered.size - 1)]
     high = ordered[np.minimum(first + np.minimum(below + 1, last), ordered.size - 1)]
     # From whichever end is nearer, so that the largest is exactly itself.
-    found = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1.0 - share))
-    return np.where(counts > 0, found, math.nan)
+    between = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1.0 - share))
+    return np.where(counts > 0, between, math.nan)
 
 
 def quantile_interval(
@@ -117,18 +117,12 @@ class BlockHistogram:
 def block_histogram(
     treatment: Floats, treatment_block: Ints, control: Floats, control_block: Ints, *, anchor: float = 0.0
 ) -> BlockHistogram:
-    """The histogram of two samples in ms over the blocks that hold both of them.
+    """The histogram of two samples in ms over the blocks that hold both of them: one at least.
 
     A log shift of `anchor` is a whole number of bins, so that a margin is tested where it lies.
     """
     number, count = shared_blocks(treatment_block, control_block)
-    if not count:
-        empty = np.zeros((1, 0), dtype=np.float32)
-        return BlockHistogram(width=_FINEST_WIDTH, lowest=0.0, treatment=empty, control=empty, size=0.0)
-    samples = [
-        _logs_by_block(treatment, number(treatment_block)),
-        _logs_by_block(control, number(control_block)),
-    ]
+    samples = [_logs_by_block(treatment, number(treatment_block)), _logs_by_block(control, number(control_block))]
     lowest = min(float(logs.min()) for logs, _ in samples)
     highest = max(float(logs.max()) for logs, _ in samples)
     width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * count / _MOST_CELLS))
@@ -168,10 +162,8 @@ def _logs_by_block(values: Floats, block: Ints) -> tuple[Floats, Ints]:
 def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints], int]:
     """How blocks that both samples have are numbered from 0, rising (-1: the others), and how many there are.
 
-    Blocks are counters, so a table of all between the lowest and the highest is small.
+    Neither is empty. Blocks are counters, so a table of all between the lowest and the highest is small.
     """
-    if not len(treatment) or not len(control):
-        return lambda block: np.full(len(block), -1, dtype=np.int64), 0
     lowest = min(int(treatment.min()), int(control.min()))
     span = max(int(treatment.max()), int(control.max())) - lowest + 1
     present = np.ones(span, dtype=np.bool_)
@@ -195,8 +187,8 @@ def swapped_log_ratios(histogram: BlockHistogram, q: float, swaps: Singles, *, s
     at, above = _order_bins(histogram, np.concatenate((swaps, 1.0 - swaps)), shift, (rank + 0.5, rank + 1.5))
     # The largest of fewer than two requests has nothing above it.
     last = max(len(histogram.control), len(histogram.treatment) - shift) - 1
-    found = at + fraction * (np.minimum(above, last) - at)
-    return np.asarray((found[:draws] - found[draws:]) * histogram.width)
+    bins = at + fraction * (np.minimum(above, last) - at)
+    return np.asarray((bins[:draws] - bins[draws:]) * histogram.width)
 
 
 def _order_bins(
@@ -227,14 +219,14 @@ def _order_bins(
     of_treatment, of_control = of_treatment[changes], of_control[changes]
     bins = np.append(near[changes], near[-1] + 1 if len(near) else places[0] + first).astype(np.float64)
     excess, base = of_control - of_treatment, of_treatment.sum(axis=1, dtype=np.float64)
-    found = np.empty((2, len(from_control)))
+    reached = np.empty((2, len(from_control)))
     rows = max(1, _MOST_CELLS // len(bins))
     for start in range(0, len(from_control), rows):
         chunk = slice(start, start + rows)
         counts = base[:, None] + excess @ from_control[chunk].T
         for place, threshold in enumerate(thresholds):
-            found[place, chunk] = bins[(counts < threshold).sum(axis=0)]
-    return found[0], found[1]
+            reached[place, chunk] = bins[(counts < threshold).sum(axis=0)]
+    return reached[0], reached[1]
 
 
 def rows_upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> npt.NDArray[np.floating[Any]]:
@@ -247,20 +239,18 @@ def rows_upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> npt.NDA
 def weighted_log_ratios(histogram: BlockHistogram, q: float, weights: Singles) -> Floats:
     """log(treatment quantile / control quantile) with each block counted as often as `weights` (draws, blocks) says.
 
-    Quantiles are those of definition 7 up to the width of a bin. A row without any weight raises ValueError.
+    Quantiles are those of definition 7 up to the width of a bin. Every row holds some weight.
     """
     sizes = (weights @ histogram.treatment[-1]).astype(np.float64)
-    if not (sizes > 0).all():
-        raise ValueError("a draw holds no request: give every row a weight above 0")
     position = (sizes - 1.0) * q
     rank = np.floor(position + 1e-6)
     fraction = np.clip(position - rank, 0.0, 1.0)
-    found = []
+    bins = []
     for cumulated in (histogram.treatment, histogram.control):
         at = _weighted_bin(cumulated, weights, rank + 0.5)
         above = np.minimum(_weighted_bin(cumulated, weights, rank + 1.5), len(cumulated) - 1)
-        found.append(at + fraction * (above - at))
-    return np.asarray((found[0] - found[1]) * histogram.width)
+        bins.append(at + fraction * (above - at))
+    return np.asarray((bins[0] - bins[1]) * histogram.width)
 
 
 def _weighted_bin(cumulated: Singles, weights: Singles, threshold: Floats) -> Floats:

@@ -23,11 +23,11 @@ FEWEST_GROUPS = 8
 MOST_GROUPS = 10
 _BLOCKS_PER_GROUP = 4
 _EWC_DEGREES = 8
-_FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
+FARTHEST = math.log(1000.0)  # a limit beyond this ratio is no limit
 _TOLERANCE = 1e-9
 
 
-# From the standard error that groups tell to how much farther limits reach than it says.
+# From the standard error by groups to the factor by which limits must reach farther.
 Widening = Callable[[float], float]
 
 
@@ -37,7 +37,7 @@ def _none(spread: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a test says of the log ratio.
+    """The result of a test on the log ratio.
 
     `low` and `high` are one-sided limits, None where the data set none. The p-values are of H0: log ratio <= 0, and of
     H0: log ratio >= bound and <= bound. `spread` is the standard error.
@@ -136,28 +136,21 @@ def swap_limits(
     centre = round(seen / histogram.width)
     spread = float(ratios_at(centre).std())
     widen = widening(spread)
-    farthest = round(_FARTHEST / histogram.width)
 
     def nearer(ratio: float) -> int:
         return centre + round((ratio / histogram.width - centre) / widen)
 
     def limit(direction: int) -> float | None:
-        """The first shift from `centre` outwards that the test rejects, by doubling and halving; None without one."""
+        """The first shift from `centre` outwards that the test rejects; None without one."""
         if alpha < 0.5 / len(swaps):
             return None
-        kept, step = 0, max(1, round(2.0 * spread / histogram.width))
-        while tail(direction, centre + direction * step) > alpha:
-            if step >= farthest:
-                return None
-            kept, step = step, min(2 * step, farthest)
-        while step - kept > 1:
-            middle = (kept + step) // 2
-            if tail(direction, centre + direction * middle) > alpha:
-                kept = middle
-            else:
-                step = middle
-        found = (centre + direction * step * widen) * histogram.width
-        return found if abs(found) < _FARTHEST else None
+        step = first_rejected(
+            lambda step: tail(direction, centre + direction * step) > alpha,
+            guess=round(2.0 * spread / histogram.width),
+            farthest=round(FARTHEST / histogram.width),
+        )
+        rejected = math.inf if step is None else (centre + direction * step * widen) * histogram.width
+        return rejected if abs(rejected) < FARTHEST else None
 
     low, high = limit(-1), limit(1)
     p_noninferior, p_inferior = tail(1, nearer(bound)), tail(-1, nearer(bound))
@@ -179,6 +172,20 @@ def swap_limits(
         p_inferior=p_inferior,
         spread=spread,
     )
+
+
+def first_rejected(kept: Callable[[int], bool], *, guess: int, farthest: int) -> int | None:
+    """The fewest steps outwards that a test does not keep, by doubling from `guess` and halving; None up to `farthest`
+    without one."""
+    inner, step = 0, max(1, guess)
+    while kept(step):
+        if step >= farthest:
+            return None
+        inner, step = step, min(2 * step, farthest)
+    while step - inner > 1:
+        middle = (inner + step) // 2
+        inner, step = (middle, step) if kept(middle) else (inner, middle)
+    return step
 
 
 def bootstrap_limits(
@@ -215,8 +222,8 @@ def bootstrap_limits(
         return float(stats.t.sf((seen - value) / widened, groups - 1))
 
     return Limits(
-        low=seen - reach if reach < _FARTHEST else None,
-        high=seen + reach if reach < _FARTHEST else None,
+        low=seen - reach if reach < FARTHEST else None,
+        high=seen + reach if reach < FARTHEST else None,
         p_worse=above(0.0),
         p_noninferior=1.0 - above(bound),
         p_inferior=above(bound),
@@ -229,8 +236,6 @@ def block_scores(histogram: BlockHistogram, q: float, *, shift: int) -> Floats:
 
     The treatment's latencies are first divided by exp(shift × width). Blocks weigh by their requests; mean weight 1.
     """
-    if not histogram.blocks:
-        return np.zeros(0)
     bins = histogram.treatment.shape[0]
     own = histogram.treatment.sum(axis=1, dtype=np.float64)
     other = histogram.control.sum(axis=1, dtype=np.float64)

@@ -12,7 +12,7 @@ The standard error is that of groups of windows [2, 4], each by how much it move
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +23,12 @@ from scipy import stats
 from analysis.arrays import Bools, Floats, Ints
 from analysis.statistics.dependence import Dependence
 from analysis.statistics.quantiles import BlockHistogram
-from analysis.statistics.resampling import Limits, grouped
+from analysis.statistics.resampling import FARTHEST, Limits, first_rejected, grouped
 
 FEWEST_GROUPS = 8
 ENOUGH = 2.0  # requests of both arms beyond a window's quantile, where its group has as many
 _FEWEST = 1.0  # fewer in a whole group, and it is the quantile of another tail
 _SPAN = math.log(1.1)  # over which the slope of the exceedances is taken: counts are too coarse for less
-_FARTHEST = math.log(1000.0)
 _MOST_LEVERAGE = 0.75
 
 
@@ -48,17 +47,17 @@ class Windows:
         A block that holds enough is a window of its own, and a group that does not is one window. None below `fewest`
         groups too.
         """
-        if not len(group) or int(group[-1]) + 1 < fewest:
+        if int(group[-1]) + 1 < fewest:
             return None
         beyond = 2.0 * histogram.size / histogram.blocks * (1.0 - q)
         sizes = np.bincount(group)
         typical = int(np.median(sizes))
         if beyond * typical < _FEWEST - 1e-9:
             return None
-        wanted = min(math.ceil(ENOUGH / beyond - 1e-9), typical)
+        joined = min(math.ceil(ENOUGH / beyond - 1e-9), typical)  # blocks
         window, first = np.empty(len(group), dtype=np.int64), 0
         for number, size in enumerate(sizes):
-            count = max(1, round(size / wanted))
+            count = max(1, round(size / joined))
             window[group == number] = first + np.arange(size) * count // size
             first += count
         starts = np.flatnonzero(np.diff(window, prepend=-1))
@@ -86,10 +85,10 @@ class Windows:
         bins, size = len(histogram.control), histogram.control[-1].astype(np.float64)
         low = np.full(histogram.blocks, min(0, -shift) - 1)
         high = np.full(histogram.blocks, max(bins, bins - shift) - 1)
-        wanted = self.q * 2.0 * size - 1e-6
+        threshold = self.q * 2.0 * size - 1e-6
         while (high - low > 1).any():
             middle = (low + high) // 2
-            reached = _upto(histogram.treatment, middle + shift) + _upto(histogram.control, middle) >= wanted
+            reached = _upto(histogram.treatment, middle + shift) + _upto(histogram.control, middle) >= threshold
             high, low = np.where(reached, middle, high), np.where(reached, low, middle)
         more = _upto(histogram.control, high) - _upto(histogram.treatment, high + shift)
         return np.asarray(more * (size.mean() / size), dtype=np.float64)
@@ -124,7 +123,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
     coins = float(np.abs(windows.excess(fitted)).sum()) / 2.0
     error = math.sqrt(max(float(((sums(fitted) / (1.0 - leverage)) ** 2).sum()), coins, 0.5))
     per_shift = float(slopes.sum()) / (2.0 * span)
-    # Few requests balance over a whole stretch of ratios, and tell none of them from another.
+    # Few requests balance over a whole stretch of ratios, and cannot separate them.
     error = max(error, (last - first) / 2.0 * per_shift)
     spread = error / per_shift * width
     widening = dependence.widening(spread, groups=groups, alpha=alpha)
@@ -137,22 +136,15 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         return excess / math.hypot(error, slope * moved)
 
     reach = float(stats.t.ppf(1.0 - alpha, groups - 1))
-    farthest = round(_FARTHEST / width)
 
     def limit(direction: int) -> float | None:
-        """The first shift from the fit outwards that the test rejects, by doubling and halving; None without one."""
-        kept, step = 0, max(1, round(2.0 * spread / width))
-        while -direction * distance(fitted + direction * step) < reach:
-            if step >= farthest:
-                return None
-            kept, step = step, min(2 * step, farthest)
-        while step - kept > 1:
-            middle = (kept + step) // 2
-            if -direction * distance(fitted + direction * middle) < reach:
-                kept = middle
-            else:
-                step = middle
-        return (centre + direction * step) * width
+        """The first shift from the fit outwards that the test rejects; None without one."""
+        step = first_rejected(
+            lambda step: -direction * distance(fitted + direction * step) < reach,
+            guess=round(2.0 * spread / width),
+            farthest=round(FARTHEST / width),
+        )
+        return None if step is None else (centre + direction * step) * width
 
     at_bound = distance(round(bound / width))
     return Limits(
@@ -167,19 +159,14 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
 
 def _balance(windows: Windows) -> tuple[int, int]:
     """The first shift at which the exceedances add up to nothing, and the first at which they are fewer."""
-    farthest = round(_FARTHEST / windows.histogram.width)
+    farthest = round(FARTHEST / windows.histogram.width)
+    shifts = range(1 - farthest, farthest)
 
-    def first(reached: Callable[[float], bool]) -> int:
-        low, high = -farthest, farthest
-        while high - low > 1:
-            middle = (low + high) // 2
-            if reached(float(windows.excess(middle).sum())):
-                high = middle
-            else:
-                low = middle
-        return high
+    def deficit(shift: int) -> float:
+        return -float(windows.excess(shift).sum())
 
-    return first(lambda total: total <= 1e-6), first(lambda total: total < -1e-6)
+    first = bisect_left(shifts, -1e-6, key=deficit)
+    return first - farthest + 1, bisect_right(shifts, 1e-6, key=deficit) - farthest + 1
 
 
 def _upto(cumulated: npt.NDArray[np.floating[Any]], places: Ints) -> Floats:

@@ -18,13 +18,13 @@ from analysis.records.requests import METRICS
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.spikes import BACKLOG, CAUSES, excursions, windows_of
+from analysis.run.spikes import BACKLOG, CAUSES, excursions, held_s
 from analysis.run.startup import compiler_facts, startup_row
 from analysis.statistics.quantiles import quantiles
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
-    """Everything that the summary says of the arm."""
+    """The arm's row of the summary."""
     requests = run.requests
     own = run.of_arm(arm)
     usable = own & run.usable
@@ -63,7 +63,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
             for target, gate in zip((*run.targets, *run.cold_targets), judgement.slo[arm], strict=True)
         ],
         "external": _external_row(run, arm),
-        "compile": _compile_row(run, arm, judgement.facts[arm], judgement.parts[arm]),
+        "compile": _compile_row(run, arm, judgement.facts[arm]),
         "blackbox": outside_row(run, judgement.outside[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
@@ -83,25 +83,22 @@ def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
     return table
 
 
+_QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p99_9_ms": 0.999, "max_ms": 1.0}
+
+
 def _described(values: npt.NDArray[Any]) -> dict[str, Any]:
     known = values[~np.isnan(values)]
-    p50, p90, p95, p99, p99_9, top = quantiles(known, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return {
         "n": int(known.size),
-        "p50_ms": p50,
-        "p90_ms": p90,
-        "p95_ms": p95,
-        "p99_ms": p99,
-        "p99_9_ms": p99_9,
-        "max_ms": top,
+        **dict(zip(_QUANTILES, quantiles(known, list(_QUANTILES.values())), strict=True)),
         "mean_ms": float(known.mean(dtype=np.float64)) if known.size else None,
     }
 
 
 def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     """Where an external arm is, and what cannot be known of it, in sentences; None for tailgate's own arms."""
-    found = run.account(arm).external
-    if not found:
+    external = run.account(arm).external
+    if not external:
         return None
     times, tokens = run.times_per_answer(arm)
     counts = run.account(arm).counts_tokens
@@ -119,77 +116,63 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
     if any(probe.get("streams") is False for probe in run.account(arm).probes):
         notes.append("It does not stream: the first token comes with the last.")
     return {
-        "kind": found["kind"],
-        "address": found.get("address"),
-        "model_name": found.get("model_name"),
+        "kind": external["kind"],
+        "address": external.get("address"),
+        "model_name": external.get("model_name"),
         "counts_tokens": counts,
         "chunks": times,
         "notes": notes,
     }
 
 
+_SERVING_COLUMNS = ("recompiles", "longest_event_s", "longest_stall_s", "stall_s_per_min", "requests_hit")
+_REPLAYS = {
+    f"p99_{metric}_{name}": (metric, field)
+    for metric in ("ttft", "e2e")
+    for name, field in (
+        ("ms_without", "without_ms"),
+        *((f"ms_without_{end}", f"{end}_ms") for end in ("least", "most", "low", "high")),
+        ("explained_pct", "explained_pct"),
+        *((f"explained_{end}_pct", f"explained_{end}_pct") for end in ("low", "high")),
+    )
+}
 _COMPILE_COLUMNS = (
-    *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits"),
-    *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
-    *("requests_hit", "requests_hit_pct", "graph_breaks", "cudagraph_skips"),
-    *("cold", "steady"),
-    *("causes", "backlog", "without_withdrawn"),
-    *(
-        f"p99_{metric}_ms_without{end}"
-        for metric in ("ttft", "e2e")
-        for end in ("", "_least", "_most", "_low", "_high")
-    ),
-    *(f"p99_{metric}_explained{end}_pct" for metric in ("ttft", "e2e") for end in ("", "_low", "_high")),
+    *("warmup_events", "warmup_s", "serving_events", "graph_captures", "limit_hits", "stall_s", "causes", "backlog"),
+    *("cold", "steady", *_SERVING_COLUMNS, "requests_hit_pct", "eager_fallback_pct", "graph_breaks"),
+    *("cudagraph_skips", "without_withdrawn", *_REPLAYS),
 )
 
 
-def _compile_row(run: Run, arm: str, facts: CompileFacts, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
-    events = [event for event in run.events if event.arm == arm]
-    warmup = [event for event in events if not event.serving]
-    serving = run.serving_events(arm)
+def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[str, Any]:
+    """What compiles did to the arm; None for what is not known of it."""
+    row: dict[str, Any] = dict.fromkeys(_COMPILE_COLUMNS)
     if run.account(arm).external:
-        return dict.fromkeys(_COMPILE_COLUMNS)
-    known = facts.known
-    # Without events the servers' own word for a wait still shows it, but its silence does not say that nobody waited.
-    waited = known or facts.requests_hit > 0
-    warmup_s = 0.0
-    for trial, replica in sorted({(event.trial, event.replica or "") for event in warmup}):
-        warmup_s += windows_of(
-            (event.start_ns, event.end_ns)
-            for event in warmup
-            if event.trial == trial and (event.replica or "") == replica
-        ).seconds
-    row: dict[str, Any] = {
-        "warmup_events": len(warmup) if known else None,
-        "warmup_s": warmup_s if known else None,
-        "serving_events": len(serving) if known else None,
-        "recompiles": facts.recompiles if known else None,
-        "graph_captures": sum(event.kind == "graph_capture" for event in serving) if known else None,
-        "limit_hits": sum(event.kind == "limit_hit" for event in serving) if known else None,
-        "eager_fallback_pct": _eager_fallback_pct(run, arm),
-        "longest_event_s": facts.longest_event_s if known else None,
-        "longest_stall_s": facts.longest_stall_s if waited else None,
-        "stall_s": run.stall_s(arm) if known else None,
-        "stall_s_per_min": facts.stall_s_per_min if known else None,
-        "requests_hit": facts.requests_hit if waited else None,
-        "requests_hit_pct": 100.0 * facts.requests_hit / facts.requests if waited and facts.requests else None,
-        "causes": _causes(run, arm) if known else None,
-        "backlog": _backlog(run, arm) if known else None,
-        **compiler_facts(run.records.directory, arm),
-        **{part: _part_row(own) if known else None for part, own in parts.items()},
-    }
-    for metric in ("ttft", "e2e"):
-        found = counterfactual(run, arm, metric)
-        row["without_withdrawn"] = found.withdrawn
-        row[f"p99_{metric}_ms_without"] = found.without_ms
-        row[f"p99_{metric}_ms_without_least"] = found.least_ms
-        row[f"p99_{metric}_ms_without_most"] = found.most_ms
-        row[f"p99_{metric}_ms_without_low"] = found.low_ms
-        row[f"p99_{metric}_ms_without_high"] = found.high_ms
-        row[f"p99_{metric}_explained_pct"] = found.explained_pct
-        row[f"p99_{metric}_explained_low_pct"] = found.explained_low_pct
-        row[f"p99_{metric}_explained_high_pct"] = found.explained_high_pct
-    return row
+        return row
+    serving, facts = run.serving_events(arm), parts[""]
+    if facts.known:
+        warmup = [event for event in run.events if event.arm == arm and not event.serving]
+        row |= {name: getattr(facts, name) for name in _SERVING_COLUMNS}
+        row |= {
+            "warmup_events": len(warmup),
+            "warmup_s": held_s(warmup),
+            "serving_events": len(serving),
+            "graph_captures": sum(event.kind == "graph_capture" for event in serving),
+            "limit_hits": sum(event.kind == "limit_hit" for event in serving),
+            "stall_s": held_s(event for event in serving if event.stalls),
+            "causes": _causes(run, arm),
+            "backlog": _backlog(run, arm),
+        }
+        for part in ("cold", "steady"):
+            row[part] = {name: getattr(parts[part], name) for name in (*_SERVING_COLUMNS, "requests")}
+    # Without events a server's own count still shows waits, but a count of none does not prove that there were none.
+    if facts.known or facts.requests_hit > 0:
+        row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
+        row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
+    row["eager_fallback_pct"] = _eager_fallback_pct(run, arm)
+    row |= compiler_facts(run.records.directory, arm)
+    replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
+    row["without_withdrawn"] = replays["e2e"].withdrawn
+    return row | {name: getattr(replays[metric], field) for name, (metric, field) in _REPLAYS.items()}
 
 
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
@@ -199,13 +182,13 @@ def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
     rows = {}
     for code, cause in reversed(list(enumerate(CAUSES))):
         held = own[run.attribution.cause[own] == code]
-        mine = run.attribution.cause[beyond.rows] == code
+        slow = run.attribution.cause[beyond.rows] == code
         rows[cause] = {
             "requests": int(held.size),
             "seconds": float(run.attribution.stall_ms[held].sum()) / 1e3,
             "backlog_s": float(run.attribution.backlog_ms[held].sum()) / 1e3,
-            "excursions": int(mine.sum()),
-            "excess_s": float(beyond.excess_ms[mine].sum()) / 1e3,
+            "excursions": int(slow.sum()),
+            "excess_s": float(beyond.excess_ms[slow].sum()) / 1e3,
         }
     return rows
 
@@ -226,18 +209,6 @@ def _backlog(run: Run, arm: str) -> dict[str, Any]:
     }
 
 
-def _part_row(facts: CompileFacts) -> dict[str, Any]:
-    """What compiles did in the cold starts, or past them."""
-    return {
-        "recompiles": facts.recompiles,
-        "longest_event_s": facts.longest_event_s,
-        "longest_stall_s": facts.longest_stall_s,
-        "stall_s_per_min": facts.stall_s_per_min,
-        "requests_hit": facts.requests_hit,
-        "requests": facts.requests,
-    }
-
-
 def _eager_fallback_pct(run: Run, arm: str) -> float | None:
     """The share of steps that ran uncompiled on an arm that asks for compiling; None elsewhere."""
     steps = run.steps(arm) if run.account(arm).compiles else None
@@ -253,14 +224,10 @@ def _padding(run: Run, arm: str) -> dict[str, Any]:
     if steps is None:
         return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
     tokens, padded, waste = _waste(steps)
-    by_kind = {kind: _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2] for kind in ("prefill", "decode")}
-    return {
-        "tokens": tokens,
-        "padded_tokens": padded,
-        "waste_pct": waste,
-        "prefill_waste_pct": by_kind["prefill"],
-        "decode_waste_pct": by_kind["decode"],
-    }
+    row = {"tokens": tokens, "padded_tokens": padded, "waste_pct": waste}
+    for kind in ("prefill", "decode"):
+        row[f"{kind}_waste_pct"] = _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2]
+    return row
 
 
 def _waste(steps: pa.Table) -> tuple[int, int, float | None]:

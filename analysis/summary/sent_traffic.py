@@ -1,4 +1,4 @@
-"""What the traffic was, as the trials tell of it: what was too long, what a chat template added, who ran where.
+"""The traffic by the records of the trials: what was too long, what a chat template added, who ran where.
 
 Trials differ only in what they draw, so counts are summed over them and shares are averaged.
 """
@@ -15,7 +15,7 @@ _OVER_LIMIT = ("input_over", "output_over", "requests_dropped", "turns_after_end
 
 
 def traffic_facts(run: Run) -> dict[str, Any]:
-    """What the trials say of their traffic, by name; what none of them says is left out."""
+    """The facts that the trials record of their traffic, by name; what none records is left out."""
     infos = [info for info in run.infos if info]
     facts: dict[str, Any] = {}
     if any(info.get("loop") == "closed" for info in infos):
@@ -26,9 +26,8 @@ def traffic_facts(run: Run) -> dict[str, Any]:
         facts["over_limit"] = {"policy": policy, **{key: _total(over, key) for key in _OVER_LIMIT}}
     prompts = [mapping(info.get("prompts")) for info in infos]
     for name in ("trace", "conversations"):
-        told = next((mapping(row[name]) for row in prompts if mapping(row.get(name))), None)
-        if told is not None:
-            facts[name] = dict(told)
+        if source := next((mapping(row[name]) for row in prompts if mapping(row.get(name))), None):
+            facts[name] = dict(source)
     if templates := [mapping(row.get("template")) for row in prompts if mapping(row.get("template"))]:
         facts["template"] = _template(templates)
     if shared := [mapping(row.get("shared")) for row in prompts if mapping(row.get("shared"))]:
@@ -38,7 +37,7 @@ def traffic_facts(run: Run) -> dict[str, Any]:
             "shared_pct": sum(known) / len(known),
         }
     devices = [(trial.number, mapping(trial.info.get("devices"))) for trial in run.trials]
-    # One device for all tells nothing; several are where a difference may come from.
+    # One device for all explains nothing; several may explain a difference.
     if len({str(device) for _, given in devices for device in given.values()}) > 1:
         facts["devices"] = [{"trial": trial, "devices": dict(given)} for trial, given in devices]
     orders = [(trial.number, trial.info.get("start_order")) for trial in run.trials]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiorit
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
-from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
-from analysis.run.spikes import Spike, find_spikes
+from analysis.run.spikes import find_spikes
 from analysis.run.trials import SECOND
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
@@ -51,11 +50,11 @@ def analyze(run_dir: Path, *, seed: int | None = None, slo: Sequence[str] = ()) 
     take the place of the experiment's on the same figures, or join them.
     """
     # Nothing here holds the records beside the run, so that it can let go of their table.
-    run = Run.of(_asked(read_run(run_dir), slo), seed)
+    run = Run.of(_with_targets(read_run(run_dir), slo), seed)
     return {key: _plain(value) for key, value in _summary(run, judge(run)).items()}
 
 
-def _asked(records: RunRecords, slo: Sequence[str]) -> RunRecords:
+def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
     """The records, with the targets in `slo` among the experiment's."""
     if not slo:
         return records
@@ -92,9 +91,11 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         ],
         "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
-        "validity": [_check_row(check) for check in judgement.checks],
+        "validity": [asdict(check) | ({"remedy": ""} if check.ok else {}) for check in judgement.checks],
         "parity": _parity(run),
-        "spikes": [_spike_row(run, spike) for spike in spikes],
+        "spikes": [
+            asdict(spike) | {"offset_s": run.offset_s(spike.trial, spike.start_ns), "metric": "e2e"} for spike in spikes
+        ],
         "events": _events(run),
         "series": latency_series(run),
         "distribution": _distribution(run),
@@ -110,10 +111,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
 def _created(run: Run) -> str | None:
     """When the first request started, in UTC."""
     started_ns = min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)
-    try:
-        moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
+    moment = datetime.datetime.fromtimestamp(started_ns // SECOND, tz=datetime.UTC)
     return moment.isoformat() if started_ns > 0 else None
 
 
@@ -122,34 +120,18 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
     return next(row for row in gates if row.arm == item.arm and row.gate == name)
 
 
+_COMPARISON_COLUMNS = (
+    *("arm", "control", "metric", "phase", "quantile", "ratio", "low", "high", "p_worse", "p_noninferior"),
+    *("p_inferior", "p_inferior_holm", "cross_p_noninferior", "cross_p_inferior", "autocorrelation", "question"),
+    *("whole", "restart_spread", "method", "blocks", "groups", "trials", "requests"),  # gaps for ITL
+)
+
+
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
-    return {
-        "arm": item.arm,
-        "control": item.control,
-        "metric": item.metric,
-        "phase": item.phase,
-        "quantile": item.quantile,
+    return {name: getattr(item, name) for name in _COMPARISON_COLUMNS} | {
         "gate": gate is not None,
-        "ratio": item.ratio,
-        "low": item.low,
-        "high": item.high,
-        "p_worse": item.p_worse,
-        "p_noninferior": item.p_noninferior,
-        "p_inferior": item.p_inferior,
-        "p_inferior_holm": item.p_inferior_holm,
-        "cross_p_noninferior": item.cross_p_noninferior,
-        "cross_p_inferior": item.cross_p_inferior,
-        "autocorrelation": item.autocorrelation,
-        "question": item.question,
-        "whole": item.whole,
-        "restart_spread": item.restart_spread,
         "margin": None if gate is None else item.margin,
-        "method": item.method,
-        "blocks": item.blocks,
-        "groups": item.groups,
-        "trials": item.trials,
-        "requests": item.requests,  # gaps for ITL
         # What the test alone says; the verdict also heeds the validity checks.
         "test_verdict": None if gate is None else item.verdict,
         "verdict": None if gate is None else gate.verdict,
@@ -159,38 +141,14 @@ def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
 
 
 def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
-    row = {name: getattr(item, name) for name in item.__dataclass_fields__}
     gates = item.rate == "goodput" and least is not None
-    return row | {"gate": gates, "min_ratio": least if gates else None}
+    return asdict(item) | {"gate": gates, "min_ratio": least if gates else None}
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
-    return {
-        "arm": gate.arm,
-        "gate": gate.gate,
-        "kind": gate.kind,
-        "value": gate.value,
-        "limit": gate.limit,
-        "unit": gate.unit,
-        "verdict": gate.verdict,
-        "reason": gate.reason,
-        "needed_s": gate.needed_s,
-        "needed_starts": gate.needed_starts,
-        "blocked_by": list(gate.blocked_by),
-    }
-
-
-def _check_row(check: Check) -> dict[str, Any]:
-    return {
-        "check": check.check,
-        "ok": check.ok,
-        "arm": check.arm,
-        "value": check.value,
-        "limit": check.limit,
-        "reason": check.reason,
-        "affects": list(check.affects),
-        "remedy": check.remedy,
-    }
+    row = asdict(gate)
+    del row["unseen"]
+    return row
 
 
 _PARITY_FACTS = ("verdict", "dtype", "reference", "requests", "positions", "vocabulary", "control")
@@ -212,24 +170,7 @@ def _parity(run: Run) -> dict[str, Any]:
     }
 
 
-def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
-    return {
-        "arm": spike.arm,
-        "trial": spike.trial,
-        "start_ns": spike.start_ns,
-        "end_ns": spike.end_ns,
-        "offset_s": run.offset_s(spike.trial, spike.start_ns),
-        "metric": "e2e",
-        "peak_ms": spike.peak_ms,
-        "requests": spike.requests,
-        "cause": spike.cause,
-        "event_ids": list(spike.event_ids),
-        "explained_pct": spike.explained_pct,
-        "direct_pct": spike.direct_pct,
-        "backlog_pct": spike.backlog_pct,
-    }
-
-
+_EVENT_FIELDS = ("event_id", "trial", "arm", "replica", "kind", "start_ns", "end_ns", "seconds")
 _EVENT_COLUMNS = (
     *("compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "backend_ns", "phase"),
     *("autotune_ns", "guards", "nodes", "kernels", "breaks"),
@@ -238,29 +179,20 @@ _EVENT_COLUMNS = (
 
 def _events(run: Run) -> list[dict[str, Any]]:
     """Serving events of all arms, those that cost requests most first."""
-    rows: list[dict[str, Any]] = []
     joined = zip(run.events, run.attribution.event_requests, run.attribution.event_backlog, strict=True)
-    for event, hit, behind in joined:
-        if not event.serving:
-            continue
-        rows.append(
-            {
-                "event_id": event.event_id,
-                "trial": event.trial,
-                "arm": event.arm,
-                "replica": event.replica,
-                "kind": event.kind,
-                "start_ns": event.start_ns,
-                "end_ns": event.end_ns,
-                **{name: event.row.get(name) for name in _EVENT_COLUMNS},
-                "request_ids": list(event.request_ids[:_MOST_REQUEST_IDS]),
-                "request_count": len(event.request_ids),
-                "seconds": event.seconds,
-                "requests_hit": int(hit.size),
-                "requests_behind": int(behind.size),
-                "offset_s": run.offset_s(event.trial, event.start_ns),
-            }
-        )
+    rows = [
+        {
+            **{name: getattr(event, name) for name in _EVENT_FIELDS},
+            **{name: event.row.get(name) for name in _EVENT_COLUMNS},
+            "request_ids": list(event.request_ids[:_MOST_REQUEST_IDS]),
+            "request_count": len(event.request_ids),
+            "requests_hit": int(hit.size),
+            "requests_behind": int(behind.size),
+            "offset_s": run.offset_s(event.trial, event.start_ns),
+        }
+        for event, hit, behind in joined
+        if event.serving
+    ]
     rows.sort(key=lambda row: (-row["seconds"], -row["requests_hit"], row["arm"], row["start_ns"], row["event_id"]))
     return rows[:_MOST_EVENTS]
 
@@ -278,11 +210,10 @@ def _distribution(run: Run) -> dict[str, Any]:
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
             own = usable & run.of_arm(arm)
-            mine, block = values[own], run.block[own]
-            ordered = np.sort(mine)
+            ordered = np.sort(values[own])
             curve = []
             for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
-                effect = design_effect(mine > value, block)
+                effect = design_effect(values[own] > value, run.block[own])
                 lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
                 curve.append([q, value, lower, upper])
             metrics[metric][arm] = {

@@ -126,7 +126,7 @@ def loop_table(table: Table) -> None:
         for count in USERS:
             for think_s in THINK_S:
                 loops = [closed_loop(count, think_s, server, seed) for seed in range(runs)]
-                missed = sum(loop.told and not loop.closed for loop in loops) / runs
+                missed = sum(loop.known and not loop.closed for loop in loops) / runs
                 # Who thinks for 5 s keeps 82 % of the rate in a stall of 1 s: nearly a schedule.
                 most = 0.0 if think_s <= 2.0 else None
                 name = f"{count} users who think {think_s:g} s, server {server}: taken for a schedule"
@@ -136,7 +136,7 @@ def loop_table(table: Table) -> None:
             name = f"schedule, {kind}, server {server}"
             closed = sum(loop.closed for loop in schedules) / runs
             table.add(f"{name}: taken for users", closed, runs=runs, most=0.0)
-            table.add(f"  {name}: cannot be told", sum(not loop.told for loop in schedules) / runs, runs=runs)
+            table.add(f"  {name}: cannot be told", sum(not loop.known for loop in schedules) / runs, runs=runs)
 
 
 def _ns(seconds: Sequence[float] | Floats) -> Ints:

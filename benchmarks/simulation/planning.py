@@ -18,7 +18,7 @@ import numpy as np
 
 from analysis.judging.planner import comparison_needed_s, power_of_each, starts_needed
 from analysis.settings.gate_limits import GateLimits
-from analysis.statistics.compare import Comparison, compare
+from analysis.statistics.compare import Comparison, compare_quantiles
 from benchmarks.simulation.kinds import KINDS, Kind
 from benchmarks.simulation.promises import gated
 from benchmarks.simulation.scenario import Scenario, run, sample
@@ -105,16 +105,17 @@ def _compared(
     scenario: Scenario, q: float, ratio: float, margin: float, draws: int, rng: np.random.Generator
 ) -> Comparison:
     served = run(scenario, rng)
-    return compare(
+    (item,) = compare_quantiles(
         sample(served.treatment, ratio=ratio),
         sample(served.control),
-        q=q,
+        qs=(q,),
         margin=margin,
         alpha=0.05,
         draws=draws,
         rng=rng,
         paired=scenario.design == "mirrored",
     )
+    return item
 
 
 def _main(seeds: int, processes: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from analysis.foresight.plan import Goal
 from analysis.foresight.plan_from_design import ARRIVALS, DESIGNS, Traffic, plan_from_design
 from analysis.foresight.plan_from_pilot import plan_from_run
-from analysis.judging.planner import duration_text
+from analysis.judging.wording import duration_text
 from analysis.records.tables import RecordError
 from analysis.settings.slo_targets import parse_targets
 from loadtests.commands.command_line import CommandParser, run_directory

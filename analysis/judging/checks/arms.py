@@ -14,7 +14,7 @@ from analysis.run.work import WORK_APART, TokenTimes, Work
 def check_comparable(
     arm: str, differences: Sequence[str], *, intended: bool, outside: Mapping[str, str] | None = None
 ) -> Check:
-    """The arm differs from the control in shapes and compile policy alone, or the experiment says that it may.
+    """The arm differs from the control in shapes and compile policy alone, or the experiment allows more.
 
     `outside` maps those of the two that are external to their kind: of them nothing can be compared.
     """
@@ -39,7 +39,7 @@ def check_comparable(
         arm=arm,
         reason=reason,
         affects=("noninferiority", "goodput"),
-        remedy="" if ok else "Make these settings equal, or set compare_models = true if that is the question.",
+        remedy="Make these settings equal, or set compare_models = true if that is the question.",
     )
 
 
@@ -49,13 +49,13 @@ def check_equal_work(work: Work) -> Check:
     Servers count with their own tokenizer and template, and end answers when they like: then latencies compare other
     work, and what does less of it is no faster.
     """
-    apart = max((_apart(mine, theirs) for _, mine, theirs in work.means), default=0.0)
-    means = " and ".join(f"{mine:.4g} to {theirs:.4g} {what}" for what, mine, theirs in work.means)
-    reason = f"{work.arm} and {work.control} had on average {means}, by their own count"
+    apart = max((_apart(own, control) for _, own, control in work.means), default=0.0)
+    means = " and ".join(f"{own:.4g} to {control:.4g} {what}" for what, own, control in work.means)
+    seen = f"{work.arm} and {work.control} had on average {means}, by their own count"
     if not work.means:
-        reason = f"Nothing tells how the lengths of what {work.arm} and {work.control} had to do compare"
+        seen = f"Nothing tells how the lengths of what {work.arm} and {work.control} had to do compare"
     ok = apart <= WORK_APART and not work.other
-    reason = "; ".join((reason, *work.other))
+    reason = "; ".join((seen, *work.other))
     return Check(
         check="equal work",
         ok=ok,
@@ -64,9 +64,7 @@ def check_equal_work(work: Work) -> Check:
         arm=work.arm,
         reason=f"{reason}." if ok else f"{reason}: that is other work.",
         affects=ESTIMATES,
-        remedy=""
-        if ok
-        else "Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
+        remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
         "tokenizer, and length_fields), and find out why an arm answers less or more than asked.",
     )
 
@@ -75,36 +73,36 @@ _AT_ONCE_APART = 0.05
 _SURE = 3.29  # standard errors of a difference of shares: p = 0.001, two-sided
 
 
-def check_token_stream(mine: TokenTimes, theirs: TokenTimes, *, judged: bool) -> Check:
+def check_token_stream(own: TokenTimes, control: TokenTimes, *, judged: bool) -> Check:
     """Both arms' tokens have times of their own, so that gaps between them compare.
 
     An answer that comes in one piece has no gap and no time per token. `judged`: something is judged by gaps.
     """
-    found = [
+    both = (own, control)
+    faults = [
         f"{times.untimed} of {times.answers} answers of {times.arm} have not one time for each token"
-        for times in (mine, theirs)
+        for times in both
         if times.untimed
     ]
-    both = (mine, theirs)
     shares = [times.at_once / times.many if times.many else 0.0 for times in both]
     common = sum(times.at_once for times in both) / max(1, sum(times.many for times in both))
     chance = _SURE * math.sqrt(common * (1.0 - common) * sum(1.0 / max(1, times.many) for times in both))
     if abs(shares[0] - shares[1]) > max(_AT_ONCE_APART, chance):
-        found.append(
-            f"{100.0 * shares[0]:.0f} % of the answers of {mine.arm} came in one piece, {100.0 * shares[1]:.0f} % of "
-            f"those of {theirs.arm}"
+        faults.append(
+            f"{100.0 * shares[0]:.0f} % of the answers of {own.arm} came in one piece, {100.0 * shares[1]:.0f} % of "
+            f"those of {control.arm}"
         )
-    ok = not (found and judged)
-    reason = "; ".join(found) if found else "The tokens of both arms have times of their own"
     return Check(
         check="token stream",
-        ok=ok,
+        ok=not (faults and judged),
         value=100.0 * abs(shares[0] - shares[1]),
         limit=100.0 * _AT_ONCE_APART,
-        arm=mine.arm,
-        reason=f"{reason}: gaps between tokens do not compare." if found else f"{reason}.",
+        arm=own.arm,
+        reason=f"{'; '.join(faults)}: gaps between tokens do not compare."
+        if faults
+        else "The tokens of both arms have times of their own.",
         affects=ESTIMATES,
-        remedy="" if ok else "Let both servers stream token by token, or judge by TTFT and E2E alone.",
+        remedy="Let both servers stream token by token, or judge by TTFT and E2E alone.",
     )
 
 
@@ -126,5 +124,5 @@ def check_answers(control: str, rows: Sequence[Mapping[str, Any]]) -> Check:
         limit=float(sum(int(row.get("of") or 0) for row in rows)),
         reason=reason,
         affects=(*ALL_KINDS, PARITY),
-        remedy="" if verdict == PASS else f"Find out why the replicas of {control} differ, then run again.",
+        remedy=f"Find out why the replicas of {control} differ, then run again.",
     )

@@ -20,7 +20,7 @@ _SURE_Z = -4.0  # one schedule in 30,000
 _LEVEL = 0.95
 _STALL_S = 1.0
 _KEPT_BY_A_SCHEDULE = 0.9  # a dependence that takes less of the rate than that hides nothing, however sure it is
-_KEPT_IF_TOLD = 0.8
+_KEPT_IF_KNOWN = 0.8
 _STEADY = 0.1
 
 
@@ -28,7 +28,7 @@ _STEADY = 0.1
 class Loop:
     """How the rate of starts goes with the requests in flight, on one set of users."""
 
-    z: float  # of no dependence; negative where starts come later the more is in flight; NaN where nothing tells
+    z: float  # of no dependence; negative where starts come later the more is in flight; NaN where it cannot be seen
     kept: float  # at least so much of the rate would be kept in a stall of one second, at 95 %; 0 to 1
 
     @property
@@ -37,9 +37,9 @@ class Loop:
         return self.z <= _SURE_Z and self.kept < _KEPT_BY_A_SCHEDULE
 
     @property
-    def told(self) -> bool:
+    def known(self) -> bool:
         """Whether it is known: users who wait would have shown if they hid much of a stall."""
-        return self.closed or self.kept >= _KEPT_IF_TOLD
+        return self.closed or self.kept >= _KEPT_IF_KNOWN
 
 
 UNKNOWN = Loop(z=math.nan, kept=0.0)
@@ -47,7 +47,7 @@ _PACED = Loop(z=0.0, kept=1.0)
 
 
 def loop_of(start_ns: Ints, end_ns: Ints) -> Loop:
-    """What the starts and ends (n,) of one set of requests tell.
+    """How the rate of starts depends on the requests in flight, from starts and ends (n,) of one set of requests.
 
     The score test of a proportional hazards model for the gap from one start to the next, with the number of requests
     in flight as a covariate that changes over the gap [Cox 1972]. Gaps may have any distribution, so that a steady
@@ -55,7 +55,7 @@ def loop_of(start_ns: Ints, end_ns: Ints) -> Loop:
     as many starts each, and what is in flight is counted at the begin of a bin. Starts at a steady pace, whatever the
     answers took, are a schedule. UNKNOWN of fewer than two gaps.
 
-    Cannot be told from a closed loop: a schedule that avoids its own last start, as one start anywhere in each slot
+    Looks like a closed loop: a schedule that avoids its own last start, as one start anywhere in each slot
     of time does.
     """
     starts, ends = np.sort(start_ns), np.sort(end_ns)

@@ -13,49 +13,48 @@ _BELOW = 0.8  # of what the arms answered: a rate at which a queue stays short
 def check_overload(loads: Mapping[str, Sequence[Load | None]], control: str) -> list[Check]:
     """Each arm could serve what it was offered, or the control could: then what the arm cannot is its own.
 
-    `loads` holds what each trial says of each arm. Arms are overloaded together in a trial in which both the arm and
-    the control are, and in a run where half of the trials that tell are such. One check where that is so of all arms or
-    of none, else one for each arm of which it is so.
+    `loads` holds the load of each arm by trial, None where it is unknown. An arm and the control are overloaded
+    together in a trial if both are, and in a run if they are in half of the trials with known loads. One check where
+    all arms are or none is, else one for each arm that is.
     """
-    told = {arm: _trials(rows, loads[control]) for arm, rows in loads.items()}
-    over = [arm for arm, pairs in told.items() if pairs and 2 * sum(both for _, both in pairs) >= len(pairs)]
+    trials = {arm: _trials(rows, loads[control]) for arm, rows in loads.items()}
     treatments = [arm for arm in loads if arm != control]
-    found = [arm for arm in treatments if arm in over]
-    if not found:
+    over = [arm for arm in treatments if trials[arm] and 2 * sum(both for _, both in trials[arm]) >= len(trials[arm])]
+    if not over:
         reason = "No arm was overloaded together with the control."
-        if not any(told[arm] for arm in treatments):
+        if not any(trials[arm] for arm in treatments):
             reason = "Too few requests to see whether the arms were overloaded."
         return [Check(check=OVERLOAD, ok=True, reason=reason, affects=_AFFECTS)]
-    if len(found) == len(treatments):
-        return [_overloaded([control, *found], told, "Both arms" if len(found) == 1 else "All arms")]
-    return [_overloaded([control, arm], told, f"{control} and {arm}", arm=arm) for arm in found]
+    if over == treatments:
+        return [_overloaded([control, *over], trials, "Both arms" if len(over) == 1 else "All arms")]
+    return [_overloaded([control, arm], trials, f"{control} and {arm}", arm=arm) for arm in over]
 
 
-# What the ratio of two growing queues says of the arms, and what an objective kept by a queue not yet long.
+# The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps.
 _AFFECTS = ("noninferiority", "slo")
 
 
-def _trials(mine: Sequence[Load | None], theirs: Sequence[Load | None]) -> list[tuple[Load, bool]]:
-    """The arm's load in each trial that tells, and whether both it and the control were overloaded."""
+def _trials(own: Sequence[Load | None], control: Sequence[Load | None]) -> list[tuple[Load, bool]]:
+    """The arm's load in each trial with both loads known, and whether both arms were overloaded."""
     return [
         (load, load.overloaded and other.overloaded)
-        for load, other in zip(mine, theirs, strict=True)
+        for load, other in zip(own, control, strict=True)
         if load is not None and other is not None
     ]
 
 
 def _overloaded(
-    arms: Sequence[str], told: Mapping[str, list[tuple[Load, bool]]], who: str, *, arm: str | None = None
+    arms: Sequence[str], trials: Mapping[str, list[tuple[Load, bool]]], who: str, *, arm: str | None = None
 ) -> Check:
-    rows = {name: [load for load, both in told[name] if both] for name in arms}
+    rows = {name: [load for load, both in trials[name] if both] for name in arms}
     answered = {name: sum(load.answered_rps for load in loads) / len(loads) for name, loads in rows.items()}
     offered = sum(load.offered_rps for loads in rows.values() for load in loads) / sum(map(len, rows.values()))
     reason = (
         f"{who} were overloaded: of {_rate(offered)} requests/s, {_listed(arms)} answered "
         f"{_listed([_rate(answered[name]) for name in arms])}{_left(arms, rows)}"
     )
-    if sum(both for _, both in told[arms[-1]]) < len(told[arms[-1]]):
-        reason += f"; in {len(rows[arms[-1]])} of {len(told[arms[-1]])} trials"
+    if len(rows[arms[-1]]) < len(trials[arms[-1]]):
+        reason += f"; in {len(rows[arms[-1]])} of {len(trials[arms[-1]])} trials"
     safe = _rate(_BELOW * min(answered.values()), 2)
     return Check(
         check=OVERLOAD,
@@ -71,14 +70,13 @@ def _overloaded(
 
 
 def _left(arms: Sequence[str], rows: Mapping[str, Sequence[Load]]) -> str:
-    """What became of the rest."""
     waiting, shed = ([max(getattr(load, name) for load in rows[arm]) for arm in arms] for name in ("waiting", "shed"))
-    told = []
+    rest = ""
     if any(waiting):
-        told.append(f"{_listed([f'{count:,}' for count in waiting])} waited when the traffic ended")
+        rest += f"; {_listed([f'{count:,}' for count in waiting])} waited when the traffic ended"
     if any(shed):
-        told.append(f"{_listed([f'{count:,}' for count in shed])} were turned away or timed out")
-    return "".join(f"; {part}" for part in told)
+        rest += f"; {_listed([f'{count:,}' for count in shed])} were turned away or timed out"
+    return rest
 
 
 def _listed(words: Sequence[str]) -> str:

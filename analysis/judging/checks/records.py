@@ -1,4 +1,4 @@
-"""Whether the records are whole: nothing cut off, nobody missing, every trial run to its end."""
+"""Whether the records are whole: nothing is cut off, no arm or trial is missing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
+_RUN_AGAIN = "Run again, and let the run end by itself."
 
 
 def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated: bool = True) -> Check:
     """Nothing is cut off, damaged, out of order or there twice; `stated` is whether files say what they should hold."""
-    words = list(problems)
+    faults = list(problems)
     if broken:
-        words.append(f"{broken} request{'s have' if broken > 1 else ' has'} times that are missing or run backwards")
+        faults.append(f"{broken} request{'s have' if broken > 1 else ' has'} times that are missing or run backwards")
     if repeated:
-        words.append(f"{repeated} rows repeat a request")
+        faults.append(f"{repeated} rows repeat a request")
     return Check(
         check="records",
-        ok=not words,
+        ok=not faults,
         value=float(len(problems) + broken + repeated),
         limit=0.0,
-        reason="; ".join(words) + "."
-        if words
+        reason=f"{'; '.join(faults)}."
+        if faults
         else "All records are whole."
         if stated
         else "The records read whole; none of their files states what it should hold.",
         affects=ALL_KINDS,
-        remedy="" if not words else "Run again, and let the run end by itself.",
+        remedy=_RUN_AGAIN,
     )
 
 
 def check_complete(trials: Sequence[Mapping[str, Any]], *, planned: int = 0) -> Check:
-    """Every trial that was planned is there and ended by itself. `planned` is 0 where nobody says how many."""
+    """Every trial that was planned is there and ended by itself. `planned` is 0 where the number is not recorded."""
     stopped = [str(trial.get("trial")) for trial in trials if not trial.get("complete")]
     there = {int(trial["trial"]) for trial in trials}
     missing = [str(number) for number in range(1, max([planned, *there]) + 1) if number not in there]
@@ -48,7 +49,7 @@ def check_complete(trials: Sequence[Mapping[str, Any]], *, planned: int = 0) -> 
         limit=0.0,
         reason=" ".join(words) or "Every trial ran to its end.",
         affects=ALL_KINDS,
-        remedy="Run again, and let the run end by itself." if words else "",
+        remedy=_RUN_AGAIN,
     )
 
 
@@ -79,7 +80,7 @@ def check_counts(counts: Mapping[str, int], planned: Mapping[str, int], *, mirro
         limit=float(_allowed_missing(max([common, total, *planned.values()], default=0))),
         reason="; ".join(missing) + "." if missing else "Every arm has its requests.",
         affects=ALL_KINDS,
-        remedy="See the logs of the arm and of the load generator." if missing else "",
+        remedy="See the logs of the arm and of the load generator.",
     )
 
 
@@ -93,17 +94,17 @@ def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool
     `silent` are replicas that live, and neither served nor answered once the traffic was over.
     """
     codes = ", ".join(f"{death.get('replica', arm)} (exit code {death.get('exit_code')})" for death in deaths)
-    found = [f"{arm} died under load: {codes}"] if deaths else []
-    found += [f"{', '.join(silent)} did not serve any more when the traffic was over"] if silent else []
+    faults = [f"{arm} died under load: {codes}"] if deaths else []
+    faults += [f"{', '.join(silent)} did not serve any more when the traffic was over"] if silent else []
     return Check(
         check="alive",
-        ok=not found,
+        ok=not faults,
         value=float(len(deaths) + len(silent)),
         limit=0.0,
         arm=None if control else arm,
-        reason=f"{'; '.join(found)}." if found else f"{arm} lived through the run.",
-        affects=ALL_KINDS if not control else ESTIMATES,
-        remedy=f"See the logs of {arm}." if found else "",
+        reason=f"{'; '.join(faults)}." if faults else f"{arm} lived through the run.",
+        affects=ESTIMATES if control else ALL_KINDS,
+        remedy=f"See the logs of {arm}.",
     )
 
 
@@ -121,5 +122,5 @@ def check_cut(arm: str, cut: int, requests: int, quantile: float) -> Check:
         reason=f"{cut} of {requests} requests of {arm} were still under way at the end"
         + ("." if ok else f": they could hold all of the slowest {100.0 * limit:.3g} %."),
         affects=("noninferiority", "slo"),
-        remedy="" if ok else "Let the run drain before it ends, or run longer.",
+        remedy="Let the run drain before it ends, or run longer.",
     )

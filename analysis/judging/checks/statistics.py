@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.validity import Check
+from analysis.judging.wording import counted
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.metrics import METRIC_NAMES
 from analysis.statistics.compare import Comparison
@@ -19,61 +20,52 @@ _MOST_CORRELATION = 0.7
 
 def check_blocks(arm: str, blocks: int, limits: GateLimits, block_s: float) -> Check:
     """The comparison rests on enough time blocks."""
-    ok = blocks >= limits.min_blocks
-    return Check(
-        check="blocks",
-        ok=ok,
-        value=float(blocks),
-        limit=float(limits.min_blocks),
-        arm=arm,
-        reason=f"{arm} can be compared over {blocks} steady block{'' if blocks == 1 else 's'} of {block_s:g} s"
-        + ("." if ok else f"; {limits.min_blocks} are needed."),
-        affects=("noninferiority",),
-    )
+    seen = f"{arm} can be compared over {counted(blocks, 'steady block')} of {block_s:g} s"
+    return _enough("blocks", seen, blocks, limits.min_blocks, "noninferiority", arm=arm)
 
 
 def check_length(blocks: int, limits: GateLimits, block_s: float) -> Check:
     """The whole run, cold start and compiles included, has enough time blocks to judge SLOs by."""
-    ok = blocks >= limits.min_blocks
-    return Check(
-        check="run length",
-        ok=ok,
-        value=float(blocks),
-        limit=float(limits.min_blocks),
-        reason=f"The run has {blocks} block{'' if blocks == 1 else 's'} of {block_s:g} s"
-        + ("." if ok else f"; {limits.min_blocks} are needed."),
-        affects=("slo",),
-    )
+    seen = f"The run has {counted(blocks, 'block')} of {block_s:g} s"
+    return _enough("run length", seen, blocks, limits.min_blocks, "slo")
 
 
 def check_cold_starts(starts: int) -> Check:
     """There were enough cold starts, each in a trial of its own, to say how they differ."""
-    ok = starts >= FEWEST_STARTS
-    return Check(
-        check="cold starts",
-        ok=ok,
-        value=float(starts),
-        limit=float(FEWEST_STARTS),
-        reason=f"The run has {starts} cold start{'' if starts == 1 else 's'}"
-        + ("." if ok else f"; {FEWEST_STARTS} are needed to say how they differ."),
-        affects=("cold",),
-        remedy="" if ok else f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold.",
-    )
+    seen = f"The run has {counted(starts, 'cold start')}"
+    remedy = f"Set trials.count to {FEWEST_STARTS} or more: each trial starts cold."
+    return _enough("cold starts", seen, starts, FEWEST_STARTS, "cold", why=" to say how they differ", remedy=remedy)
 
 
 def check_tail(arm: str, requests: int, quantile: float) -> Check:
     """Enough requests lie beyond the quantile to speak of it."""
     beyond = requests * (1.0 - quantile)
-    ok = beyond >= TAIL_REQUESTS - 1e-9
+    seen = f"{requests} compared requests put {beyond:.1f} beyond p{100.0 * quantile:.10g}"
+    return _enough("tail", seen, beyond, TAIL_REQUESTS, "noninferiority", arm=arm, why=" to speak of it")
+
+
+def _enough(
+    check: str,
+    seen: str,
+    count: float,
+    needed: int,
+    kind: str,
+    *,
+    arm: str | None = None,
+    why: str = "",
+    remedy: str = "",
+) -> Check:
+    """There is as much as is needed; `seen` says what there is."""
+    ok = count >= needed - 1e-9
     return Check(
-        check="tail",
+        check=check,
         ok=ok,
-        value=beyond,
-        limit=float(TAIL_REQUESTS),
+        value=float(count),
+        limit=float(needed),
         arm=arm,
-        reason=f"{requests} compared requests put {beyond:.1f} beyond p{100.0 * quantile:.10g}"
-        + ("." if ok else f"; {TAIL_REQUESTS} are needed to speak of it."),
-        affects=("noninferiority",),
+        reason=f"{seen}." if ok else f"{seen}; {needed} are needed{why}.",
+        affects=(kind,),
+        remedy=remedy,
     )
 
 
@@ -103,7 +95,7 @@ def check_autocorrelation(arm: str, comparisons: Sequence[Comparison]) -> Check:
         f"{worst.autocorrelation:.2f}"
         + ("." if ok else f", limit {_MOST_CORRELATION:.2f}: something lasts for longer than a stretch."),
         affects=("noninferiority",),
-        remedy="" if ok else "Run longer, so that stretches get longer, or run six trials or more.",
+        remedy="Run longer, so that stretches get longer, or run six trials or more.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether what the servers told of their compiles is all: every row placed, every count met, every stall explained.
+"""Whether the compile telemetry is complete: every row is placed, every count is met, every stall is explained.
 
 Telemetry that is lost makes an arm look better than it is. So what it leaves out opens the gates that rest on it: those
 on compiles, and the estimates, which leave out the requests that met a compile.
@@ -9,20 +9,22 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from analysis.arrays import Ints
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
+from analysis.judging.wording import counted, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, Windows, windows_of
 from analysis.run.trials import Trial
 
-_SHORTEST_NS = 250_000_000  # of a stall that must be told of; shorter ones are a collection or a hiccup as well
+_SHORTEST_NS = 250_000_000  # of a stall that events must explain; shorter ones may be a garbage collection
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
 _REMEDY = "Run again; see the logs of the arm and of the disk."
@@ -33,8 +35,8 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
     yield check_placed(run.unplaced_requests, "request", arm=None, affects=(*ESTIMATES, "recompile", "error"))
     if run.records.events is None:
         return
-    nobodys = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
-    yield check_placed(nobodys, "compile event", arm=None, affects=("recompile", *ESTIMATES))
+    unattributed = [item for item in run.unplaced_events if item.arm is None or item.arm == run.control]
+    yield check_placed(unattributed, "compile event", arm=None, affects=("recompile", *ESTIMATES))
     for arm in (name for name in run.treatments if not run.account(name).external):
         own = [item for item in run.unplaced_events if item.arm == arm]
         yield check_placed(own, "compile event", arm=arm, affects=("recompile", *ESTIMATES))
@@ -53,35 +55,35 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
             if vouched
             else f"{arm} did not tell how many compile events it counted.",
             affects=ESTIMATES if control else ("recompile", *ESTIMATES),
-            remedy=_REMEDY if lost else "",
+            remedy=_REMEDY,
         )
         if not control:
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
     if run.records.steps is not None:
-        yield check_steps(run)
+        yield check_steps(run, run.records.steps)
 
 
 def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
-    """Every row says whose it is, when it was and what it tells of."""
-    words = words_of(unplaced, what)
+    """Every row names its arm, its time and its kind."""
+    faults = words_of(unplaced, what)
     return Check(
         check=f"placed {what}s",
-        ok=not words,
+        ok=not faults,
         value=float(sum(item.rows for item in unplaced)),
         limit=0.0,
         arm=arm,
-        reason=f"{'; '.join(words)} cannot be placed." if words else f"Every {what} has its place in the run.",
+        reason=f"{'; '.join(faults)} cannot be placed." if faults else f"Every {what} has its place in the run.",
         affects=affects,
-        remedy=_REMEDY if words else "",
+        remedy=_REMEDY,
     )
 
 
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
     """Where recorded events are fewer than the arm's replicas counted, in words; and whether all of them counted.
 
-    A replica's own numbering tells too: its events are numbered from 0. A trial that was stopped has no count.
+    The numbers in event ids count too: a replica numbers its events from 0. A trial that was stopped has no count.
     """
-    words: list[str] = []
+    faults: list[str] = []
     vouched = bool(run.trials)
     ids: dict[tuple[int, str], set[str]] = defaultdict(set)
     for event in run.events:
@@ -96,22 +98,19 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
             if counted is None:
                 vouched = False
                 if final and replica not in dead:
-                    words.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
+                    faults.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
             expected = max(int(counted or 0), _numbered(own, f"{trial.number}-{replica}-"))
             if len(own) < expected:
-                words.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
+                faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
-    return words, vouched
+    return faults, vouched
 
 
-def check_steps(run: Run) -> Check:
+def check_steps(run: Run, steps: pa.Table) -> Check:
     """As many engine steps are recorded as the replicas counted. Figures on padding rest on them, and no gate."""
-    steps = run.records.steps
-    rows: dict[tuple[int, str], int] = {}
-    if steps is not None:
-        counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
-        rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
-    words = [
+    counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
+    rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
+    faults = [
         f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
         for trial in run.trials
         for arm in run.arms
@@ -121,17 +120,19 @@ def check_steps(run: Run) -> Check:
     ]
     return Check(
         check="step counts",
-        ok=not words,
-        value=float(len(words)),
+        ok=not faults,
+        value=float(len(faults)),
         limit=0.0,
-        reason=f"Engine steps are missing: {'; '.join(words)}." if words else "No engine step is known to be missing.",
+        reason=f"Engine steps are missing: {'; '.join(faults)}."
+        if faults
+        else "No engine step is known to be missing.",
         affects=(),
-        remedy=_REMEDY if words else "",
+        remedy=_REMEDY,
     )
 
 
 def _count(trial: Trial, replica: str, what: str) -> float | None:
-    """What the replica counted up to the end of the trial; None where it is not told."""
+    """What the replica counted up to the end of the trial; None where that is not recorded."""
     return number(mapping(mapping(mapping(trial.info.get("final")).get(replica)).get("counters")).get(what))
 
 
@@ -143,10 +144,10 @@ def _numbered(ids: Iterable[str], prefix: str) -> int:
 
 
 def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> Check:
-    """No request was held up by a compile, by its server's account or as it looks from outside, that no event tells of.
+    """An event explains every compile that held requests up, by the server's account or as seen from outside.
 
-    A stall whose cause is not known is asked about where it began with a first-seen shape and the events are not
-    counted (`vouched`): then nothing says that there was no compile.
+    A stall of unknown cause counts where it began with a first-seen shape and the number of events is not vouched for:
+    then a compile cannot be excluded.
     """
     requests = _unexplained_requests(run, arm)
     stalls = [
@@ -154,48 +155,46 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
         for stall in outside.of_cause(COMPILE, *(() if vouched else (UNKNOWN,)))
         if (stall.cause == COMPILE or stall.trigger >= 0) and not _explained(stall, run.events)
     ]
-    words = []
+    faults = []
     if requests.size:
         longest = float(run.requests.stall_ns[requests].max()) / 1e9
-        words.append(
+        faults.append(
             f"{requests.size} request{'s were' if requests.size > 1 else ' was'} held up by a compile by its server's "
             f"account (for {longest:.3g} s at most) while no compile event tells of one"
         )
     if stalls:
         longest = max(stall.seconds for stall in stalls)
-        words.append(
-            f"{len(stalls)} stall{'s' if len(stalls) > 1 else ''} that began with a first-seen shape "
+        faults.append(
+            f"{counted(len(stalls), 'stall')} that began with a first-seen shape "
             f"({longest:.3g} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
         )
     return Check(
         check="stalls explained",
-        ok=not words,
+        ok=not faults,
         value=float(requests.size + len(stalls)),
         limit=0.0,
         arm=arm,
-        reason=f"{'; '.join(words)}."[:1].upper() + f"{'; '.join(words)}."[1:]
-        if words
+        reason=f"{sentence(faults)}."
+        if faults
         else f"The compile events of {arm} explain every stall that looks like one.",
         affects=("recompile",),
-        remedy=_REMEDY if words else "",
+        remedy=_REMEDY,
     )
 
 
-def _unexplained_requests(run: Run, arm: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _unexplained_requests(run: Run, arm: str) -> Ints:
     """The rows of requests whose server reports a longer compile than its events lay over them."""
     requests = run.requests
     held = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.stall_ns > _SLACK_NS))
-    if not held.size:
-        return held
-    told = np.zeros(held.size)
+    by_events = np.zeros(held.size)
     for trial in np.unique(requests.trial[held]).tolist():
         for replica in np.unique(requests.replica[held]).tolist():
             own = (requests.trial[held] == trial) & (requests.replica[held] == replica)
             name = requests.replicas[replica] if replica >= 0 else None
             windows = _windows(run.events, arm, trial, name)
-            told[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
+            by_events[own] = windows.overlap_ns(requests.start_ns[held[own]], requests.end_ns[held[own]])
     reported = requests.stall_ns[held]
-    return np.asarray(held[reported - told > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
+    return np.asarray(held[reported - by_events > np.maximum(_SLACK_NS, _SLACK_SHARE * reported)])
 
 
 def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
@@ -206,7 +205,7 @@ def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
 
 
 def _windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """When the arm's events say that it compiled; of whichever kind and phase, since each may hold a request up."""
+    """When the arm compiled, by its events of any kind and phase: each may hold a request up."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events

@@ -1,4 +1,4 @@
-"""Whether the traffic was what it claims: on schedule, split as asked, on a control that works and is left alone."""
+"""Whether the traffic was what it claims: on schedule, split by the weights, with a sound control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATIO_ALPHA = 0.001  # a sample-ratio alarm is a bug report: rare by chance
 _SLOWDOWN_LIMIT = 1.10
 _SLOWDOWN_DRAWS = 499
 _FEWEST_DURING = 5
-_FOLLOWING_NS = 2_000_000  # a client that waited for an answer asks again within this
+_FOLLOWING_NS = 2_000_000  # a client that waited for an answer sends its next request within this
 _MOST_FOLLOWING = 0.5
 _FOLLOWING_RATIO = 5.0
 
@@ -27,48 +27,42 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     total = sum(counts[name] for name in names)
     strays = [name for name in counts if name in weights and weights[name] == 0 and counts[name] > 0]
     if strays and names:
-        return Check(
-            check="sample ratio",
-            ok=False,
-            value=0.0,
-            limit=_RATIO_ALPHA,
-            reason=f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions.",
-            affects=(*ESTIMATES, "error"),
-            remedy="Check the splitter's weights, and that no client pins an arm.",
-        )
-    if len(names) < 2 or total == 0:
+        p_value = 0.0
+        reason = f"{strays[0]} has weight 0 and got {counts[strays[0]]} sessions."
+        remedy = "Check the splitter's weights, and that no client pins an arm."
+    elif len(names) < 2 or total == 0:
         return None
-    scale = total / sum(weights[name] for name in names)
-    expected = [weights[name] * scale for name in names]
-    p_value = float(stats.chisquare([counts[name] for name in names], expected).pvalue)
-    got = ", ".join(f"{name} {counts[name]} (expected {want:.0f})" for name, want in zip(names, expected, strict=True))
-    ok = p_value >= _RATIO_ALPHA
+    else:
+        scale = total / sum(weights[name] for name in names)
+        due = {name: weights[name] * scale for name in names}
+        p_value = float(stats.chisquare([counts[name] for name in names], list(due.values())).pvalue)
+        got = ", ".join(f"{name} {counts[name]} (expected {due[name]:.0f})" for name in names)
+        reason = f"Sessions per arm: {got}" + ("." if p_value >= _RATIO_ALPHA else ": more uneven than chance.")
+        remedy = "Look for requests that one arm loses, and check the splitter's weights."
     return Check(
         check="sample ratio",
-        ok=ok,
+        ok=p_value >= _RATIO_ALPHA,
         value=p_value,
         limit=_RATIO_ALPHA,
-        reason=f"Sessions per arm: {got}" + ("." if ok else ": more uneven than chance."),
+        reason=reason,
         affects=(*ESTIMATES, "error"),
-        remedy="" if ok else "Look for requests that one arm loses, and check the splitter's weights.",
+        remedy=remedy,
     )
 
 
 def check_generator_lag(lag_ms: float | None, limit_ms: float) -> Check:
-    """The load generator sent its requests when the schedule said."""
+    """The load generator sent its requests on schedule."""
     ok = lag_ms is not None and lag_ms <= limit_ms
-    if lag_ms is None:
-        reason = "How late requests were sent is not recorded."
-    else:
-        reason = f"1 % of the requests were sent {lag_ms:.1f} ms late or more, limit {limit_ms:g} ms."
     return Check(
         check="generator lag",
         ok=ok,
         value=lag_ms,
         limit=limit_ms,
-        reason=reason,
+        reason="How late requests were sent is not recorded."
+        if lag_ms is None
+        else f"1 % of the requests were sent {lag_ms:.1f} ms late or more, limit {limit_ms:g} ms.",
         affects=ESTIMATES,
-        remedy="" if ok else "Give the load generator its own cores or more workers, or lower the rate.",
+        remedy="Give the load generator its own cores or more workers, or lower the rate.",
     )
 
 
@@ -81,14 +75,14 @@ def check_open_loop(
 ) -> Check:
     """Latency counts from a schedule that does not wait for the server.
 
-    `follows` is what `starts_after_ends` found and `loops` what `loop_of` did of each set of requests: records of other
-    tools need not say that their users waited.
+    `follows` is the result of `starts_after_ends` and `loops` those of `loop_of` for each set of requests: records of
+    other tools need not say that their users waited.
     """
     share, chance = follows or (0.0, 0.0)
     followed = share > _MOST_FOLLOWING and share > _FOLLOWING_RATIO * chance
     waited = any(loop.closed for loop in loops)
-    told = all(loop.told for loop in loops)
-    ok = scheduled and open_loop is not False and not (open_loop is None and (followed or waited or not told))
+    known = all(loop.known for loop in loops)
+    ok = scheduled and open_loop is not False and not (open_loop is None and (followed or waited or not known))
     reason = "Requests started on schedule, whatever the server did."
     remedy = "Drive the arms by a schedule and record scheduled_ns."
     if open_loop is False:
@@ -112,7 +106,7 @@ def check_open_loop(
             "Nothing says whether the load waited for the server, and these requests are too few or too even to tell."
         )
         remedy = "Say open_loop in trial.json if a schedule drove the arms; else record more requests."
-    return Check(check="open loop", ok=ok, reason=reason, affects=ESTIMATES, remedy="" if ok else remedy)
+    return Check(check="open loop", ok=ok, reason=reason, affects=ESTIMATES, remedy=remedy)
 
 
 def starts_after_ends(start_ns: Ints, end_ns: Ints) -> tuple[float, float]:
@@ -142,7 +136,7 @@ def check_control_errors(control: str, failed: int, requests: int, limit_pct: fl
         limit=limit_pct,
         reason=f"{failed} of {requests} requests of {control} failed ({share:.3g} %), limit {limit_pct:g} %.",
         affects=(*ESTIMATES, "error"),
-        remedy="" if ok else f"Find out why {control} fails, then run again.",
+        remedy=f"Find out why {control} fails, then run again.",
     )
 
 
@@ -163,15 +157,9 @@ def check_interference(slowdown: float | None, p_value: float | None) -> Check:
         value=slowdown,
         limit=_SLOWDOWN_LIMIT,
         reason=f"While other arms compiled, requests of the control took {slowdown:.2f} times as long"
-        + (
-            ", which is within chance."
-            if ok and slowdown > _SLOWDOWN_LIMIT
-            else "."
-            if ok
-            else ": they share a machine."
-        ),
+        + (": they share a machine." if not ok else ", which is within chance." if slowdown > _SLOWDOWN_LIMIT else "."),
         affects=ESTIMATES,
-        remedy="" if ok else "Give each arm its own cores or host, or use the switchback design.",
+        remedy="Give each arm its own cores or host, or use the switchback design.",
     )
 
 

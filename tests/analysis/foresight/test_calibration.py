@@ -16,13 +16,13 @@ from analysis.foresight.calibration import (
     Halves,
     Restarts,
     Share,
-    _half,
-    _material,
-    _tested,
-    _variances,
     _verdict,
     calibrate,
+    compared_halves,
+    control_values,
+    first_half,
     made_slower,
+    restarts_of,
 )
 from analysis.records.export import export
 from analysis.records.run_records import read_run
@@ -74,16 +74,16 @@ def test_the_same_run_and_seed_calibrate_alike(tmp_path: Path) -> None:
 
 
 def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(long_run: Run) -> None:
-    material = _material(long_run, "e2e")
+    material = control_values(long_run, "e2e")
     rng = np.random.default_rng(3)
     for _ in range(4):
-        chosen = _half(long_run, material, "at random", rng)
-        (plain,) = _tested(long_run, "e2e", material, chosen, np.random.default_rng(9))
-        mine = material.half(chosen)
-        slow = Sample(values=mine.values * 1.2, block=mine.block, trial=mine.trial)
+        chosen = first_half(long_run, material, "at random", rng)
+        (plain,) = compared_halves(long_run, "e2e", material, chosen, np.random.default_rng(9))
+        half = material.sample.only(chosen)
+        slow = Sample(values=half.values * 1.2, block=half.block, trial=half.trial)
         whole = compare_quantiles(
             slow,
-            material.half(~chosen),
+            material.sample.only(~chosen),
             qs=(0.99,),
             margin=plain.margin,
             alpha=plain.alpha,
@@ -92,7 +92,7 @@ def test_a_half_made_slower_is_what_the_test_says_of_really_slower_latencies(lon
             paired=False,
             restart_spread=0.0,
         )
-        (really,) = compare_typical(slow, material.half(~chosen), whole=whole, restart_spread=0.0)
+        (really,) = compare_typical(slow, material.sample.only(~chosen), whole=whole, restart_spread=0.0)
         derived = made_slower(plain, 1.2)
         for one, other in ((derived.ratio, really.ratio), (derived.low, really.low), (derived.high, really.high)):
             assert one == pytest.approx(other, rel=0.01)
@@ -107,18 +107,18 @@ def test_a_session_is_never_torn_apart(tmp_path: Path, sessions: int | None, uni
     field = records.requests.schema.field(index)
     table = records.requests.set_column(index, field, pa.array(names, field.type))
     run = Run.of(replace(records, requests=table))
-    material = _material(run, "e2e")
+    material = control_values(run, "e2e")
     assert len(np.unique(material.unit)) == (units or len(material.unit))
-    chosen = _half(run, material, "at random", np.random.default_rng(1))
+    chosen = first_half(run, material, "at random", np.random.default_rng(1))
     for unit in np.unique(material.unit):
         assert len(set(chosen[material.unit == unit].tolist())) == 1
     assert 0 < chosen.sum() < len(chosen)
 
 
 def test_turns_are_shorter_than_a_block_and_each_block_has_both(long_run: Run) -> None:
-    material = _material(long_run, "e2e")
-    chosen = _half(long_run, material, "in turn", np.random.default_rng(1))
-    shares = [chosen[material.block == block].mean() for block in np.unique(material.block)]
+    material = control_values(long_run, "e2e")
+    chosen = first_half(long_run, material, "in turn", np.random.default_rng(1))
+    shares = [chosen[material.sample.block == block].mean() for block in np.unique(material.sample.block)]
     assert min(shares) > 0.2
     assert max(shares) < 0.8
     changes = np.flatnonzero(np.diff(chosen[np.argsort(material.since_s, kind="stable")].astype(int)))
@@ -182,12 +182,12 @@ def test_starts_that_differ_more_than_blocks_foretell_are_a_doubt_below_six_tria
 def test_the_variance_between_trials_is_held_against_that_within() -> None:
     alike = [(value, 0.01**2, 4.0) for value in (0.01, -0.005, 0.0, 0.004)]
     apart = [(value * 20, variance, degrees) for value, variance, degrees in alike]
-    calm, wild = (_variances("new", "e2e", 0.99, found) for found in (alike, apart))
+    calm, wild = (restarts_of("new", "e2e", 0.99, found) for found in (alike, apart))
     assert wild.between == pytest.approx(20 * calm.between)
     assert calm.within == wild.within == pytest.approx(0.01)
     assert (calm.p_value or 0) > 0.3
     assert (wild.p_value or 1) < 0.001
-    still = _variances("new", "e2e", 0.99, [(0.0, 0.0, 1.0), (0.1, 0.0, 1.0)])
+    still = restarts_of("new", "e2e", 0.99, [(0.0, 0.0, 1.0), (0.1, 0.0, 1.0)])
     assert (still.p_value, still.ratio) == (None, None)
 
 

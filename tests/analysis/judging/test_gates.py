@@ -18,7 +18,7 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import Comparison
 
-LIMITS = GateLimits().budget
+LIMITS = GateLimits()
 
 
 def facts(**change):

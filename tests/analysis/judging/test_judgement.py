@@ -175,9 +175,9 @@ class TestCold:
     def test_recompiles_of_the_two_are_counted_apart(self, tmp_path):
         naive = FakeArm(name="naive", compiles=[Compile(at_s=at, seconds=1) for at in (4, 12, 60)])
         judgement = judgement_of(tmp_path, replace(SHORT, arms=(EAGER, naive)))
-        parts = judgement.parts["naive"]
+        parts = judgement.facts["naive"]
         assert (parts["cold"].recompiles, parts["steady"].recompiles) == (2, 1)
-        assert judgement.facts["naive"].recompiles == 3
+        assert parts[""].recompiles == 3
         assert parts["cold"].stall_s_per_min == pytest.approx(4.0)  # 2 s of 30
         assert parts["steady"].stall_s_per_min == pytest.approx(1.0)  # 1 s of 60
 

@@ -13,11 +13,11 @@ from analysis.judging.planner import (
     clean_requests,
     comparison_needed_s,
     decidable_margin,
-    duration_text,
     model_noise,
     requests_for_share,
     share_needed_s,
 )
+from analysis.judging.wording import duration_text
 from analysis.run.slo import ShareResult, judge_share
 from analysis.statistics.compare import Comparison
 from benchmarks.simulation.planning import planned_power

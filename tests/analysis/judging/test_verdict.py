@@ -70,11 +70,15 @@ class TestWords:
         assert "about 21 minutes" in advice.text
 
     def test_a_gate_that_would_take_days_does_not_hide_how_soon_the_others_are_decided(self):
-        gates = [gate(verdict="INCONCLUSIVE", needed_s=1260.0), gate("slo", "INCONCLUSIVE", needed_s=283_500.0)]
-        advice = advise(gates, [])
+        slo = replace(gate("slo", "INCONCLUSIVE", needed_s=283_500.0), gate="slo p99_ttft_ms")
+        advice = advise([gate(verdict="INCONCLUSIVE", needed_s=1260.0), slo], [])
         assert advice.needed_s == 283_500.0
         assert "about 21 minutes would decide all other open gates" in advice.text
-        assert f"About 78.8 hours would decide {gates[1].gate} of compiled" in advice.text
+        assert "About 78.8 hours would decide SLO p99 TTFT of compiled" in advice.text
+
+    def test_advice_calls_a_gate_what_the_report_calls_it(self):
+        stuck = replace(gate(verdict="INCONCLUSIVE"), gate="noninferiority p99_9_e2e")
+        assert advise([stuck], []).text == "No run of up to a week would decide non-inferiority p99.9 E2E of compiled."
 
     @pytest.mark.parametrize(("blocks", "guess"), [(2.0, True), (12.0, False)])
     def test_advice_from_few_blocks_says_that_it_guesses(self, blocks, guess):

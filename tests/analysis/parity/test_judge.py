@@ -222,8 +222,8 @@ def row(replica="arm-0", same=6, dtype="float32", **more):
 class TestGateOnRuns:
     """What parity says of an arm that served."""
 
-    def gate(self, rows=(), measured=None, *, asked=False):
-        return parity_gate("arm", measured or {}, list(rows), asked=asked)
+    def gate(self, rows=(), measured=None, *, required=False):
+        return parity_gate("arm", measured or {}, list(rows), required=required)
 
     def test_equal_answers_hold(self):
         found = self.gate([row(), row("arm-1")])
@@ -257,7 +257,7 @@ class TestGateOnRuns:
         [("PASS", "PASS"), ("INCONCLUSIVE", "INCONCLUSIVE"), ("FAIL", "FAIL"), (None, "INCONCLUSIVE")],
     )
     def test_parity_that_was_measured_decides(self, verdict, expected):
-        found = self.gate(measured={"verdict": verdict, "reasons": ["It is so."]}, asked=True)
+        found = self.gate(measured={"verdict": verdict, "reasons": ["It is so."]}, required=True)
         assert found.verdict == expected
         assert ("It is so." in found.reason) is (expected != "PASS")
 
@@ -267,7 +267,7 @@ class TestGateOnRuns:
         assert found.reason.startswith("5 of 6")
 
     def test_nothing_measured_is_no_pass(self):
-        assert self.gate(asked=True).verdict == "INCONCLUSIVE"
+        assert self.gate(required=True).verdict == "INCONCLUSIVE"
         assert self.gate().verdict == "INCONCLUSIVE"
         assert self.gate([{"dtype": "float32"}]).verdict == "INCONCLUSIVE"
 

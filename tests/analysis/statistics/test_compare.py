@@ -7,7 +7,6 @@ import pytest
 from analysis.statistics.compare import (
     Comparison,
     Sample,
-    compare,
     compare_quantiles,
     compare_typical,
     decide,
@@ -39,7 +38,9 @@ def mirrored(seed, *, blocks=24, per_block=60, ratio=1.0, trials=1, own=0.05):
 
 def judged(treatment, control, *, q=0.99, margin=0.1, draws=999, seed=0, paired=True, question="run", **more):
     rng = np.random.default_rng(seed)
-    item = compare(treatment, control, q=q, margin=margin, alpha=0.05, draws=draws, rng=rng, paired=paired, **more)
+    (item,) = compare_quantiles(
+        treatment, control, qs=(q,), margin=margin, alpha=0.05, draws=draws, rng=rng, paired=paired, **more
+    )
     if question == "block":
         (item,) = compare_typical(treatment, control, whole=[item])
     return decide([item])[0]
@@ -74,7 +75,9 @@ def test_several_quantiles_are_compared_as_each_alone():
         treatment, control, qs=(0.5, 0.99), margin=0.1, alpha=0.05, draws=999, rng=np.random.default_rng(0)
     )
     for item, q in zip(together, (0.5, 0.99), strict=True):
-        alone = compare(treatment, control, q=q, margin=0.1, alpha=0.05, draws=999, rng=np.random.default_rng(0))
+        (alone,) = compare_quantiles(
+            treatment, control, qs=(q,), margin=0.1, alpha=0.05, draws=999, rng=np.random.default_rng(0)
+        )
         assert item == alone
 
 

@@ -19,7 +19,7 @@ S = 1_000_000_000
 @pytest.mark.parametrize("count", [1, 8, 64])
 def test_users_who_think_are_not_taken_for_a_schedule(count: int, think_s: float, server: str) -> None:
     found = closed_loop(count, think_s, server, 3)
-    assert found.closed or not found.told
+    assert found.closed or not found.known
     assert found.closed or count == 1
 
 
@@ -31,7 +31,7 @@ def test_a_schedule_is_not_taken_for_users(kind: str, server: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Poisson", "a rate that wanders", "on and off", "paced", "batches"])
 def test_a_schedule_is_told_from_users(kind: str) -> None:
-    assert open_loop(kind, "noisy", 1).told
+    assert open_loop(kind, "noisy", 1).known
 
 
 def test_users_who_think_five_milliseconds_are_beyond_what_follows_ends_at_once() -> None:
@@ -54,7 +54,7 @@ def test_a_few_requests_tell_nothing() -> None:
         starts = np.arange(count, dtype=np.int64) ** 2 * S
         found = loop_of(starts, starts + S // 2)
         assert not found.closed
-        assert not found.told
+        assert not found.known
     same = np.zeros(50, dtype=np.int64)
     assert not loop_of(same, same + S).closed
 

@@ -1,0 +1,44 @@
+"""How figures read in reasons and advice: counts, shares, lengths of time, lists of faults."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from analysis.settings.metrics import METRIC_NAMES
+
+_QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
+
+
+def gate_label(gate: str) -> str:
+    """What a reader calls the gate or the metric: "SLO p99 TTFT" for "slo p99_ttft_ms"."""
+    label = _QUANTILE_OF.sub(lambda key: f"p{key[1]}{'.' + key[2] if key[2] else ''} {METRIC_NAMES[key[3]]}", gate)
+    for raw, name in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
+        label = re.sub(rf"\b{raw}\b", name, label)
+    return label
+
+
+def counted(number: int, noun: str) -> str:
+    """The count with its noun: "1 stall", "3 stalls"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(share: float) -> str:
+    """The share in percent, three digits: "0.123 %"."""
+    return f"{100.0 * share:.3g} %"
+
+
+def sentence(faults: Sequence[str]) -> str:
+    """The faults as one sentence without its full stop."""
+    text = "; ".join(faults)
+    return text[:1].upper() + text[1:]
+
+
+def duration_text(seconds: float) -> str:
+    """The length in the unit a reader thinks in: "90 seconds", "20 minutes", "3.5 hours"."""
+    if seconds < 180:
+        return f"{seconds:.0f} seconds"
+    if seconds < 2 * 3600:
+        return f"{math.ceil(seconds / 60)} minutes"
+    return f"{seconds / 3600:.1f} hours"
