@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -17,6 +16,7 @@ from rich.text import Text
 from analysis.report import comparing, load, reading
 from analysis.report.values import (
     DASH,
+    Row,
     at,
     count,
     first_sentence,
@@ -29,7 +29,6 @@ from analysis.report.values import (
     verdict,
 )
 
-Row = Mapping[str, Any]
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 WIDE = 96  # columns from which the arms' figures have room beside each other
 MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE"}
@@ -68,9 +67,9 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
             console.print()
             console.print(Text(text(arm), "bold"))
             console.print(Group(*lines))
-    if load.knees(summary):
+    if knees := load.knees(summary).rows:
         console.print()
-        console.print(_knees(summary))
+        console.print(_knees(knees))
     notes = [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
     notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
     notes += [("to decide", line) for line in reading.deciders(summary)]
@@ -131,14 +130,15 @@ def _p99(value: str, against: float | None, *, narrow: bool) -> Text:
     )
 
 
-def _knees(summary: Row) -> Table:
+def _knees(knees: Sequence[Mapping[str, str]]) -> Table:
     """What load each arm held."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
     table.add_column("load held within the SLO", overflow="fold", min_width=12)
-    for name in ("highest held", "lowest missed", "95 % of the knee", "goodput there", "trials"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for knee in load.knees(summary):
-        table.add_row(Text(knee.arm), knee.held, knee.failed, knee.interval, knee.goodput, knee.trials)
+    heads = ("Highest held", "Lowest missed", "95 % of the knee", "Goodput there", "Trials")
+    for head in heads:
+        table.add_column(head.lower(), justify="right", no_wrap=True)
+    for knee in knees:
+        table.add_row(Text(knee["Arm"]), *(knee[head] for head in heads))
     return table
 
 

@@ -70,6 +70,5 @@ def breakeven_of_run(directory: Path, *, load_rps: float | None, gpus_per_replic
 def breakeven_text(costs: Mapping[str, Any]) -> str:
     """The break-even for people."""
     shown = payoffs({"break_even": costs})
-    table = aligned([["", *(row.arm for row in shown.arms), ""], *([*figures, ""] for figures in shown.figures)])
-    reasons = [row.reason for row in shown.arms]
-    return "\n".join([f"{costs['run_dir']}: {shown.about}", "", *table, "", RANGES, *reasons])
+    table = aligned([["", *shown.arms, ""], *([row.name, *row.values, ""] for row in shown.figures)])
+    return "\n".join([f"{costs['run_dir']}: {shown.about}", "", *table, "", RANGES, *shown.reasons])

@@ -183,7 +183,7 @@ def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_
     assert f"{passed} of {len(demo['validity'])} checks passed" in text
 
 
-def test_a_spike_reads_from_its_trials_start_even_where_only_events_tell_it(demo: Summary, read_page: Reader) -> None:
+def test_a_spike_reads_from_its_trials_start(demo: Summary, read_page: Reader) -> None:
     data = json.loads(read_page(html_report(demo)).scripts[0])
     events = {event["event_id"]: event for event in demo["events"]}
     for shown, spike in zip(data["spikes"], demo["spikes"], strict=True):
