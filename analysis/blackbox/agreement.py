@@ -21,7 +21,7 @@ class Agreement:
     """
 
     telemetry: int
-    silent: int  # of them, those in which a stall of any cause was seen
+    seen: int  # of them, those in which a stall of any cause was seen
     called: int  # of them, those in which a stall was called a compile
     extra: int  # calls in which the telemetry has no compile
     onset_error_ms: float  # median over the stalls that met a compile, to the first that each met; NaN for none
@@ -48,9 +48,7 @@ class _Compile:
 _CLOCKS_NS = 50_000_000
 
 
-def agreement_of(
-    outside: Outside, events: Sequence[CompileEvent], hits: Sequence[int], *, floor_ns: int = FLOOR_NS
-) -> Agreement:
+def agreement_of(outside: Outside, events: Sequence[CompileEvent], hits: Sequence[int]) -> Agreement:
     """The agreement on the arm; `hits` is how many requests each of `events` held up.
 
     A stall and a compile are the same when they overlap in time, in one trial and on one replica.
@@ -61,20 +59,20 @@ def agreement_of(
         if event.arm == outside.arm and event.serving and event.stalls
     ]
     every = _compiles([event for event, _ in own])
-    asked = [
-        one for one in _compiles([event for event, hit in own if hit > 0]) if one.end_ns - one.start_ns >= floor_ns
+    visible = [
+        one for one in _compiles([event for event, hit in own if hit > 0]) if one.end_ns - one.start_ns >= FLOOR_NS
     ]
     called = [stall for stall in outside.stalls if stall.cause == COMPILE]
     errors = []
     for stall in outside.stalls:
-        first = min((one.start_ns for one in asked if one.meets(stall)), default=None)
+        first = min((one.start_ns for one in visible if one.meets(stall)), default=None)
         if first is not None:
             errors.append(abs(stall.start_ns - first) / 1e6)
     return Agreement(
-        telemetry=len(asked),
-        silent=sum(any(one.meets(stall) for stall in outside.stalls) for one in asked),
-        called=sum(any(one.meets(stall) for stall in called) for one in asked),
-        # A compile too short to be asked for may still have made a stall.
+        telemetry=len(visible),
+        seen=sum(any(one.meets(stall) for stall in outside.stalls) for one in visible),
+        called=sum(any(one.meets(stall) for stall in called) for one in visible),
+        # A compile too short to show may still have made a stall.
         extra=sum(not any(one.meets(stall) for one in every) for stall in called),
         onset_error_ms=float(np.median(errors)) if errors else math.nan,
     )
@@ -82,7 +80,7 @@ def agreement_of(
 
 def _compiles(events: Sequence[CompileEvent]) -> list[_Compile]:
     """The events in order of time, those of one replica that overlap as one."""
-    found = []
+    compiles = []
     for trial, replica in sorted({(event.trial, event.replica or "") for event in events}):
         spans: list[list[int]] = []
         for event in sorted(events, key=lambda event: event.start_ns):
@@ -92,5 +90,5 @@ def _compiles(events: Sequence[CompileEvent]) -> list[_Compile]:
                 spans[-1][1] = max(spans[-1][1], event.end_ns)
             else:
                 spans.append([event.start_ns, event.end_ns])
-        found += [_Compile(trial=trial, replica=replica, start_ns=start, end_ns=end) for start, end in spans]
-    return found
+        compiles += [_Compile(trial=trial, replica=replica, start_ns=start, end_ns=end) for start, end in spans]
+    return compiles

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import ndimage, optimize, stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.columns import parts
@@ -192,7 +192,8 @@ def slow_first(
         p_value = float(stats.norm.sf(surplus / math.sqrt(variance))) if variance > 0 else 1.0
     else:
         p_value = _permuted(scores, new, stratum, surplus + float((firsts * means).sum()), rng)
-    excess = waited[new] - _medians(waited[~new], stratum[~new])[stratum[new]]
+    usual = ndimage.median(waited[~new], stratum[~new], np.arange(len(sizes)))
+    excess = waited[new] - usual[stratum[new]]
     return SlowFirst(
         first=int(new.sum()), others=int((~new).sum()), p_value=p_value, excess_ms=float(np.median(excess))
     )
@@ -211,14 +212,6 @@ def _ranks(values: Floats, stratum: Ints, sizes: Ints) -> Floats:
     place = np.arange(1.0, len(values) + 1.0) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     tied = np.cumsum(np.append(True, (np.diff(values) != 0) | (np.diff(stratum) != 0))) - 1
     return np.asarray((np.bincount(tied, weights=place) / np.bincount(tied))[tied])
-
-
-def _medians(values: Floats, stratum: Ints) -> Floats:
-    """The median of each stratum, all of which hold something."""
-    ordered = values[np.lexsort((values, stratum))]
-    sizes = np.bincount(stratum)
-    starts = np.cumsum(sizes) - sizes
-    return np.asarray((ordered[starts + (sizes - 1) // 2] + ordered[starts + sizes // 2]) / 2.0)
 
 
 def _relative(requests: Requests, rows: Ints, control: str) -> Floats:

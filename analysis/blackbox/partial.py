@@ -98,11 +98,11 @@ def _times(requests: Requests, row: int) -> Ints:
 
 def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
     """When tokens of `rows` after the first came, within the stretch."""
-    found = [np.zeros(0, dtype=np.int64)]
+    times = [np.zeros(0, dtype=np.int64)]
     for row in rows.tolist():
-        times = _times(requests, row)
-        found.append(times[(times > start_ns) & (times < end_ns)])
-    return np.concatenate(found)
+        own = _times(requests, row)
+        times.append(own[(own > start_ns) & (own < end_ns)])
+    return np.concatenate(times)
 
 
 def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
@@ -110,7 +110,7 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
     rows, sent = rows[answered], sent_ns[answered]
     first = requests.first_ns[rows]
     # A silence of the whole server is no sign of a second one.
-    waits_s = (first - sent - _within(silences, sent, first)) / 1e9
+    waits_s = (first - sent - silences.overlap_ns(sent, first)) / 1e9
     long = np.flatnonzero(waits_s >= TOGETHER_S)
     long = np.sort(long[np.argsort(-waits_s[long], kind="stable")][:_MOST])
     if not long.size:
@@ -140,21 +140,6 @@ def _usual_s(lengths: Ints, waits_s: Floats, length: int) -> float:
     place = int(np.searchsorted(lengths, length))
     low = max(0, min(place - _NEAREST // 2, lengths.size - _NEAREST))
     return _ROOM * float(np.quantile(waits_s[low : low + _NEAREST], 0.9, method="linear"))
-
-
-def _within(silences: Windows, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each stretch lies in silences, which do not overlap."""
-    if not silences.start_ns.size:
-        return np.zeros_like(start_ns)
-    lengths = silences.end_ns - silences.start_ns
-    passed = np.append(0, np.cumsum(lengths))
-
-    def upto(at_ns: Ints) -> Ints:
-        place = np.searchsorted(silences.start_ns, at_ns, side="right")
-        inside = np.clip(at_ns - silences.start_ns[place - 1], 0, lengths[place - 1])
-        return np.asarray(np.where(place > 0, passed[place - 1] + inside, 0))
-
-    return upto(end_ns) - upto(start_ns)
 
 
 def _joined(gaps: Sequence[Gap]) -> list[Gap]:
