@@ -60,9 +60,7 @@ class Stall:
     shape: int = -1  # the trigger's prompt length, rounded up to the ladder where there is one; -1 where unknown
     chance_new: float = 0.0  # that a first-seen shape would have stood at its begin anyway
     chance_as_long: float = 0.0  # the same, if stalls come with long prompts anyway
-    longest: float = (
-        0.5  # how far its trigger, or the longest of those that may be, stands out by length
-    )
+    longest: float = 0.5  # how far its trigger, or the longest of those that may be, stands out by length
     work_s: float = math.inf  # the longest that its prompts may have taken by themselves; infinite where unknown
 
     @property

@@ -60,7 +60,7 @@ class Requests:
     output_tokens: Codes
     batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
-    server_told: Bools  # whether the server told how long the request queued; the three below are 0 where not
+    server_timed: Bools  # whether the server told how long the request queued; the three below are 0 where not
     recv_us: Codes  # when it came to the server, from start_ns on
     queue_us: Codes  # how long it queued there
     stay_us: Codes  # from when it came to the end of its answer
@@ -73,6 +73,10 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.arm)
+
+    def of_arm(self, name: str) -> Bools:
+        """Which requests went to the arm: a mask, shape (requests,)."""
+        return np.asarray(self.arm == (self.arms.index(name) if name in self.arms else -1))  # none has code -1
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
@@ -206,7 +210,7 @@ def requests_of(
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
     times_of_server = [columns.pop(name, None) for name in QUEUE_COLUMNS]
-    server_told, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
+    server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         arms=arms,
@@ -235,7 +239,7 @@ def requests_of(
         output_tokens=output,
         batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
-        server_told=server_told,
+        server_timed=server_timed,
         recv_us=recv,
         queue_us=queue,
         stay_us=stay,

@@ -105,23 +105,23 @@ class ArmAccount:
     @property
     def answers(self) -> list[Mapping[str, Any]]:
         """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
-        with the `dtype` that it was asked in; empty where none was asked. A trial that ended without answers that the
-        experiment asks for has a row with an error."""
+        with the prompts and the `dtype` of the request; empty without such a request. A trial that ended without the
+        answers that the experiment demands has a row with an error."""
         experiment = self.experiment
         served = mapping(experiment.get("parity")).get("served") is True and not experiment.get("compare_models")
         answers: list[Mapping[str, Any]] = []
         for info in self.infos:
-            served_parity = mapping(info.get("answers"))
-            mine = [row for row in rows_of(served_parity.get("replicas")) if row.get("arm") == self.arm]
-            if served and info.get("complete") and not mine:
-                mine = [
-                    {"arm": self.arm, "replica": self.arm, "error": f"trial {info.get('trial')} holds no answers of it"}
-                ]
-            counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
-            prompts = served_parity.get("prompts")
-            asked = {"dtype": served_parity.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
-            names = [{"replica": name if isinstance(name := row.get("replica"), str) else None} for row in mine]
-            answers += [{**row, **name, **count, **asked} for row, name, count in zip(mine, names, counts, strict=True)]
+            record = mapping(info.get("answers"))
+            rows = [row for row in rows_of(record.get("replicas")) if row.get("arm") == self.arm]
+            if served and info.get("complete") and not rows:
+                error = f"trial {info.get('trial')} holds no answers of it"
+                rows = [{"arm": self.arm, "replica": self.arm, "error": error}]
+            prompts = record.get("prompts")
+            request = {"dtype": record.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
+            for row in rows:
+                replica = row.get("replica") if isinstance(row.get("replica"), str) else None
+                counts = {key: int(number(row.get(key)) or 0) for key in ("same", "of")}
+                answers.append({**row, "replica": replica, **counts, **request})
         return answers
 
 

@@ -20,7 +20,7 @@ from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
 from analysis.run.spikes import BACKLOG, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
-# What is shorter is not told from the network's own scatter.
+# What is shorter cannot be separated from the network's own scatter.
 _LEAST_US = 1_000
 # A slot is free a moment before the front has said that its answer ended.
 _SLACK_US = 5_000
@@ -63,22 +63,22 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
         visits = _in_own_time(visits, windows, attribution)
         mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
         stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
-        found = replay(visits, windows, stalls)
-        misfit[arm] = max(misfit.get(arm, 0.0), found.misfit)
-        _put(delays["likely"], visits, found)
-        fixed = found if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
+        likely = replay(visits, windows, stalls)
+        misfit[arm] = max(misfit.get(arm, 0.0), likely.misfit)
+        _put(delays["likely"], visits, likely)
+        fixed = likely if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
         _put(delays["least"], visits, fixed, upto=(np.minimum, delays["likely"]))
-        paced = replay(_paced(visits, requests, found.touched), windows, stalls)
+        paced = replay(_paced(visits, requests, likely.touched), windows, stalls)
         _put(delays["most"], visits, paced, upto=(np.maximum, delays["likely"]))
         rest = delays["likely"].ms[visits.rows] - attribution.stall_ms[visits.rows]
-        late = found.touched & (rest >= _LEAST_US / 1e3)
+        late = likely.touched & (rest >= _LEAST_US / 1e3)
         backlog[visits.rows[late]] = rest[late]
         for event in mine:
-            end_us = next((end for start, end in found.stretches if start <= event.start_ns // 1000 <= end), 0)
+            end_us = next((end for start, end in likely.stretches if start <= event.start_ns // 1000 <= end), 0)
             inside = late & (visits.begin_us * 1000 >= event.start_ns) & (visits.begin_us <= end_us)
             behind[id(event)] = visits.rows[inside]
         failed = own[requests.failed[own] | requests.cut[own]]
-        for start, end in found.stretches:
+        for start, end in likely.stretches:
             unserved[failed] |= (requests.end_ns[failed] // 1000 > start) & (requests.start_ns[failed] // 1000 < end)
     cause = attribution.cause.copy()
     cause[(backlog > 0) & (cause == OTHER)] = BACKLOG
@@ -109,11 +109,11 @@ def _direct(attribution: Attribution) -> Delay:
     return delay
 
 
-def _put(delay: Delay, visits: Visits, found: Replay, *, upto: tuple[np.ufunc, Delay] | None = None) -> None:
-    """What the replay found of the visits in its stretches, or the lesser or greater of it and another delay."""
-    rows = visits.rows[found.touched]
-    delay.ms[rows] = found.delay_us[found.touched] / 1e3
-    delay.before_first_ms[rows] = found.delay_first_us[found.touched] / 1e3
+def _put(delay: Delay, visits: Visits, replayed: Replay, *, upto: tuple[np.ufunc, Delay] | None = None) -> None:
+    """What was replayed of the visits in its stretches, or the lesser or greater of it and another delay."""
+    rows = visits.rows[replayed.touched]
+    delay.ms[rows] = replayed.delay_us[replayed.touched] / 1e3
+    delay.before_first_ms[rows] = replayed.delay_first_us[replayed.touched] / 1e3
     if upto is not None:
         choose, other = upto
         rows = visits.rows
@@ -143,7 +143,7 @@ class Visits:
 
 
 def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
-    """The requests that were served, with the times of their server where it told them.
+    """The requests that were served, with the times of their server where it reports them.
 
     One that ended without its replica's name went to the only one that there is; it is left out where there are more.
     """
@@ -157,15 +157,15 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
     first = requests.first_ns[own] // 1000
     left = requests.end_ns[own] // 1000
     recv, begin = start, first
-    told = requests.server_told[own]
-    if told.any():
-        recv = np.where(told, start + requests.recv_us[own], recv)
-        begin = np.where(told, recv + requests.queue_us[own], begin)
-        left = np.where(told, recv + requests.stay_us[own], left)
-    if not told.all():
-        quiet = ~told & (attribution.cause[own] == OTHER)
+    timed = requests.server_timed[own]
+    if timed.any():
+        recv = np.where(timed, start + requests.recv_us[own], recv)
+        begin = np.where(timed, recv + requests.queue_us[own], begin)
+        left = np.where(timed, recv + requests.stay_us[own], left)
+    if not timed.all():
+        quiet = ~timed & (attribution.cause[own] == OTHER)
         usual = int(np.quantile((first - start)[quiet], 0.25)) if quiet.any() else 0
-        begin = np.where(told, begin, np.maximum(first - usual, start))
+        begin = np.where(timed, begin, np.maximum(first - usual, start))
     begin = np.maximum(begin, recv)
     order = np.argsort(recv, kind="stable")
     nothing = np.zeros(len(own), dtype=np.int64)
@@ -302,13 +302,13 @@ def replay(
 
 def _slots(visits: Visits) -> dict[int, int]:
     """How many requests each replica served at once, at most."""
-    found: dict[int, int] = {}
+    slots: dict[int, int] = {}
     for replica in np.unique(visits.replica).tolist():
         own = visits.replica == replica
         begin, left = np.sort(visits.begin_us[own]), np.sort(visits.left_us[own] - _SLACK_US)
         serving = np.arange(1, len(begin) + 1) - np.searchsorted(left, begin, side="right")
-        found[replica] = max(1, int(serving.max()))
-    return found
+        slots[replica] = max(1, int(serving.max()))
+    return slots
 
 
 def _takes_batches(visits: Visits) -> bool:
@@ -496,15 +496,15 @@ def _held(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[i
         own = own[np.argsort(begin[own], kind="stable")]
         taken: list[int] = []
         before = 0
-        found = []
+        delays = []
         for came, began, took in zip(recv[own].tolist(), begin[own].tolist(), served[own].tolist(), strict=True):
             ready = max(came, before)
             if len(taken) >= limit:
                 ready = max(ready, heapq.heappop(taken))
-            found.append(max(0, began - ready))
+            delays.append(max(0, began - ready))
             before = began
             heapq.heappush(taken, began + took - _SLACK_US)
-        held[own] = found
+        held[own] = delays
     return held
 
 

@@ -17,7 +17,7 @@ from analysis.statistics.resampling import bootstrap_limits, groups_of
 _CONFIDENCE = 0.95
 _DRAWS = 999
 _MOST_UNRECORDED = 0.05  # of the time that compiles held requests up: what no event accounts for
-_LEAST_TOLD = 0.99  # share of answers whose queueing time must be known
+_LEAST_TIMED = 0.99  # share of answers whose queueing time must be known
 _MOST_MISFIT = 0.5  # of the time that requests waited: how far the replay may be from what was seen
 _RESOLUTION = 0.05  # of the quantile: how far off the replay of a server that is not quite a queue with slots is
 
@@ -126,11 +126,11 @@ def _withdrawn(run: Run, arm: str) -> str | None:
         return f"requests report {lost_s:.3g} s of compiles that are in no recorded event, and left a backlog unseen"
     if not (own & attribution.hit).any() and not any(event.stalls for event in run.serving_events(arm)):
         return None
-    if run.told_open_loop is False:
+    if run.reported_open_loop is False:
         return "the load waited for the server, so without compiles other requests would have come"
     answered = own & requests.ok
-    if requests.server_told[answered].mean() < _LEAST_TOLD if answered.any() else True:
-        return "the server does not tell how long its requests queued (queue_ns)"
+    if requests.server_timed[answered].mean() < _LEAST_TIMED if answered.any() else True:
+        return "the server does not report how long its requests queued (queue_ns)"
     if run.replicas(arm) > 1 and (requests.replica[answered] < 0).any():
         return "there are several replicas, and requests do not say which one answered (replica)"
     if attribution.misfit.get(arm, 0.0) > _MOST_MISFIT:

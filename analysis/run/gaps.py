@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,24 +40,20 @@ def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
     extra = requests.failed[rows] & ~np.isnan(requests.max_itl_ms[rows])
     total = int(counts.sum() + extra.sum())
     step = max(1, math.ceil(total / most)) if most else 1
-    parts: list[tuple[npt.NDArray[np.float32], Ints, Ints, Bools]] = []
+    parts = []
     passed = 0
-    for first in range(0, len(rows), _CHUNK):
+    for first in range(0, max(1, len(rows)), _CHUNK):
         own = rows[first : first + _CHUNK]
-        found = _chunk(requests, own, counts[first : first + _CHUNK], own[extra[first : first + _CHUNK]])
+        columns = _chunk(requests, own, counts[first : first + _CHUNK], own[extra[first : first + _CHUNK]])
         kept = slice(-passed % step, None, step)
-        passed += len(found[0])
-        parts.append((found[0][kept], found[1][kept], found[2][kept], found[3][kept]))
-    if not parts:
-        nothing = np.zeros(0, dtype=np.int64)
-        return Gaps(ms=np.zeros(0, dtype=np.float32), row=nothing, end_ns=nothing, failed=np.zeros(0, dtype=np.bool_))
+        passed += len(columns[0])
+        parts.append([column[kept] for column in columns])
     ms, row, end_ns, failed = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Gaps(ms=ms, row=row, end_ns=end_ns, failed=failed)
 
 
-def _chunk(
-    requests: Requests, rows: Ints, counts: Ints, failed: Ints
-) -> tuple[npt.NDArray[np.float32], Ints, Ints, Bools]:
+def _chunk(requests: Requests, rows: Ints, counts: Ints, failed: Ints) -> tuple[npt.NDArray[Any], ...]:
+    """The columns of Gaps for `rows`, of which `failed` also count with their deadline."""
     row = np.repeat(rows, counts)
     before = np.cumsum(counts) - counts
     index = np.arange(len(row)) + np.repeat(requests.gap_offsets[rows] - before, counts)

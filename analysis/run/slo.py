@@ -22,7 +22,7 @@ from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
 
-_FEWEST_FOR_FAIL = 3  # one or two bad requests cannot be told from bad luck
+_FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
 
 def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:

@@ -210,12 +210,6 @@ def test_a_stall_without_a_compile_is_other():
     assert (spike.cause, spike.event_ids, spike.explained_pct) == ("other", (), 0.0)
 
 
-def test_an_event_that_ends_before_it_starts_lasts_no_time():
-    _, events, found = joined([request(0, 9, 15.2, 16)], [event(15, 10)])
-    assert events[0].seconds == 0.0
-    assert not found.hit.any()
-
-
 def test_events_without_a_phase_serve_once_traffic_has_begun():
     _, events, _ = joined([request(0, 9, 9.2, 10)], [event(1, 5, phase=None), event(20, 21, phase=None, name="e2")])
     assert [item.serving for item in events] == [False, True]
