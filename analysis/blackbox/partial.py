@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.records.requests import Requests
+from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 
 TOGETHER_S = 0.5  # two requests or more that stood still at once, at least as long
@@ -79,30 +80,16 @@ def _least_s(requests: int) -> float:
 
 def _long_gaps(requests: Requests, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Begins, ends and rows of the gaps between tokens that may count."""
-    long = np.flatnonzero(requests.gaps_ms >= TOGETHER_S * 1e3)
-    owners = np.searchsorted(requests.gap_offsets, long, side="right") - 1
-    mine = np.isin(owners, rows)
-    long, owners = long[mine], owners[mine]
-    ends = np.zeros(long.size, dtype=np.int64)
-    for row in np.unique(owners).tolist():
-        own = owners == row
-        ends[own] = _times(requests, row)[long[own] - requests.gap_offsets[row]]
-    return ends - (requests.gaps_ms[long].astype(np.float64) * 1e6).astype(np.int64), ends, owners
-
-
-def _times(requests: Requests, row: int) -> Ints:
-    """When the request's tokens after the first came."""
-    gaps = requests.gaps_ms[requests.gap_offsets[row] : requests.gap_offsets[row + 1]]
-    return np.asarray(requests.first_ns[row] + (np.cumsum(gaps, dtype=np.float64) * 1e6).astype(np.int64))
+    rows = rows[requests.max_itl_ms[rows] >= TOGETHER_S * 1e3]
+    gaps = gaps_of(requests, rows)
+    gaps = gaps.of((gaps.ms >= TOGETHER_S * 1e3) & ~gaps.failed)
+    return gaps.end_ns - (gaps.ms.astype(np.float64) * 1e6).astype(np.int64), gaps.end_ns, gaps.row
 
 
 def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
     """When tokens of `rows` after the first came, within the stretch."""
-    times = [np.zeros(0, dtype=np.int64)]
-    for row in rows.tolist():
-        own = _times(requests, row)
-        times.append(own[(own > start_ns) & (own < end_ns)])
-    return np.concatenate(times)
+    gaps = gaps_of(requests, rows)
+    return gaps.end_ns[(gaps.end_ns > start_ns) & (gaps.end_ns < end_ns) & ~gaps.failed]
 
 
 def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:

@@ -20,6 +20,7 @@ from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
 from analysis.records.requests import Requests
+from analysis.run.gaps import gaps_in_parts
 from analysis.run.spikes import Windows
 
 FLOOR_NS = 250_000_000  # shorter silences are not looked at: a garbage collection or a hiccup of the network
@@ -33,7 +34,6 @@ _QUEUE = 3  # so many that wait are a queue, and so many of its head may be take
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
 _COPY_NS = 10_000_000_000  # copies of a request are sent within this, in whatever order arms take turns
 _ALIKE = 5
-_ROWS_AT_ONCE = 50_000
 
 COMPILE, HOST, WORK, PART, UNKNOWN = "compile", "host", "work", "part", "unknown"
 
@@ -224,18 +224,8 @@ def _apart(times: Ints) -> Ints:
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     """When the tokens of `rows` after the first came, as far as they lie in the windows: no more are needed."""
     rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
-    times: list[Ints] = []
-    for low in range(0, len(rows), _ROWS_AT_ONCE):
-        part = rows[low : low + _ROWS_AT_ONCE]
-        begin, end = requests.gap_offsets[part], requests.gap_offsets[part + 1]
-        count = end - begin
-        offset = np.cumsum(count) - count
-        gaps = requests.gaps_ms[np.repeat(begin - offset, count) + np.arange(int(count.sum()))].astype(np.float64)
-        passed = np.cumsum(gaps)
-        before = np.repeat(np.where(offset > 0, passed[offset - 1], 0.0), count)
-        came = np.repeat(requests.first_ns[part], count) + ((passed - before) * 1e6).astype(np.int64)
-        times.append(came[windows.touch(came, came + 1)])
-    return np.concatenate([np.zeros(0, dtype=np.int64), *times])
+    parts = (part.of(~part.failed).end_ns for part in gaps_in_parts(requests, rows))
+    return np.concatenate([came[windows.touch(came, came + 1)] for came in parts])
 
 
 # --- Silences ---------------------------------------------------------------------------------------------------------

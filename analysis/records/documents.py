@@ -82,9 +82,9 @@ def read_document(path: Path) -> Document | None:
         if path.stat().st_size > LARGEST_BYTES:
             raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
         content = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not _is_small(content):
+            raise ValueError("it is no table, or a whole number has more than 64 bits")
     except (OSError, ValueError):
-        return Document(content=None, stated=False, problem="is not readable JSON")
-    if not isinstance(content, dict) or not _is_small(content):
         return Document(content=None, stated=False, problem="is not readable JSON")
     stated = _KEY in content
     if stated and content.pop(_KEY) != _crc32(content):

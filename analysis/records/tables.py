@@ -117,7 +117,7 @@ Take = Callable[[pa.Table, int], None]
 """Is given some rows of a file, and about how many the whole file has."""
 
 Shape = Callable[[pa.Table], pa.Table]
-"""Brings rows as they lie in a file into the columns that are wanted. Runs in several threads."""
+"""Brings rows as they lie in a file into the columns to read. Runs in several threads."""
 
 CUT_OFF = "is cut off at its end"
 NOT_AS_WRITTEN = "is not as it was written"
@@ -212,18 +212,18 @@ def _read_stated(
         if not pieces or pieces[0].at:
             return (_damage(statement, size, lost=stated_rows),)
         known = written.serialize().to_pybytes()
-        found_head = os.pread(file.fileno(), pieces[0].size, 0)
-        damaged = int(not _is_intact(found_head, pieces[0]))
+        head_bytes = os.pread(file.fileno(), pieces[0].size, 0)
+        damaged = int(not _is_intact(head_bytes, pieces[0]))
         if damaged and not _is_intact(known, pieces[0]):
             return (_damage(statement, size, lost=stated_rows),)
-        schema = pa.ipc.read_schema(pa.py_buffer(known if damaged else found_head))
+        schema = pa.ipc.read_schema(pa.py_buffer(known if damaged else head_bytes))
         head, options = schema.serialize().to_pybytes(), _only(names, schema)
 
         def read(group: Sequence[Piece]) -> tuple[pa.Table, int]:
             """The rows of the group, and how many of its pieces are damaged."""
             start, end = (group[0].at, group[-1].end) if group else (0, 0)
-            found = pa.allocate_buffer(len(head) + end - start, memory_pool=_POOL)
-            view = memoryview(found).cast("B")
+            stretch = pa.allocate_buffer(len(head) + end - start, memory_pool=_POOL)
+            view = memoryview(stretch).cast("B")
             view[: len(head)] = head
             content = view[len(head) :]
             os.preadv(file.fileno(), [content], start)
@@ -231,7 +231,7 @@ def _read_stated(
             intact = [part for part, piece in zip(parts, group, strict=True) if _is_intact(part, piece)]
             bad = len(parts) - len(intact)
             stream = pa.ipc.open_stream(
-                pa.BufferReader(b"".join((head, *intact)) if bad else found), options=options, memory_pool=_POOL
+                pa.BufferReader(b"".join((head, *intact)) if bad else stretch), options=options, memory_pool=_POOL
             )
             return shape(_apart(stream.read_all())), bad
 
@@ -335,14 +335,14 @@ def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
 
 def _read_parquet(path: Path, names: Collection[str], shape: Shape, take: Take) -> tuple[str, ...]:
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        wanted = [name for name in file.schema_arrow.names if name in names]
+        columns = [name for name in file.schema_arrow.names if name in names]
         rows = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=wanted):
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             batch.validate(full=True)
             rows += batch.num_rows
             take(shape(pa.Table.from_batches([batch])), rows)
         if not rows:
-            take(shape(file.schema_arrow.empty_table().select(wanted)), 0)
+            take(shape(file.schema_arrow.empty_table().select(columns)), 0)
     return ()
 
 
@@ -385,10 +385,10 @@ def read_pieces(
         if path.suffix not in (".parquet", ".jsonl"):
             return _read_arrow(path, schema.names, shape, take, written or schema)
         statement = read_statement(path)
-        told = (NOT_AS_WRITTEN,) if statement is not None and changed(path, statement) else ()
+        damage = (NOT_AS_WRITTEN,) if statement is not None and changed(path, statement) else ()
         if path.suffix == ".parquet":
-            return (*told, *_read_parquet(path, schema.names, shape, take))
-        return (*told, *_read_json_lines(path, shape, take))
+            return (*damage, *_read_parquet(path, schema.names, shape, take))
+        return (*damage, *_read_json_lines(path, shape, take))
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -407,20 +407,16 @@ def conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source:
     """
     columns: list[Any] = []
     for field in schema:
-        found = table.schema.get_all_field_indices(field.name)
-        if len(found) > 1:
-            raise RecordError(f'{source}: column "{field.name}" appears {len(found)} times: keep one')
-        if not found:
+        places = table.schema.get_all_field_indices(field.name)
+        if len(places) > 1:
+            raise RecordError(f'{source}: column "{field.name}" appears {len(places)} times: keep one')
+        if not places:
             if field.name in required:
-                raise RecordError(f'{source}: column "{field.name}" is missing: {_wanted(required)}')
+                raise RecordError(f'{source}: column "{field.name}" is missing: this table needs {", ".join(required)}')
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        columns.append(_cast(table.column(found[0]), field, source))
+        columns.append(_cast(table.column(places[0]), field, source))
     return pa.table(columns, schema=schema)
-
-
-def _wanted(required: Sequence[str]) -> str:
-    return "this table needs " + ", ".join(required)
 
 
 def _cast(column: Any, field: pa.Field, source: str) -> Any:

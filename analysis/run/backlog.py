@@ -18,7 +18,7 @@ from scipy.ndimage import median_filter
 
 from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
-from analysis.run.spikes import BACKLOG, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
+from analysis.run.spikes import BACKLOG, NOBODY, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
 # What is shorter cannot be separated from the network's own scatter.
 _LEAST_US = 1_000
@@ -82,7 +82,6 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
             unserved[failed] |= (requests.end_ns[failed] // 1000 > start) & (requests.start_ns[failed] // 1000 < end)
     cause = attribution.cause.copy()
     cause[(backlog > 0) & (cause == OTHER)] = BACKLOG
-    nobody = np.zeros(0, dtype=np.int64)
     return replace(
         attribution,
         backlog_ms=backlog,
@@ -92,7 +91,7 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
         unserved=unserved,
         misfit=misfit,
         cause=cause,
-        event_backlog=tuple(behind.get(id(event), nobody) for event in events),
+        event_backlog=tuple(behind.get(id(event), NOBODY) for event in events),
     )
 
 

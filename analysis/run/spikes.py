@@ -31,7 +31,7 @@ _TOKEN_DELAY_NS = 50_000_000
 _FEWEST_QUIET = 8
 _MERGE_NS = 1_000_000_000
 _MOST_SPIKES = 200
-_NOBODY = np.zeros(0, dtype=np.int64)  # no request
+NOBODY = np.zeros(0, dtype=np.int64)  # no request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
         delay_most=direct,
         cause=cause,
         hit=hit,
-        event_requests=tuple(hits.get(id(event), _NOBODY) for event in events),
+        event_requests=tuple(hits.get(id(event), NOBODY) for event in events),
     )
 
 
@@ -258,8 +258,8 @@ def _nothing_compiled(rows: int, events: int) -> Attribution:
         misfit={},
         cause=np.broadcast_to(np.int8(OTHER), rows),
         hit=never,
-        event_requests=(_NOBODY,) * events,
-        event_backlog=(_NOBODY,) * events,
+        event_requests=(NOBODY,) * events,
+        event_backlog=(NOBODY,) * events,
     )
 
 
@@ -290,7 +290,7 @@ def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[
     """For each event, the requests that it names, on its own arm and trial."""
     names = sorted({name for event in events for name in event.request_ids})
     if not names:
-        return [_NOBODY] * len(events)
+        return [NOBODY] * len(events)
     index = pc.index_in(requests.request_ids, value_set=pa.array(names, pa.string()))
     index = np.asarray(pc.fill_null(index, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
     rows_by_name: dict[str, list[int]] = {}

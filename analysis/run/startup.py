@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.records.documents import read_document
 from analysis.records.plain_values import mapping, number
+from analysis.records.run_records import trial_folders
 from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, held_s
 
@@ -102,8 +103,7 @@ def compiler_facts(directory: Path, arm: str) -> dict[str, dict[str, int] | None
 
     None where no replica reported them; empty where they reported none.
     """
-    folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
-    documents = [read_document(folder / "compiler.json") for folder in folders]
+    documents = [read_document(folder / "compiler.json") for folder in trial_folders(directory)]
     contents = [document.content for document in documents if document is not None and document.content]
     reports = [mapping(row) for content in contents for row in content.values() if mapping(row).get("arm") == arm]
     return {name: _summed(reports, name) if reports else None for name in ("graph_breaks", "cudagraph_skips")}
