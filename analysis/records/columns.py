@@ -26,10 +26,10 @@ class Columns:
         self._schema = schema
         self._columns = [_Numbers(field.type) if _fixed(field.type) else _Pieces(field.type) for field in schema]
 
-    def append(self, table: pa.Table, expected: int) -> None:
-        """The rows of `table` are in. About `expected` rows are to come in all; a wrong guess costs time alone."""
+    def append(self, table: pa.Table) -> None:
+        """The rows of `table` are in."""
         for column, given in zip(self._columns, table.columns, strict=True):
-            column.append(given, expected)
+            column.append(given)
 
     def table(self) -> pa.Table:
         """All rows so far."""
@@ -67,7 +67,7 @@ class _Pieces:
         self._kind = kind
         self._chunks: list[pa.Array] = []
 
-    def append(self, column: pa.ChunkedArray, expected: int) -> None:
+    def append(self, column: pa.ChunkedArray) -> None:
         self._chunks += column.chunks
 
     def whole(self) -> pa.ChunkedArray:
@@ -86,7 +86,7 @@ class _Numbers:
         self._values: npt.NDArray[Any] = np.empty(0, dtype=np.int8)
         self._valid: Bools | None = None  # None: every row so far
 
-    def append(self, column: pa.ChunkedArray, expected: int) -> None:
+    def append(self, column: pa.ChunkedArray) -> None:
         begin, end = self._rows, self._rows + len(column)
         piece = as_one(column)
         own = filled(piece.indices if self._codes else piece, 0)
@@ -96,7 +96,7 @@ class _Numbers:
                 own = np.array(codes, dtype=own.dtype)[own]
         wide = self._wide_enough(own)
         if end > len(self._values):
-            self._values = _with_room(self._values, max(end, expected + expected // 64, 3 * begin // 2), begin, wide)
+            self._values = _with_room(self._values, max(end, 2 * begin), begin, wide)
         elif wide != self._values.dtype:
             self._values = _with_room(self._values, len(self._values), begin, wide)
         if column.null_count and self._valid is None:

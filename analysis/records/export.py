@@ -96,7 +96,7 @@ def _convert(path: Path, target: Path, schema: pa.Schema, form: str, offset_ns: 
     sink = _Parquet(target, schema) if form == "parquet" else _Lines(target, schema, form)
     rows = 0
 
-    def write(table: pa.Table, _: int) -> None:
+    def write(table: pa.Table) -> None:
         nonlocal rows
         sink.write(shifted(table, offset_ns))
         rows += table.num_rows

@@ -73,7 +73,7 @@ def read_run(directory: Path) -> RunRecords:
         ):
             for path in table_files(folder, stem):
                 pieces = tables.setdefault(stem, [schema.empty_table()])
-                take = _taking(_gathering(pieces), numbers[-1])
+                take = _taking(pieces.append, numbers[-1])
                 files.table(stem, path, read_pieces(path, schema, take, required=required))
     events, steps = (pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps"))
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
@@ -117,13 +117,9 @@ def read_run(directory: Path) -> RunRecords:
     )
 
 
-def _gathering(pieces: list[pa.Table]) -> Take:
-    return lambda table, _: pieces.append(table)
-
-
 def _taking(take: Take, number: int, account: dict[str, Any] | None = None) -> Take:
     """What gives rows of the trial `number` to `take`, in the run's time; `account` as in `_of_generator`."""
-    return lambda table, expected: take(_with_trial(_of_generator(table, account), number), expected)
+    return lambda table: take(_with_trial(_of_generator(table, account), number))
 
 
 def may_serve(events: pa.Table | None) -> bool:

@@ -107,14 +107,14 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
     if not path.exists() or path.stat().st_size == 0:
         return []
     tables: list[pa.Table] = []
-    _read_arrow(path, None, lambda table: table, lambda table, _: tables.append(table), schema)
+    _read_arrow(path, None, lambda table: table, tables.append, schema)
     if any(not table.schema.equals(schema) for table in tables):
         raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
     return [batch for table in tables for batch in table.to_batches()]
 
 
-Take = Callable[[pa.Table, int], None]
-"""Is given some rows of a file, and about how many the whole file has."""
+Take = Callable[[pa.Table], None]
+"""Is given some rows of a file."""
 
 Shape = Callable[[pa.Table], pa.Table]
 """Brings rows as they lie in a file into the columns to read. Runs in several threads."""
@@ -154,7 +154,7 @@ def _read_arrow(
         except (pa.ArrowException, OSError):
             return (CUT_OFF,)
         if with_footer:
-            take(shape(table), table.num_rows)
+            take(shape(table))
             return ()
         return _read_unstated(file, size, stream, shape, take)
 
@@ -163,8 +163,8 @@ def _read_unstated(
     file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStreamReader, shape: Shape, take: Take
 ) -> tuple[str, ...]:
     batches: list[pa.RecordBatch] = []
-    waiting = taken = 0
-    ended = False
+    waiting = 0
+    taken = ended = False
     problems: tuple[str, ...] = ()
     while not ended:
         try:
@@ -184,10 +184,8 @@ def _read_unstated(
             ended = True
             problems = (CUT_OFF,)
         if waiting >= _ROWS_AT_ONCE or (ended and (waiting or not taken)):
-            taken += waiting
-            table = _apart(pa.Table.from_batches(batches, schema=stream.schema))
-            take(shape(table), max(taken, size * taken // max(1, file.tell())))
-            batches, waiting = [], 0
+            take(shape(_apart(pa.Table.from_batches(batches, schema=stream.schema))))
+            taken, batches, waiting = True, [], 0
     return problems
 
 
@@ -243,7 +241,7 @@ def _read_stated(
             table, bad = waiting.popleft().result()
             rows += table.num_rows
             damaged += bad
-            take(table, max(rows, stated_rows))
+            take(table)
 
         least, most = _BYTES_AT_ONCE
         for group in _groups(pieces[1:], min(most, max(least, size // _SHARE_AT_ONCE))):
@@ -307,8 +305,7 @@ def _only(names: Collection[str] | None, schema: pa.Schema) -> pa.ipc.IpcReadOpt
 
 def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
     """As `_read_arrow`, of the lines that are a table of JSON each."""
-    size = path.stat().st_size
-    bad = rows = 0
+    bad = 0
     torn = False
     # Lines are cut here and not by Arrow, which reads a whole file at once.
     with path.open("rb") as file:
@@ -327,8 +324,7 @@ def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
                 options = pa.json.ReadOptions(block_size=len(block) + 1)
                 table = pa.json.read_json(pa.BufferReader(block), read_options=options)
                 table.validate(full=True)
-                rows += table.num_rows
-                take(shape(table), size * rows // file.tell())
+                take(shape(table))
     which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
     return (*([CUT_OFF] if torn else []), *([f"{which} no table of JSON"] if bad else []))
 
@@ -336,13 +332,10 @@ def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
 def _read_parquet(path: Path, names: Collection[str], shape: Shape, take: Take) -> tuple[str, ...]:
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = [name for name in file.schema_arrow.names if name in names]
-        rows = 0
+        take(shape(file.schema_arrow.empty_table().select(columns)))
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             batch.validate(full=True)
-            rows += batch.num_rows
-            take(shape(pa.Table.from_batches([batch])), rows)
-        if not rows:
-            take(shape(file.schema_arrow.empty_table().select(columns)), 0)
+            take(shape(pa.Table.from_batches([batch])))
     return ()
 
 
@@ -364,7 +357,7 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
     another kind raises RecordError.
     """
     tables: list[pa.Table] = []
-    problems = read_pieces(path, schema, lambda table, _: tables.append(table), required=required)
+    problems = read_pieces(path, schema, tables.append, required=required)
     return pa.concat_tables(tables) if tables else schema.empty_table(), bool(problems)
 
 
