@@ -1,6 +1,6 @@
 """Whether first-seen shapes stand where a server stalls or is slow, more often than chance puts them there.
 
-Early in a run nearly every shape is first-seen, so that one at the begin of a stall says nothing. What counts is how
+Early in a run nearly every shape is first-seen, so one at the begin of a stall is no evidence. What counts is how
 often it happens against how often it would: the share of first-seen shapes among the requests of that time.
 """
 
@@ -160,7 +160,7 @@ def slow_first(
 
     A bucket holds the requests of one shape; those of shapes that came once or twice are put together by length, an
     eighth of an octave at a time. Within a bucket only neighbours in time are compared, 40 at most, and waits are
-    taken relative to the copy's on the arm `control` where there is one, so that the weather of the run does not
+    taken relative to the copy's on the arm `control` where there is one, so that drifts of the run do not
     count. Requests that waited in `stalls` are left out: those are explained. The statistic is the sum over buckets of
     the first-seen ranks over (n + 1), as van Elteren weighs them; from 20 first-seen requests on by its normal
     approximation, below by permutation within buckets.

@@ -1,4 +1,4 @@
-"""What is seen of an arm from outside, as the summary says it."""
+"""What shows of an arm from outside, as a row of the summary."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from analysis.run.gaps import gaps_in_parts
 from analysis.run.spikes import Windows
 
 FLOOR_NS = 250_000_000  # shorter silences are not looked at: a garbage collection or a hiccup of the network
-_FEWEST = 50  # silences that tell what is usual
+_FEWEST = 50  # silences that show what is usual
 _FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
 _CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
 _STEP_NS = 50_000_000  # a request may have come this long before the server's last sign and not been looked at yet
@@ -80,7 +80,7 @@ class Watch:
     silences: int
     busy_s: float  # time with work in flight
     detectable_s: float  # a stall this long shows at the moments at which nine tenths of the requests came
-    witnesses: int  # other servers, to tell the host's stalls from its own
+    witnesses: int  # other servers, which separate the host's stalls from its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,7 +155,7 @@ def _servers(requests: Requests) -> list[_Server]:
             if known.size == 1:
                 # What never was answered names no replica, and here there was only one to wait for.
                 replicas = np.full_like(replicas, known[0])
-            # Where there were several, nobody knows whose they are.
+            # Where there were several, it is not known whose they are.
             present = known if known.size else present
             for replica in present.tolist():
                 servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
@@ -273,7 +273,7 @@ def _silences(server: _Server, *, witnesses: int) -> tuple[_Silences | None, Wat
     due = _Due.of(server)
     raw = due.between(starts, ends)
     level = _level(server.in_flight(starts))
-    # Where tokens were not looked at, a silence seems longer than it was: it tells nothing of what is usual.
+    # Where tokens were not looked at, a silence seems longer than it was: it does not count for what is usual.
     telling = server.fine.touch(starts, ends)
     telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
     usual = _usual(level, raw, telling)

@@ -25,7 +25,7 @@ class Outside:
     stalls: tuple[Stall, ...]
     p_value: float  # that so many of the arm's own stalls, beyond their work, begin with first-seen shapes by chance
     watches: tuple[Watch, ...]  # one a server
-    slow: SlowFirst  # whether requests with first-seen shapes take longer though nobody stands still
+    slow: SlowFirst  # whether requests with first-seen shapes take longer without a stall
     shapes_known: bool
 
     @property
@@ -45,7 +45,7 @@ class Outside:
 
     @property
     def witnesses(self) -> int:
-        """Other servers that tell the host's stalls from the arm's."""
+        """Other servers that separate the host's stalls from the arm's."""
         return min((watch.witnesses for watch in self.watches), default=0)
 
 

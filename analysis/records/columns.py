@@ -19,7 +19,7 @@ _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 
 class Columns:
     """A table that grows. Numbers and shared names (dictionaries) end up in one piece, other columns in many.
 
-    A column of whole numbers or of codes is as wide as its values need, whatever `schema` says.
+    A column of whole numbers or of codes is as wide as its values need, which may be less than in `schema`.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

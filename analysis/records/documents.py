@@ -1,8 +1,8 @@
-"""The small files that tell of a run: JSON and TOML that say themselves whether they are as they were written.
+"""The small files that describe a run: JSON and TOML with a checksum of their own.
 
 A JSON document holds the CRC-32 of the rest of it under "crc32"; a TOML document ends with a comment that holds the
-CRC-32 of the text above, or "# edited" where somebody changed it on purpose. Where neither stands, nothing vouches for
-the content: it may be somebody else's.
+CRC-32 of the text above, or "# edited" after a change on purpose. Without either, nothing vouches for the content:
+another tool may have written it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Document:
     """What a file holds. `problem` is what is wrong with it, as what follows its name, or empty."""
 
     content: dict[str, Any] | None  # None where it cannot be read
-    stated: bool  # it says what it should hold
+    stated: bool  # it has a checksum, or says that it was edited
     problem: str = ""
 
 

@@ -1,7 +1,7 @@
 """The records of a run in other formats: Parquet, JSON Lines, CSV. Batch by batch, so a run of any size goes through.
 
 The outcome is laid out as a run directory is, each table under its own name with another ending and the small files
-that tell of the run beside it. From Parquet and JSON Lines it is judged as the run itself is.
+that describe the run beside it. From Parquet and JSON Lines it is judged as the run itself is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Exported:
 
 
 def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple(TABLES)) -> Exported:
-    """`out`, a new directory, holds `tables` of the run in `form` (one of FORMATS) and all that tells of the run.
+    """`out`, a new directory, holds `tables` of the run in `form` (one of FORMATS) and the documents of the run.
 
     Raises RecordError for a format, table or directory that cannot be used.
     """

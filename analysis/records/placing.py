@@ -1,7 +1,7 @@
 """Which rows of the records belong to the run, and why the others do not: nothing falls out in silence.
 
 A compile event that names an unknown arm, trial, replica, kind or phase, or whose times cannot be those of the run, is
-counted by nothing: its values may be anybody's guess. It is reported instead, so that what it may have held stays open.
+counted nowhere: its values cannot be trusted. It is reported instead, so that what it may have held stays open.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def requests_of(
     unseen = ok & ~seen
     if unseen.any():
         # No first token was seen of these, while the arm's others have one: it came with the last at the latest. In
-        # records of other tools no answer of an arm may have one, which says nothing.
+        # records of other tools no answer of an arm may have one, which is no evidence.
         known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
         late = unseen & known[arm]
         ttft[late] = age[late]
@@ -306,7 +306,7 @@ def _longest(age: Floats) -> float:
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:
-    """The ages that exceed the median of `completed`, else NaN: a short wait cut off says nothing of the tail."""
+    """The ages that exceed the median of `completed`, else NaN: a short wait cut off is no evidence of the tail."""
     known = completed[np.isfinite(completed)]
     median = float(np.median(known)) if known.size else 0.0
     return np.where(age > median, age, math.nan)

@@ -1,4 +1,4 @@
-"""The report as one HTML file that opens anywhere, asks the network for nothing, and runs no script but its own."""
+"""The report as one HTML file that opens anywhere, fetches nothing, and runs no script but its own."""
 
 from __future__ import annotations
 

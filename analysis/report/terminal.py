@@ -37,7 +37,7 @@ MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE
 def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) -> str:
     """Verdict, arms, what limits the run, gates that did not pass and what would decide them, within `width` columns.
 
-    Colours are for a terminal: `color=None` asks whether stdout is one and NO_COLOR is unset. Otherwise the text is
+    Colours are for a terminal: with `color=None`, where stdout is one and NO_COLOR is unset. Otherwise the text is
     plain, without escape codes.
     """
     if color is None:
@@ -58,7 +58,7 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     console.print(Text(reading.headline(summary)))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
-        console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
+        console.print(_note("figures", 'of all traffic; gates named "not worse" leave out what a compile held up'))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
             console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))

@@ -20,7 +20,7 @@ VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]"
 )
-QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
+QUANTILE_OF = re.compile(rf"\b(noninferiority )?p(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
 
 def at(source: object, *keys: str) -> Any:
@@ -164,13 +164,16 @@ def quantity(value: object, unit: object) -> str:
 
 def label(name: object) -> str:
     """A gate's or a metric's name for readers: "slo p99_ttft" is "SLO p99 TTFT"."""
-    shown = text(name)
-    shown = QUANTILE_OF.sub(
-        lambda match: f"p{match[1]}{'.' + match[2] if match[2] else ''} {METRIC_NAMES[match[3]]}", shown
-    )
-    shown = re.sub(r"\bnoninferiority\b", "non-inferiority", shown)
-    shown = re.sub(r"\berror_pct\b", "error rate", shown)
-    return re.sub(r"\bslo\b", "SLO", shown)
+
+    def quantile(match: re.Match[str]) -> str:
+        gate, whole, tenths, metric = match.groups()
+        shown = f"p{whole}{'.' + tenths if tenths else ''} {METRIC_NAMES[metric]}"
+        return f"{shown} not worse" if gate else shown
+
+    shown = QUANTILE_OF.sub(quantile, text(name))
+    for word, read in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
+        shown = re.sub(rf"\b{word}\b", read, shown)
+    return shown
 
 
 def metric_label(metric: object, quantile: object = None) -> str:

@@ -26,7 +26,7 @@ class ArmAccount:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The arm's resolved configuration from the first trial that has it, else what the experiment says of it."""
+        """The arm's resolved configuration from the first trial that has it, else its table in the experiment."""
         for row in self.rows:
             if isinstance(row.get("config"), Mapping):
                 return mapping(row["config"])
@@ -51,7 +51,7 @@ class ArmAccount:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the arm's server tells how many tokens it answered, so that `output_tokens` is no count of pieces."""
+        """Whether the arm's server reports how many tokens it answered; else `output_tokens` counts pieces."""
         return all(probe.get("tokens") is not None for probe in self.probes)
 
     @property
@@ -61,7 +61,7 @@ class ArmAccount:
 
     @property
     def compiles(self) -> bool:
-        """Whether the arm asks for compiling."""
+        """Whether the arm's configuration enables compiling."""
         return bool(mapping(self.config.get("compile")).get("enabled"))
 
     def replica_names(self, trial: Trial) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class ArmAccount:
     def silent(self) -> list[str]:
         """The replicas of the arm that did not die and yet gave no last word after the traffic of a trial that ended.
 
-        Only of trials that tell last words at all.
+        Only of trials that record last words at all.
         """
         dead = {row.get("replica") for row in self.deaths}
         silent = []
@@ -93,7 +93,7 @@ class ArmAccount:
 
     @property
     def startups(self) -> list[Mapping[str, Any]]:
-        """What each trial says of the arm's start-up, empty where it says nothing."""
+        """The arm's start-up in each trial, empty where none is recorded."""
         return [mapping(mapping(info.get("startup")).get(self.arm)) for info in self.infos]
 
     @property

@@ -155,7 +155,7 @@ class Run:
 
     @property
     def planned_trials(self) -> int:
-        """How many trials the experiment asks for; 0 where it does not say."""
+        """The number of trials in the experiment; 0 where it has none."""
         count = table(self.records.experiment, "trials").get("count")
         return count if isinstance(count, int) else 0
 
@@ -166,7 +166,7 @@ class Run:
 
     @property
     def infos(self) -> list[Mapping[str, Any]]:
-        """What each trial's trial.json says, empty where there is none."""
+        """The trial.json of each trial, empty where there is none."""
         return [trial.info for trial in self.trials]
 
     @property

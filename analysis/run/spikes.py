@@ -1,7 +1,7 @@
 """Which requests a compile held up, for how long, and which latency spikes that explains.
 
 A request is joined to a compile in two ways: by trigger (the event names it) and by overlap in time on the same
-arm and replica. Where the server reported how long compiles held it up, its number decides; else the overlap does.
+arm and replica. Where the server reported how long compiles held it up, that number counts; else the overlap does.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
 
 
 def _nothing_compiled(rows: int, events: int) -> Attribution:
-    """What is attributed where no compile held anybody up. One value for all rows takes no memory."""
+    """What is attributed where no compile held up a request. One value for all rows takes no memory."""
     none, never = np.broadcast_to(0.0, rows), np.broadcast_to(False, rows)
     delay = Delay(ms=none, before_first_ms=none)
     return Attribution(
@@ -312,7 +312,7 @@ def _own_batch(requests: Requests, event: CompileEvent, named: Ints) -> Ints:
     """Which of the requests that an event names were in the batch that compiled; the others waited for it.
 
     A prefill batch is known by its id. In the batch of a decode step are the requests that had their first token.
-    Where no request has a batch id, an event names its batch and nobody else.
+    Where no request has a batch id, an event names its batch alone.
     """
     if not (requests.batch[named] >= 0).any():
         return named
@@ -390,7 +390,7 @@ class Excursions:
 
 
 def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Excursions:
-    """The arm's excursions of E2E as `find_spikes` tells them, request by request."""
+    """The arm's excursions of E2E as `find_spikes` defines them, request by request."""
     quiet = requests.ok & (attribution.cause == OTHER)
     baselines = (_baseline(requests, quiet & requests.of_arm(name)) for name in (arm, control))
     baseline = next((known for known in baselines if known is not None), None)
