@@ -35,10 +35,6 @@ class Gap:
     end_ns: int
     requests: Ints
 
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
-
 
 def partial_stalls(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
     """The gaps of requests `rows` of one server while it went on with others, in order of time; those that overlap are

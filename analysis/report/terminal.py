@@ -34,14 +34,13 @@ WIDE = 96  # columns from which the arms' figures have room beside each other
 MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE"}
 
 
-def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) -> str:
+def verdict_table(summary: Row, *, width: int = 100) -> str:
     """Verdict, arms, what limits the run, gates that did not pass and what would decide them, within `width` columns.
 
-    Colours are for a terminal: with `color=None`, where stdout is one and NO_COLOR is unset. Otherwise the text is
-    plain, without escape codes.
+    Colours are for a terminal, where stdout is one and NO_COLOR is unset. Otherwise the text is plain, without escape
+    codes.
     """
-    if color is None:
-        color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
     out = io.StringIO()
     console = Console(
         file=out,

@@ -79,17 +79,12 @@ class ArmAccount:
 
         Only of trials that record last words at all.
         """
+        if self.external:
+            return []
         dead = {row.get("replica") for row in self.deaths}
-        silent = []
-        for info in self.infos:
-            if not info.get("complete") or not isinstance(info.get("final"), Mapping):
-                continue
-            for row in (row for row in rows_of(info.get("arms")) if row.get("name") == self.arm and not self.external):
-                replicas = row.get("replicas")
-                for name in replicas if isinstance(replicas, list) else []:
-                    if str(name) not in info["final"] and name not in dead:
-                        silent.append(str(name))
-        return silent
+        ended = [info for info in self.infos if info.get("complete") and isinstance(info.get("final"), Mapping)]
+        named = [(info, name) for info in ended for name in replica_names([info], self.arm)]
+        return [name for info, name in named if name not in info["final"] and name not in dead]
 
     @property
     def startups(self) -> list[Mapping[str, Any]]:

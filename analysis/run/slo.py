@@ -59,15 +59,10 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
-    """Which requests miss the target, and which count for it at all (not those whose value is undefined).
-
-    A target on ITL is none of a request: no request misses it here, and none counts (see `units`).
-    """
+    """Which requests miss the target, which is not of ITL, and which count for it (not those of undefined value)."""
     completed = requests.ok | requests.failed
     if target.quantile is None:
         return requests.failed.copy(), completed
-    if target.metric == "itl":
-        return np.zeros(len(requests), dtype=np.bool_), np.zeros(len(requests), dtype=np.bool_)
     values = requests.metric_ms(target.metric)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
