@@ -92,6 +92,12 @@ def read_document(path: Path) -> Document | None:
     return Document(content=content, stated=stated)
 
 
+def content_of(path: Path) -> dict[str, Any]:
+    """What the JSON file at `path` holds, empty where there is none that can be believed."""
+    document = read_document(path)
+    return (document.content if document is not None else None) or {}
+
+
 def read_toml(path: Path) -> Document | None:
     """What the TOML file at `path` holds; None where there is no such file.
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from analysis.records.documents import read_document, write_document, write_json
+from analysis.records.documents import content_of, write_document, write_json
 from analysis.records.run_records import (
     clock_offset_ns,
     earlier_problems,
@@ -67,7 +67,7 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
     if not sources:
         raise RecordError(f"{run_dir.name} holds none of the tables {', '.join(tables)}: give a run directory")
     rows = dict.fromkeys(tables, 0)
-    problems = earlier_problems(_content(run_dir / "export.json"))
+    problems = earlier_problems(content_of(run_dir / "export.json"))
     for folder, name, path in sources:
         target = out / folder.relative_to(run_dir) / f"{path.name.partition('.')[0]}.{form}"
         offset_ns = clock_offset_ns(_account(path)) if name == "requests" else 0
@@ -112,18 +112,13 @@ def _convert(path: Path, target: Path, schema: pa.Schema, form: str, offset_ns: 
 
 def _account(path: Path) -> dict[str, Any]:
     """The account of the load process that wrote `path`."""
-    return _content(path.parent / f"generator-{load_process(path)}.json")
+    return content_of(path.parent / f"generator-{load_process(path)}.json")
 
 
 def _write(path: Path, content: dict[str, Any], *, like: Path) -> None:
     """The JSON file says what it should hold where the table at `like` does: of a run, all files do or none."""
     write = write_document if sums_path(like).exists() else write_json
     write(path, content, indent=2)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    document = read_document(path)
-    return (document.content if document is not None else None) or {}
 
 
 class _Parquet:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,7 +48,7 @@ def place_events(
     """
     if table is None or not table.num_rows:
         return table, ()
-    spans = _spans(requests)
+    spans = requests.spans()
     columns = table.select(["arm", "trial", "replica", "kind", "phase", "start_ns", "end_ns"]).to_pylist()
     why = [_misplaced(row, arms, trials, replicas, spans) for row in columns]
     owners = [row["arm"] if row["arm"] in arms else None for row in columns]
@@ -87,16 +86,6 @@ def _misplaced(
         if start < first - early or end > last + _SLACK_NS:
             return "with times outside of the run"
     return None
-
-
-def _spans(requests: Requests) -> dict[int, tuple[int, int]]:
-    """The first start and the last end of each trial's requests."""
-    known = ~requests.broken
-    spans = {}
-    for number in np.unique(requests.trial[known]).tolist():
-        own = known & (requests.trial == number)
-        spans[number] = (int(requests.start_ns[own].min()), int(requests.end_ns[own].max()))
-    return spans
 
 
 def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[Unplaced, ...]:

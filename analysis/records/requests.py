@@ -78,6 +78,15 @@ class Requests:
         """Which requests went to the arm: a mask, shape (requests,)."""
         return np.asarray(self.arm == (self.arms.index(name) if name in self.arms else -1))  # none has code -1
 
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """The first start and the last end in each trial, of requests with times in order."""
+        known = ~self.broken
+        spans = {}
+        for number in np.unique(self.trial[known]).tolist():
+            own = known & (self.trial == number)
+            spans[number] = (int(self.start_ns[own].min()), int(self.end_ns[own].max()))
+        return spans
+
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
         start, sent = self.start_ns[rows], self.sent_ns[rows]

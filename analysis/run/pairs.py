@@ -83,7 +83,7 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies | None:
 def matters_ms(run: Run, at: float) -> float:
     """The time by which one arm's requests may be sent later than the other's: a fifth of the margin on the control's
     TTFT at the quantile `at`, and 1 ms at least."""
-    known = run.requests.ttft_ms[run.of_arm(run.control) & run.usable & run.requests.ok]
+    known = run.requests.ttft_ms[run.answered(run.control)]
     known = known[~np.isnan(known)]
     if not known.size:
         return _LEAST_MS

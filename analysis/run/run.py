@@ -227,6 +227,10 @@ class Run:
         """Which requests went to the arm: a mask, shape (requests,)."""
         return self.requests.of_arm(name)
 
+    def answered(self, arm: str) -> Ints:
+        """The rows of the arm's completed answers that are judged: indices of requests, rising."""
+        return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
+
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
         """The rows in `mask` past the cold start that no compile held up, nor met one of `arms` compiling: indices of
         requests, rising."""
@@ -259,7 +263,7 @@ class Run:
 
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
-        own = np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
+        own = self.answered(arm)
         return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
 
     def replicas(self, arm: str) -> int:

@@ -65,10 +65,7 @@ def compile_events(
     """
     if table is None:
         return ()
-    first = {}
-    for trial in np.unique(requests.trial).tolist():
-        starts = requests.start_ns[(requests.trial == trial) & ~requests.broken]
-        first[trial] = int(starts.min()) if starts.size else 0
+    spans = requests.spans()
     events = []
     seen: set[tuple[int, str, str]] = set()
     for position, row in enumerate(table.to_pylist()):
@@ -86,7 +83,7 @@ def compile_events(
                 kind=kind,
                 start_ns=row["start_ns"],
                 end_ns=row["end_ns"],
-                serving=phase == "serving" if phase else row["end_ns"] > first.get(trial, 0),
+                serving=phase == "serving" if phase else row["end_ns"] > spans.get(trial, (0, 0))[0],
                 stalls=kind not in _RUNS_ON if stalling is None else kind in stalling,
                 request_ids=tuple(name for name in row["request_ids"] or () if name is not None),
                 row=row,

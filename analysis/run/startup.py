@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import read_document
+from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
 from analysis.run.run import Run
@@ -103,8 +103,7 @@ def compiler_facts(directory: Path, arm: str) -> dict[str, dict[str, int] | None
 
     None where no replica reported them; empty where they reported none.
     """
-    documents = [read_document(folder / "compiler.json") for folder in trial_folders(directory)]
-    contents = [document.content for document in documents if document is not None and document.content]
+    contents = [content_of(folder / "compiler.json") for folder in trial_folders(directory)]
     reports = [mapping(row) for content in contents for row in content.values() if mapping(row).get("arm") == arm]
     return {name: _summed(reports, name) if reports else None for name in ("graph_breaks", "cudagraph_skips")}
 

@@ -41,15 +41,14 @@ def work_of(run: Run, arm: str) -> Work:
     """The work of the completed requests, by each server's count: of copies of the same requests where there are any,
     else against what was planned."""
     requests, control = run.requests, run.control
-    done = run.usable & requests.ok
     ours = not run.account(arm).external and not run.account(control).external
     counted = run.account(arm).counts_tokens and run.account(control).counts_tokens
     paired = run.design == "mirrored"
     other = [text for name in (arm, control) if ours and (text := _beside_the_plan(run, name))]
     if paired:
-        own, base = in_pairs(run, arm, done)
+        own, base = in_pairs(run, arm, run.usable & requests.ok)
     else:
-        own, base = (np.flatnonzero(run.of_arm(name) & done) for name in (arm, control))
+        own, base = run.answered(arm), run.answered(control)
     means: list[tuple[str, float, float]] = []
     if own.size and base.size:
         sides = (own, base)
@@ -72,7 +71,8 @@ def _beside_the_plan(run: Run, arm: str) -> str:
     if mapping(run.records.experiment.get("traffic")).get("ignore_eos") is not True:
         return ""
     requests = run.requests
-    rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok & (requests.max_tokens > 0))
+    rows = run.answered(arm)
+    rows = rows[requests.max_tokens[rows] > 0]
     wrong = rows[requests.output_tokens[rows] != requests.max_tokens[rows]]
     if not wrong.size:
         return ""
@@ -213,7 +213,7 @@ class TokenTimes:
 def token_times(run: Run, arm: str) -> TokenTimes:
     """How the arm's tokens came. Nothing is untimed where no arm's records have times of tokens."""
     requests = run.requests
-    rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok)
+    rows = run.answered(arm)
     tokens, times = requests.output_tokens[rows], requests.token_times[rows]
     timed = bool((requests.token_times > 0).any()) and not run.account(arm).external
     many = (tokens >= _MANY_TOKENS) & (requests.first_ns[rows] > 0)
