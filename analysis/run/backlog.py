@@ -44,33 +44,31 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
     relevant = [event for event in events if event.serving and event.stalls and event.end_ns - event.start_ns > 0]
     if not relevant:
         return attribution
-    delays = {bound: _direct(attribution) for bound in _BOUNDS}
+    delay, least, most = (_direct(attribution) for _ in range(3))
     backlog = np.zeros(len(requests))
     behind: dict[int, Ints] = {}
     unserved = np.zeros(len(requests), dtype=np.bool_)
     misfit: dict[str, float] = {}
     for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
-        own = np.flatnonzero((requests.arm == requests.arms.index(arm)) & (requests.trial == trial) & ~requests.broken)
+        own = np.flatnonzero(requests.of_arm(arm) & (requests.trial == trial) & ~requests.broken)
         visits = _visits(requests, attribution, own)
         if not visits.rows.size:
             continue
+        names = {number: requests.replicas[number] if number >= 0 else None for number in set(visits.replica.tolist())}
         windows = {
-            replica: stall_windows(
-                relevant, arm=arm, trial=trial, replica=requests.replicas[replica] if replica >= 0 else None
-            )
-            for replica in np.unique(visits.replica).tolist()
+            number: stall_windows(relevant, arm=arm, trial=trial, replica=names[number]) for number in sorted(names)
         }
         visits = _in_own_time(visits, windows, attribution)
         mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
         stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
         likely = replay(visits, windows, stalls)
         misfit[arm] = max(misfit.get(arm, 0.0), likely.misfit)
-        _put(delays["likely"], visits, likely)
+        _put(delay, visits, likely)
         fixed = likely if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
-        _put(delays["least"], visits, fixed, upto=(np.minimum, delays["likely"]))
+        _put(least, visits, fixed, upto=(np.minimum, delay))
         paced = replay(_paced(visits, requests, likely.touched), windows, stalls)
-        _put(delays["most"], visits, paced, upto=(np.maximum, delays["likely"]))
-        rest = delays["likely"].ms[visits.rows] - attribution.stall_ms[visits.rows]
+        _put(most, visits, paced, upto=(np.maximum, delay))
+        rest = delay.ms[visits.rows] - attribution.stall_ms[visits.rows]
         late = likely.touched & (rest >= _LEAST_US / 1e3)
         backlog[visits.rows[late]] = rest[late]
         for event in mine:
@@ -85,9 +83,9 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
     return replace(
         attribution,
         backlog_ms=backlog,
-        delay=delays["likely"],
-        delay_least=delays["least"],
-        delay_most=delays["most"],
+        delay=delay,
+        delay_least=least,
+        delay_most=most,
         unserved=unserved,
         misfit=misfit,
         cause=cause,
@@ -95,7 +93,6 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
     )
 
 
-_BOUNDS = ("least", "likely", "most")
 _NEIGHBOURS = 25
 
 
@@ -104,7 +101,7 @@ def _direct(attribution: Attribution) -> Delay:
     delay = Delay(ms=np.zeros(len(attribution.stall_ms)), before_first_ms=np.zeros(len(attribution.stall_ms)))
     held = np.flatnonzero(attribution.stall_ms)
     delay.ms[held] = attribution.stall_ms[held]
-    delay.before_first_ms[held] = attribution.stall_before_first_ms[held]
+    delay.before_first_ms[held] = attribution.delay.before_first_ms[held]
     return delay
 
 

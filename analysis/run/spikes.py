@@ -167,7 +167,6 @@ class Attribution:
     """What compiles did to each request, one entry a request."""
 
     stall_ms: Floats  # time that a compile held the request up
-    stall_before_first_ms: Floats  # the part of it before the first token
     backlog_ms: Floats  # what it waited beyond that in the queue that compiles had made, see `analysis.run.backlog`
     delay: Delay  # what both come to
     delay_least: Delay
@@ -230,7 +229,6 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     return replace(
         nothing,
         stall_ms=stall,
-        stall_before_first_ms=stall_before,
         delay=direct,
         delay_least=direct,
         delay_most=direct,
@@ -246,7 +244,6 @@ def _nothing_compiled(rows: int, events: int) -> Attribution:
     delay = Delay(ms=none, before_first_ms=none)
     return Attribution(
         stall_ms=none,
-        stall_before_first_ms=none,
         backlog_ms=none,
         delay=delay,
         delay_least=delay,

@@ -97,7 +97,7 @@ def test_of_all_requests_held_up_those_being_decoded_recompiled_in_a_decode_step
 def test_overlap_gives_the_seconds_where_the_server_reports_none():
     _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15)])
     assert found.stall_ms.tolist() == [5000.0]
-    assert found.stall_before_first_ms.tolist() == [5000.0]
+    assert found.delay.before_first_ms.tolist() == [5000.0]
 
 
 def test_the_servers_number_decides_the_seconds():
