@@ -394,14 +394,13 @@ def brief_shape(item: object) -> str:
 
 
 def shortfalls(summary: Row) -> Table:
-    """Graph breaks and CUDA graphs that were not made, the most frequent of each arm."""
+    """Graph breaks and CUDA graphs that were not made, the most frequent of each arm, as the summary sorts them."""
     shown = []
     for arm in arms_of(summary):
         for key, what in (("graph_breaks", "graph break"), ("cudagraph_skips", "no CUDA graph")):
             counts = at(arm, "compile", key)
             known = counts.items() if isinstance(counts, Mapping) else ()
-            numbered = [(cause, int(times)) for cause, times in known if is_number(times)]
-            numbered.sort(key=lambda item: -item[1])
+            numbered = [(cause, times) for cause, times in known if is_number(times)]
             shown += [
                 {"Arm": text(arm.get("name")), "What": what, "Times": count(times), "Where and why": text(cause)}
                 for cause, times in numbered[:MOST_FACTS]
@@ -411,16 +410,13 @@ def shortfalls(summary: Row) -> Table:
 
 def flattened(table: object, prefix: str = "") -> list[tuple[str, str]]:
     """Every leaf of nested tables as ("host.cores", "2"). Numbers named *_bytes read as sizes."""
-    if not isinstance(table, Mapping):
+    if not isinstance(table, Mapping | list):
         return []
     leaves: list[tuple[str, str]] = []
-    for key, value in table.items():
+    for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):
             leaves += flattened(value, f"{name}.")
-        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            for position, item in enumerate(value):
-                leaves += flattened(item, f"{name}.{position}.")
         elif name.endswith("bytes"):
             leaves.append((name, byte_size(value)))
         else:
