@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Agreement:
     """
 
     telemetry: int
-    silent: int  # of them, those in which a stall of any cause was seen
+    seen: int  # of them, those in which a stall of any cause was seen
     called: int  # of them, those in which a stall was called a compile
     extra: int  # calls in which the telemetry has no compile
     onset_error_ms: float  # median over the stalls that met a compile, to the first that each met; NaN for none
@@ -32,25 +32,10 @@ class Agreement:
         return self.telemetry - self.called
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compile:
-    trial: int
-    replica: str
-    start_ns: int
-    end_ns: int
-
-    def meets(self, stall: Stall) -> bool:
-        """Whether the stall overlaps it on its replica, for longer than clocks and the network may differ."""
-        same = stall.trial == self.trial and (not self.replica or stall.replica in (None, self.replica))
-        return same and min(stall.end_ns, self.end_ns) - max(stall.start_ns, self.start_ns) > _CLOCKS_NS
+_CLOCKS_NS = 50_000_000  # that clocks and the network may differ by
 
 
-_CLOCKS_NS = 50_000_000
-
-
-def agreement_of(
-    outside: Outside, events: Sequence[CompileEvent], hits: Sequence[int], *, floor_ns: int = FLOOR_NS
-) -> Agreement:
+def agreement_of(outside: Outside, events: Sequence[CompileEvent], hits: Sequence[int]) -> Agreement:
     """The agreement on the arm; `hits` is how many requests each of `events` held up.
 
     A stall and a compile are the same when they overlap in time, in one trial and on one replica.
@@ -60,37 +45,37 @@ def agreement_of(
         for event, hit in zip(events, hits, strict=True)
         if event.arm == outside.arm and event.serving and event.stalls
     ]
-    every = _compiles([event for event, _ in own])
-    asked = [
-        one for one in _compiles([event for event, hit in own if hit > 0]) if one.end_ns - one.start_ns >= floor_ns
-    ]
+    every = _merged([event for event, _ in own])
+    compiles = _merged([event for event, hit in own if hit > 0])
+    visible = [event for event in compiles if event.end_ns - event.start_ns >= FLOOR_NS]
     called = [stall for stall in outside.stalls if stall.cause == COMPILE]
     errors = []
     for stall in outside.stalls:
-        first = min((one.start_ns for one in asked if one.meets(stall)), default=None)
+        first = min((event.start_ns for event in visible if _meet(event, stall)), default=None)
         if first is not None:
             errors.append(abs(stall.start_ns - first) / 1e6)
     return Agreement(
-        telemetry=len(asked),
-        silent=sum(any(one.meets(stall) for stall in outside.stalls) for one in asked),
-        called=sum(any(one.meets(stall) for stall in called) for one in asked),
-        # A compile too short to be asked for may still have made a stall.
-        extra=sum(not any(one.meets(stall) for one in every) for stall in called),
+        telemetry=len(visible),
+        seen=sum(any(_meet(event, stall) for stall in outside.stalls) for event in visible),
+        called=sum(any(_meet(event, stall) for stall in called) for event in visible),
+        # A compile too short to show may still have made a stall.
+        extra=sum(not any(_meet(event, stall) for event in every) for stall in called),
         onset_error_ms=float(np.median(errors)) if errors else math.nan,
     )
 
 
-def _compiles(events: Sequence[CompileEvent]) -> list[_Compile]:
-    """The events in order of time, those of one replica that overlap as one."""
-    found = []
-    for trial, replica in sorted({(event.trial, event.replica or "") for event in events}):
-        spans: list[list[int]] = []
-        for event in sorted(events, key=lambda event: event.start_ns):
-            if (event.trial, event.replica or "") != (trial, replica):
-                continue
-            if spans and event.start_ns < spans[-1][1]:
-                spans[-1][1] = max(spans[-1][1], event.end_ns)
-            else:
-                spans.append([event.start_ns, event.end_ns])
-        found += [_Compile(trial=trial, replica=replica, start_ns=start, end_ns=end) for start, end in spans]
-    return found
+def _meet(event: CompileEvent, stall: Stall) -> bool:
+    same = stall.trial == event.trial and (not event.replica or stall.replica in (None, event.replica))
+    return same and min(stall.end_ns, event.end_ns) - max(stall.start_ns, event.start_ns) > _CLOCKS_NS
+
+
+def _merged(events: Sequence[CompileEvent]) -> list[CompileEvent]:
+    """The events, those of one replica that overlap as one."""
+    merged: dict[tuple[int, str | None], list[CompileEvent]] = {}
+    for event in sorted(events, key=lambda event: event.start_ns):
+        own = merged.setdefault((event.trial, event.replica), [])
+        if own and event.start_ns < own[-1].end_ns:
+            own[-1] = replace(own[-1], end_ns=max(own[-1].end_ns, event.end_ns))
+        else:
+            own.append(event)
+    return [event for own in merged.values() for event in own]

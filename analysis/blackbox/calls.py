@@ -23,8 +23,8 @@ ALPHA = 0.01  # chance that stalls which no compile made are called compiles
 WRONG, WRONG_EACH = 0.02, 0.05  # of the calls, and of those like each one
 _ALPHA_AMONG_OTHERS = 1e-4  # the same as ALPHA for an arm that stalls for other reasons as well
 _OTHERS = 2  # stalls that no compile made, to know that it does
-_FOUND = 0.95  # of the stalls that compiles make, those at whose begin the first-seen shape is found
-_EMPTY = 0.5  # of other stalls, those at whose begin no request came; nobody knows it
+_SEEN = 0.95  # of the stalls that compiles make, those at whose begin the first-seen shape is seen
+_EMPTY = 0.5  # of other stalls, those at whose begin no request came; a guess
 _NOTHING_ELSE = 0.8  # of arms that compile, those whose stalls of one length are all compiles
 _AS_LONG = 0.35  # octaves: standard deviation of the weights of stalls about as long
 _SHARES = (np.arange(100) + 0.5) / 100.0
@@ -81,7 +81,7 @@ def wrong_shares(evidence: Evidence, *, long: bool) -> Floats:
     their length. With `long`, and where the stalls about as long go by the length of prompts, only prompts as long tell
     what is chance.
     """
-    by_compiles = np.where(evidence.begun, np.where(evidence.new, _FOUND, 1.0 - _FOUND), 1.0 - _FOUND)
+    by_compiles = np.where(evidence.begun, np.where(evidence.new, _SEEN, 1.0 - _SEEN), 1.0 - _SEEN)
     plain = _mixed(evidence, evidence.chance, by_compiles)
     as_long = _mixed(evidence, np.maximum(evidence.chance, evidence.chance_as_long), by_compiles)
     octaves = np.log2(evidence.seconds)

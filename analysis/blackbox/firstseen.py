@@ -1,6 +1,6 @@
 """Whether first-seen shapes stand where a server stalls or is slow, more often than chance puts them there.
 
-Early in a run nearly every shape is first-seen, so that one at the begin of a stall says nothing. What counts is how
+Early in a run nearly every shape is first-seen, so one at the begin of a stall is no evidence. What counts is how
 often it happens against how often it would: the share of first-seen shapes among the requests of that time.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import ndimage, optimize, stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.columns import parts
@@ -160,7 +160,7 @@ def slow_first(
 
     A bucket holds the requests of one shape; those of shapes that came once or twice are put together by length, an
     eighth of an octave at a time. Within a bucket only neighbours in time are compared, 40 at most, and waits are
-    taken relative to the copy's on the arm `control` where there is one, so that the weather of the run does not
+    taken relative to the copy's on the arm `control` where there is one, so that drifts of the run do not
     count. Requests that waited in `stalls` are left out: those are explained. The statistic is the sum over buckets of
     the first-seen ranks over (n + 1), as van Elteren weighs them; from 20 first-seen requests on by its normal
     approximation, below by permutation within buckets.
@@ -192,7 +192,8 @@ def slow_first(
         p_value = float(stats.norm.sf(surplus / math.sqrt(variance))) if variance > 0 else 1.0
     else:
         p_value = _permuted(scores, new, stratum, surplus + float((firsts * means).sum()), rng)
-    excess = waited[new] - _medians(waited[~new], stratum[~new])[stratum[new]]
+    usual = ndimage.median(waited[~new], stratum[~new], np.arange(len(sizes)))
+    excess = waited[new] - usual[stratum[new]]
     return SlowFirst(
         first=int(new.sum()), others=int((~new).sum()), p_value=p_value, excess_ms=float(np.median(excess))
     )
@@ -211,14 +212,6 @@ def _ranks(values: Floats, stratum: Ints, sizes: Ints) -> Floats:
     place = np.arange(1.0, len(values) + 1.0) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     tied = np.cumsum(np.append(True, (np.diff(values) != 0) | (np.diff(stratum) != 0))) - 1
     return np.asarray((np.bincount(tied, weights=place) / np.bincount(tied))[tied])
-
-
-def _medians(values: Floats, stratum: Ints) -> Floats:
-    """The median of each stratum, all of which hold something."""
-    ordered = values[np.lexsort((values, stratum))]
-    sizes = np.bincount(stratum)
-    starts = np.cumsum(sizes) - sizes
-    return np.asarray((ordered[starts + (sizes - 1) // 2] + ordered[starts + sizes // 2]) / 2.0)
 
 
 def _relative(requests: Requests, rows: Ints, control: str) -> Floats:

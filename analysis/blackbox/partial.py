@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.records.requests import Requests
+from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 
 TOGETHER_S = 0.5  # two requests or more that stood still at once, at least as long
@@ -33,10 +34,6 @@ class Gap:
     start_ns: int
     end_ns: int
     requests: Ints
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
 
 
 def partial_stalls(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
@@ -79,30 +76,16 @@ def _least_s(requests: int) -> float:
 
 def _long_gaps(requests: Requests, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Begins, ends and rows of the gaps between tokens that may count."""
-    long = np.flatnonzero(requests.gaps_ms >= TOGETHER_S * 1e3)
-    owners = np.searchsorted(requests.gap_offsets, long, side="right") - 1
-    mine = np.isin(owners, rows)
-    long, owners = long[mine], owners[mine]
-    ends = np.zeros(long.size, dtype=np.int64)
-    for row in np.unique(owners).tolist():
-        own = owners == row
-        ends[own] = _times(requests, row)[long[own] - requests.gap_offsets[row]]
-    return ends - (requests.gaps_ms[long].astype(np.float64) * 1e6).astype(np.int64), ends, owners
-
-
-def _times(requests: Requests, row: int) -> Ints:
-    """When the request's tokens after the first came."""
-    gaps = requests.gaps_ms[requests.gap_offsets[row] : requests.gap_offsets[row + 1]]
-    return np.asarray(requests.first_ns[row] + (np.cumsum(gaps, dtype=np.float64) * 1e6).astype(np.int64))
+    rows = rows[requests.max_itl_ms[rows] >= TOGETHER_S * 1e3]
+    gaps = gaps_of(requests, rows)
+    gaps = gaps.of((gaps.ms >= TOGETHER_S * 1e3) & ~gaps.failed)
+    return gaps.end_ns - (gaps.ms.astype(np.float64) * 1e6).astype(np.int64), gaps.end_ns, gaps.row
 
 
 def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
     """When tokens of `rows` after the first came, within the stretch."""
-    found = [np.zeros(0, dtype=np.int64)]
-    for row in rows.tolist():
-        times = _times(requests, row)
-        found.append(times[(times > start_ns) & (times < end_ns)])
-    return np.concatenate(found)
+    gaps = gaps_of(requests, rows)
+    return gaps.end_ns[(gaps.end_ns > start_ns) & (gaps.end_ns < end_ns) & ~gaps.failed]
 
 
 def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
@@ -110,7 +93,7 @@ def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: W
     rows, sent = rows[answered], sent_ns[answered]
     first = requests.first_ns[rows]
     # A silence of the whole server is no sign of a second one.
-    waits_s = (first - sent - _within(silences, sent, first)) / 1e9
+    waits_s = (first - sent - silences.overlap_ns(sent, first)) / 1e9
     long = np.flatnonzero(waits_s >= TOGETHER_S)
     long = np.sort(long[np.argsort(-waits_s[long], kind="stable")][:_MOST])
     if not long.size:
@@ -140,21 +123,6 @@ def _usual_s(lengths: Ints, waits_s: Floats, length: int) -> float:
     place = int(np.searchsorted(lengths, length))
     low = max(0, min(place - _NEAREST // 2, lengths.size - _NEAREST))
     return _ROOM * float(np.quantile(waits_s[low : low + _NEAREST], 0.9, method="linear"))
-
-
-def _within(silences: Windows, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each stretch lies in silences, which do not overlap."""
-    if not silences.start_ns.size:
-        return np.zeros_like(start_ns)
-    lengths = silences.end_ns - silences.start_ns
-    passed = np.append(0, np.cumsum(lengths))
-
-    def upto(at_ns: Ints) -> Ints:
-        place = np.searchsorted(silences.start_ns, at_ns, side="right")
-        inside = np.clip(at_ns - silences.start_ns[place - 1], 0, lengths[place - 1])
-        return np.asarray(np.where(place > 0, passed[place - 1] + inside, 0))
-
-    return upto(end_ns) - upto(start_ns)
 
 
 def _joined(gaps: Sequence[Gap]) -> list[Gap]:

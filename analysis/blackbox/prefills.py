@@ -57,9 +57,9 @@ class Work:
         tokens, seconds = [own.tokens[mine]], [own.seconds[mine]]
         pace = _pace_s(own.tokens[mine], own.seconds[mine])
         for other in others:
-            theirs = _pace_s(other.tokens, other.seconds)
+            other_pace = _pace_s(other.tokens, other.seconds)
             # Where one of the two shows too little, both are taken to be equally fast.
-            factor = pace / theirs if pace > 0 and theirs > 0 else 1.0
+            factor = pace / other_pace if pace > 0 and other_pace > 0 else 1.0
             tokens.append(other.tokens)
             seconds.append(other.seconds * factor)
         every = np.concatenate(tokens)

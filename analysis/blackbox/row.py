@@ -1,16 +1,17 @@
-"""What is seen of an arm from outside, as the summary says it."""
+"""What shows of an arm from outside, as a row of the summary."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from analysis.blackbox.agreement import Agreement, agreement_of
+from analysis.blackbox.agreement import agreement_of
 from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, WORK, Stall
 from analysis.blackbox.view import Outside
 from analysis.run.run import Run
 
 _MOST_STALLS = 100
+_COUNTS = {"compiles": COMPILE, "unexplained": UNKNOWN, "host": HOST, "work": WORK, "part": PART}
 
 
 def outside_row(run: Run, outside: Outside) -> dict[str, Any]:
@@ -20,11 +21,7 @@ def outside_row(run: Run, outside: Outside) -> dict[str, Any]:
     """
     longest = sorted(outside.stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
     return {
-        "compiles": len(outside.of_cause(COMPILE)),
-        "unexplained": len(outside.of_cause(UNKNOWN)),
-        "host": len(outside.of_cause(HOST)),
-        "work": len(outside.of_cause(WORK)),
-        "part": len(outside.of_cause(PART)),
+        **{name: len(outside.of_cause(cause)) for name, cause in _COUNTS.items()},
         "p_value": outside.p_value,
         "detectable_s": outside.detectable_s,
         "witnesses": outside.witnesses,
@@ -35,28 +32,19 @@ def outside_row(run: Run, outside: Outside) -> dict[str, Any]:
             "excess_ms": outside.slow.excess_ms,
             "p_value": outside.slow.p_value if outside.slow.first else None,
         },
-        "agreement": _agreement_row(found) if (found := _agreement(run, outside)) else None,
+        "agreement": _agreement(run, outside),
         "stalls": [_stall_row(run, stall) for stall in longest],
     }
 
 
-def _agreement(run: Run, outside: Outside) -> Agreement | None:
+def _agreement(run: Run, outside: Outside) -> dict[str, Any] | None:
     """None where the arm has no telemetry to agree with."""
     if run.account(outside.arm).external or not any(event.arm == outside.arm for event in run.events):
         return None
     hits = [int(rows.size) for rows in run.attribution.event_requests]
-    return agreement_of(outside, run.events, hits)
-
-
-def _agreement_row(found: Agreement) -> dict[str, Any]:
-    return {
-        "telemetry": found.telemetry,
-        "seen": found.silent,
-        "called": found.called,
-        "missed": found.missed,
-        "extra": found.extra,
-        "onset_error_ms": found.onset_error_ms,
-    }
+    agreement = agreement_of(outside, run.events, hits)
+    keys = ("telemetry", "seen", "called", "missed", "extra", "onset_error_ms")
+    return {key: getattr(agreement, key) for key in keys}
 
 
 def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
@@ -70,13 +58,8 @@ def _stall_row(run: Run, stall: Stall) -> dict[str, Any]:
         "cause": stall.cause,
         "requests": int(stall.requests.size),
         "shape": stall.shape if stall.shape > 0 else None,
-        "trigger": _name(run, stall.trigger),
+        "trigger": run.requests.request_ids[stall.trigger].as_py() if stall.trigger >= 0 else None,
         "chance": stall.chance if math.isfinite(stall.chance) else None,
         "chance_first_seen": stall.chance_new,
         "work_s": stall.work_s if math.isfinite(stall.work_s) else None,
     }
-
-
-def _name(run: Run, row: int) -> str | None:
-    """The id of the request that a stall began with."""
-    return run.requests.request_ids[row].as_py() if row >= 0 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,10 +20,11 @@ from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
 from analysis.records.requests import Requests
+from analysis.run.gaps import gaps_in_parts
 from analysis.run.spikes import Windows
 
 FLOOR_NS = 250_000_000  # shorter silences are not looked at: a garbage collection or a hiccup of the network
-_FEWEST = 50  # silences that tell what is usual
+_FEWEST = 50  # silences that show what is usual
 _FEWEST_OF_A_LEVEL = 30  # the same for one number of requests in flight
 _CHANCE = 0.01  # that a server which never stalls shows one silence that counts as a stall
 _STEP_NS = 50_000_000  # a request may have come this long before the server's last sign and not been looked at yet
@@ -33,7 +34,6 @@ _QUEUE = 3  # so many that wait are a queue, and so many of its head may be take
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
 _COPY_NS = 10_000_000_000  # copies of a request are sent within this, in whatever order arms take turns
 _ALIKE = 5
-_ROWS_AT_ONCE = 50_000
 
 COMPILE, HOST, WORK, PART, UNKNOWN = "compile", "host", "work", "part", "unknown"
 
@@ -53,15 +53,15 @@ class Stall:
     start_ns: int
     end_ns: int
     cause: str
-    chance: float  # that such a silence is the server's usual way
-    begun: bool  # whether any request came or was waiting when it began
-    trigger: int  # row of the request that it began with; -1 where none with a first-seen shape is known
-    shape: int  # the trigger's prompt length, rounded up to the ladder where one is told; -1 where unknown
-    chance_new: float  # that a first-seen shape would have stood at its begin anyway
-    chance_as_long: float  # the same, if stalls come with long prompts anyway
-    longest: float  # how far its trigger, or the longest of those that may be, stands out by length among its like
-    work_s: float  # the longest that its prompts may have taken by themselves; infinite where too little is known
     requests: Ints  # rows of the requests that were in flight in it
+    chance: float = math.nan  # that such a silence is the server's usual way
+    begun: bool = True  # whether any request came or was waiting when it began
+    trigger: int = -1  # row of the request that it began with; -1 where none with a first-seen shape is known
+    shape: int = -1  # the trigger's prompt length, rounded up to the ladder where there is one; -1 where unknown
+    chance_new: float = 0.0  # that a first-seen shape would have stood at its begin anyway
+    chance_as_long: float = 0.0  # the same, if stalls come with long prompts anyway
+    longest: float = 0.5  # how far its trigger, or the longest of those that may be, stands out by length
+    work_s: float = math.inf  # the longest that its prompts may have taken by themselves; infinite where unknown
 
     @property
     def seconds(self) -> float:
@@ -79,8 +79,8 @@ class Watch:
 
     silences: int
     busy_s: float  # time with work in flight
-    detectable_s: float  # a stall this long is found at the moments at which nine tenths of the requests came
-    witnesses: int  # other servers, to tell the host's stalls from its own
+    detectable_s: float  # a stall this long shows at the moments at which nine tenths of the requests came
+    witnesses: int  # other servers, which separate the host's stalls from its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +115,7 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
     """
     servers = _servers(requests)
 
-    # What prompts take is asked by stalls alone, and many runs have none.
+    # Only stalls need to know what prompts take, and many runs have none.
     @cache
     def prefills() -> list[Prefills]:
         return [_prefills(requests, server, shapes.get(requests.arms[server.arm])) for server in servers]
@@ -131,11 +131,11 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
         if name not in shapes:
             continue
         others = [one for one in servers if one.trial == server.trial and one is not server]
-        watch, found = _stalls(requests, server, others, shapes[name], work)
+        watch, whole = _stalls(requests, server, others, shapes[name], work)
         watches[name].append(watch)
-        stalls[name] += [*found, *_parts(requests, server)]
-    for found in stalls.values():
-        found.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
+        stalls[name] += [*whole, *_parts(requests, server)]
+    for of_arm in stalls.values():
+        of_arm.sort(key=lambda stall: (stall.trial, stall.start_ns, stall.replica or ""))
     return stalls, watches
 
 
@@ -155,7 +155,7 @@ def _servers(requests: Requests) -> list[_Server]:
             if known.size == 1:
                 # What never was answered names no replica, and here there was only one to wait for.
                 replicas = np.full_like(replicas, known[0])
-            # Where there were several, nobody knows whose they are.
+            # Where there were several, it is not known whose they are.
             present = known if known.size else present
             for replica in present.tolist():
                 servers.append(_server(requests, arm, trial, replica, of_arm[replicas == replica]))
@@ -224,19 +224,8 @@ def _apart(times: Ints) -> Ints:
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     """When the tokens of `rows` after the first came, as far as they lie in the windows: no more are needed."""
     rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
-    found: list[Ints] = []
-    for low in range(0, len(rows), _ROWS_AT_ONCE):
-        part = rows[low : low + _ROWS_AT_ONCE]
-        begin, end = requests.gap_offsets[part], requests.gap_offsets[part + 1]
-        count = end - begin
-        offset = np.cumsum(count) - count
-        gaps = requests.gaps_ms[np.repeat(begin - offset, count) + np.arange(int(count.sum()))].astype(np.float64)
-        passed = np.cumsum(gaps)
-        before = np.repeat(np.where(offset > 0, passed[offset - 1], 0.0), count)
-        times = np.repeat(requests.first_ns[part], count) + ((passed - before) * 1e6).astype(np.int64)
-        inside = windows.touch(times, times + 1)
-        found.append(times[inside])
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    parts = (part.of(~part.failed).end_ns for part in gaps_in_parts(requests, rows))
+    return np.concatenate([came[windows.touch(came, came + 1)] for came in parts])
 
 
 # --- Silences ---------------------------------------------------------------------------------------------------------
@@ -270,7 +259,7 @@ def _stretches(server: _Server) -> tuple[Ints, Ints]:
     return starts[kept], ends[kept]
 
 
-def _silences(server: _Server) -> tuple[_Silences | None, Watch]:
+def _silences(server: _Server, *, witnesses: int) -> tuple[_Silences | None, Watch]:
     """All silences with work in flight, and how improbable each is by the server's own usual ones.
 
     None where there are too few of them to know what is usual.
@@ -278,25 +267,21 @@ def _silences(server: _Server) -> tuple[_Silences | None, Watch]:
     starts, ends = _stretches(server)
     lengths = ends - starts
     busy = float(lengths.sum()) / 1e9
+    watch = Watch(silences=int(lengths.size), busy_s=busy, detectable_s=math.nan, witnesses=witnesses)
     if lengths.size < _FEWEST:
-        return None, Watch(silences=int(lengths.size), busy_s=busy, detectable_s=math.nan, witnesses=0)
+        return None, watch
     due = _Due.of(server)
     raw = due.between(starts, ends)
     level = _level(server.in_flight(starts))
-    # Where tokens were not looked at, a silence seems longer than it was: it tells nothing of what is usual.
+    # Where tokens were not looked at, a silence seems longer than it was: it does not count for what is usual.
     telling = server.fine.touch(starts, ends)
     telling = telling if telling.sum() >= _FEWEST else np.ones_like(telling)
     usual = _usual(level, raw, telling)
     score = raw / usual[level]
     chance, limit = _chances(score, telling)
-    watch = Watch(
-        silences=int(lengths.size),
-        busy_s=busy,
-        detectable_s=_detectable_s(server, due, usual * limit),
-        witnesses=0,
-    )
     means = _usual(level, lengths.astype(np.float64), telling)[level]
-    return _Silences(start_ns=starts, end_ns=ends, usual_ns=means, score=score, chance=chance, limit=limit), watch
+    silences = _Silences(start_ns=starts, end_ns=ends, usual_ns=means, score=score, chance=chance, limit=limit)
+    return silences, replace(watch, detectable_s=_detectable_s(server, due, usual * limit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -444,8 +429,7 @@ def _work(arm: int, servers: Sequence[_Server], prefills: Sequence[Prefills]) ->
 def _stalls(
     requests: Requests, server: _Server, others: Sequence[_Server], shapes: Shapes, work_of: Callable[[int], Work]
 ) -> tuple[Watch, list[Stall]]:
-    silences, watch = _silences(server)
-    watch = Watch(silences=watch.silences, busy_s=watch.busy_s, detectable_s=watch.detectable_s, witnesses=len(others))
+    silences, watch = _silences(server, witnesses=len(others))
     if silences is None:
         return watch, []
     lengths = silences.end_ns - silences.start_ns
@@ -453,13 +437,14 @@ def _stalls(
     if not long.size:
         return watch, []
     busiest, work = _busiest(server), work_of(server.arm)
-    found = []
+    stalls = []
     for index in long.tolist():
         start, end = int(silences.start_ns[index]), int(silences.end_ns[index])
         begun = _begun_with(server, start, end, float(silences.usual_ns[index]), busiest)
         rows = server.rows[begun]
         new = rows[shapes.new[rows]]
         trigger = int(new[0]) if new.size else -1
+        likeliest = new[:1] if new.size else rows
         if trigger >= 0:
             start = max(start, int(server.sent_ns[begun[shapes.new[rows]][0]]))
         tokens = _tokens_run(requests, server, end, trigger)
@@ -467,12 +452,12 @@ def _stalls(
             cause = WORK
         elif _stood_still(others, start, end):
             cause = HOST
-        elif rows.size and _as_long_elsewhere(requests, others, rows if trigger < 0 else new[:1], end - start):
+        elif rows.size and _as_long_elsewhere(requests, others, likeliest, end - start):
             cause = WORK
         else:
             cause = UNKNOWN
         flying = server.rows[(server.sent_ns < end) & (server.end_ns > start)]
-        found.append(
+        stalls.append(
             Stall(
                 arm=requests.arms[server.arm],
                 trial=server.trial,
@@ -486,12 +471,12 @@ def _stalls(
                 shape=int(shapes.shape[trigger]) if trigger >= 0 else -1,
                 chance_new=chance_of_new(shapes.share, rows),
                 chance_as_long=chance_of_new(shapes.share_as_long, rows),
-                longest=longest_of(shapes, rows if trigger < 0 else new[:1]),
+                longest=longest_of(shapes, likeliest),
                 work_s=work.at_most_s(tokens),
                 requests=flying,
             )
         )
-    return watch, found
+    return watch, stalls
 
 
 def _parts(requests: Requests, server: _Server) -> list[Stall]:
@@ -507,14 +492,6 @@ def _parts(requests: Requests, server: _Server) -> list[Stall]:
             start_ns=gap.start_ns,
             end_ns=gap.end_ns,
             cause=PART,
-            chance=math.nan,
-            begun=True,
-            trigger=-1,
-            shape=-1,
-            chance_new=0.0,
-            chance_as_long=0.0,
-            longest=0.5,
-            work_s=math.inf,
             requests=gap.requests,
         )
         for gap in partial_stalls(requests, server.rows, server.sent_ns, silences)
@@ -584,19 +561,17 @@ def _as_long_elsewhere(requests: Requests, others: Sequence[_Server], rows: Ints
             continue
         near = other.rows[np.searchsorted(other.sent_ns, early) : np.searchsorted(other.sent_ns, late)]
         copies = near[(requests.pair[near] >= 0) & np.isin(requests.pair[near], pairs)]
-        if not copies.size:
-            lengths = requests.prompt_tokens[other.rows]
-            wanted = int(requests.prompt_tokens[rows].max())
-            alike = other.rows[(lengths > 0) & (np.abs(lengths - wanted) <= 0.1 * wanted)]
-            gap = np.abs(requests.prompt_tokens[alike] - wanted)
-            alike = alike[np.argsort(gap, kind="stable")][:_ALIKE]
-            waits = _waits(requests, alike)
-            if waits.size:
-                long = 4.0 * float(np.median(waits)) >= 3.0 * length_ns
-                as_long[other.arm] = as_long.get(other.arm, False) or long
-        else:
+        if copies.size:
             long = bool((4 * _waits(requests, copies) >= 3 * length_ns).any())
-            as_long[other.arm] = as_long.get(other.arm, False) or long
+        else:
+            tokens = int(requests.prompt_tokens[rows].max())
+            lengths = requests.prompt_tokens[other.rows]
+            alike = other.rows[(lengths > 0) & (np.abs(lengths - tokens) <= 0.1 * tokens)]
+            alike = alike[np.argsort(np.abs(requests.prompt_tokens[alike] - tokens), kind="stable")][:_ALIKE]
+            if not alike.size:
+                continue
+            long = 4.0 * float(np.median(_waits(requests, alike))) >= 3.0 * length_ns
+        as_long[other.arm] = as_long.get(other.arm, False) or long
     return bool(as_long) and all(as_long.values())
 
 

@@ -19,13 +19,13 @@ _SHARED = 2  # stalls of some requests alone; one may be an accident
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What is found of one arm without its telemetry."""
+    """What shows of one arm without its telemetry."""
 
     arm: str
     stalls: tuple[Stall, ...]
     p_value: float  # that so many of the arm's own stalls, beyond their work, begin with first-seen shapes by chance
     watches: tuple[Watch, ...]  # one a server
-    slow: SlowFirst  # whether requests with first-seen shapes take longer though nobody stands still
+    slow: SlowFirst  # whether requests with first-seen shapes take longer without a stall
     shapes_known: bool
 
     @property
@@ -39,20 +39,20 @@ class Outside:
 
     @property
     def detectable_s(self) -> float:
-        """The shortest stall that would have been found on every server; NaN where one could not be watched."""
+        """The shortest stall that would have shown on every server; NaN where one could not be watched."""
         lengths = [watch.detectable_s for watch in self.watches]
         return float(np.max(lengths)) if lengths else math.nan  # NaN where one of them is
 
     @property
     def witnesses(self) -> int:
-        """Other servers that tell the host's stalls from the arm's."""
+        """Other servers that separate the host's stalls from the arm's."""
         return min((watch.witnesses for watch in self.watches), default=0)
 
 
 def outside_of(
     requests: Requests, shapes: Mapping[str, Shapes], *, control: str = "", rng: np.random.Generator
 ) -> dict[str, Outside]:
-    """What is found of each arm in `shapes`."""
+    """What shows of each arm in `shapes`."""
     stalls, watches = look(requests, shapes)
     # A generator for each, so that one arm more does not change the others' numbers.
     own = dict(zip(shapes, rng.spawn(len(shapes)), strict=True))

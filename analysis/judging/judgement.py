@@ -325,7 +325,7 @@ def _with_needed(run: Run, before: Gate, after: Gate) -> Gate:
 
 def _loops(run: Run) -> list[Loop]:
     """Whether users waited, by each arm's requests and, where a splitter chose the arm, by all. Empty if recorded."""
-    if run.told_open_loop is not None:
+    if run.reported_open_loop is not None:
         return []
     requests = run.requests
     sets = [run.of_arm(arm) for arm in run.arms]
@@ -341,11 +341,11 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
     search = is_search(run)
     # A search overloads the arms on purpose, and a closed loop cannot.
-    if not search and run.told_open_loop is not False:
+    if not search and run.reported_open_loop is not False:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
     yield check_complete(infos, planned=run.planned_trials)
-    closed = run.told_open_loop is False and not run.planned
+    closed = run.reported_open_loop is False and not run.planned
     yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
     if run.design == "split":
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
@@ -360,7 +360,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     scheduled = bool(requests.scheduled.all()) if len(requests) else False
     own = run.of_arm(run.control) & ~requests.broken
     follows = starts_after_ends(requests.start_ns[own], requests.end_ns[own])
-    yield check_open_loop(run.told_open_loop, scheduled, run.concurrency, follows, _loops(run))
+    yield check_open_loop(run.reported_open_loop, scheduled, run.concurrency, follows, _loops(run))
     if run.cold_targets and not search:
         yield check_cold_starts(len(run.trials))
     if (run.targets or run.limits.min_goodput_ratio is not None) and not search:

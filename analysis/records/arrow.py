@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Ints
-from analysis.records.columns import parts
+from analysis.records.columns import as_one, filled, parts
 from analysis.records.tables import THREADS
 
 _FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
@@ -67,19 +67,9 @@ def _prints(texts: pa.Array, longest: int) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def as_one(column: Any) -> Any:
-    """The column as one array, without a copy where it is one already."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    # combine_chunks copies also where there is one chunk.
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def integers(column: Any, missing: int) -> Any:
     """Whole numbers of 32 or 64 bits, as wide as the column's at least, with `missing` for null. May be read-only."""
-    whole = as_one(column)
-    # fill_null copies also where there is nothing to fill.
-    values = (pc.fill_null(whole, missing) if whole.null_count else whole).to_numpy(zero_copy_only=False)
+    values = filled(as_one(column), missing)
     # Sums and products of counts do not fit in less.
     return values if values.itemsize >= 4 else values.astype(np.int32)
 
@@ -91,7 +81,8 @@ def moments(column: Any) -> Ints:
 
 def codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
     """One small integer for each distinct text, in alphabetical order of the texts; -1 for null."""
-    encoded = _encoded(column)
+    whole = as_one(column)
+    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
     names = [str(name) for name in encoded.dictionary.to_pylist()]
     order = sorted(range(len(names)), key=names.__getitem__)
     rank = np.full(len(names) + 1, -1, dtype=np.int16 if len(names) < _FEW_NAMES else np.int32)
@@ -104,17 +95,17 @@ def groups(column: pa.ChunkedArray) -> Codes:
 
     Chunk by chunk, since copies lie near each other; the texts that several chunks hold are then given one number.
     """
-    found = np.full(len(column), -1, dtype=np.int32)
+    number_of = np.full(len(column), -1, dtype=np.int32)
     texts = []
     done = count = 0
     for encoded in _in_threads(lambda piece: piece.dictionary_encode(), pieces(column)):
         own: Codes = integers(encoded.indices, -1)
-        np.add(own, count, out=found[done : done + len(own)], where=own >= 0)
+        np.add(own, count, out=number_of[done : done + len(own)], where=own >= 0)
         texts.append(encoded.dictionary)
         done += len(own)
         count += len(encoded.dictionary)
     if len(texts) < 2:
-        return found
+        return number_of
     names = pa.chunked_array(texts)
     prints = fingerprints(names)
     places = None if prints is None else alike(prints)
@@ -122,12 +113,12 @@ def groups(column: pa.ChunkedArray) -> Codes:
         whole: Codes = integers(as_one(column).dictionary_encode().indices, -1)
         return whole
     if not places.size:
-        return found
+        return number_of
     first: dict[str, int] = {}
     number = np.arange(count, dtype=np.int32)
     for place, name in zip(places.tolist(), names.take(pa.array(places)).to_pylist(), strict=True):
         number[place] = first.setdefault(name, place)
-    return np.where(found < 0, -1, number[found])
+    return np.where(number_of < 0, -1, number[number_of])
 
 
 def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -141,11 +132,6 @@ def pieces(column: Any) -> Iterator[Any]:
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         for part in parts(len(chunk)):
             yield chunk[part]
-
-
-def _encoded(column: Any) -> Any:
-    whole = as_one(column)
-    return whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
 
 
 def is_named(codes: Codes, names: tuple[str, ...], name: str) -> Bools:

@@ -19,19 +19,17 @@ _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 
 class Columns:
     """A table that grows. Numbers and shared names (dictionaries) end up in one piece, other columns in many.
 
-    With `narrow`, a column of whole numbers or of codes is as wide as its values need, whatever `schema` says.
+    A column of whole numbers or of codes is as wide as its values need, which may be less than in `schema`.
     """
 
-    def __init__(self, schema: pa.Schema, *, narrow: bool = False) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._columns: list[_Numbers | _Pieces] = [
-            _Numbers(field.type, narrow=narrow) if _fixed(field.type) else _Pieces(field.type) for field in schema
-        ]
+        self._columns = [_Numbers(field.type) if _fixed(field.type) else _Pieces(field.type) for field in schema]
 
-    def append(self, table: pa.Table, expected: int) -> None:
-        """The rows of `table` are in. About `expected` rows are to come in all; a wrong guess costs time alone."""
+    def append(self, table: pa.Table) -> None:
+        """The rows of `table` are in."""
         for column, given in zip(self._columns, table.columns, strict=True):
-            column.append(given, expected)
+            column.append(given)
 
     def table(self) -> pa.Table:
         """All rows so far."""
@@ -47,12 +45,29 @@ def parts(rows: int) -> Iterator[slice]:
     return (slice(begin, min(begin + _AT_ONCE, rows)) for begin in range(0, rows, _AT_ONCE))
 
 
+def as_one(column: Any) -> Any:
+    """The column as one array, without a copy where it is one already."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    # combine_chunks copies also where there is one chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def filled(array: Any, missing: int) -> npt.NDArray[Any]:
+    """The numbers with `missing` for null; without a copy, and read-only, where there is no null."""
+    # fill_null copies also where there is nothing to fill.
+    values: npt.NDArray[Any] = (pc.fill_null(array, missing) if array.null_count else array).to_numpy(
+        zero_copy_only=False
+    )
+    return values
+
+
 class _Pieces:
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self._chunks: list[pa.Array] = []
 
-    def append(self, column: pa.ChunkedArray, expected: int) -> None:
+    def append(self, column: pa.ChunkedArray) -> None:
         self._chunks += column.chunks
 
     def whole(self) -> pa.ChunkedArray:
@@ -62,27 +77,26 @@ class _Pieces:
 class _Numbers:
     """Numbers, or the codes of names, in one array with room to spare: what is not written to takes no memory."""
 
-    def __init__(self, kind: pa.DataType, *, narrow: bool) -> None:
+    def __init__(self, kind: pa.DataType) -> None:
         self._codes = pa.types.is_dictionary(kind)
         self._names: dict[str, int] = {}
         self._name_kind = kind.value_type if self._codes else None
         self._widest = np.dtype((kind.index_type if self._codes else kind).to_pandas_dtype())
         self._rows = 0
-        self._values: npt.NDArray[Any] = np.empty(0, dtype=np.int8 if narrow else self._widest)
+        self._values: npt.NDArray[Any] = np.empty(0, dtype=np.int8)
         self._valid: Bools | None = None  # None: every row so far
 
-    def append(self, column: pa.ChunkedArray, expected: int) -> None:
+    def append(self, column: pa.ChunkedArray) -> None:
         begin, end = self._rows, self._rows + len(column)
-        piece = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        numbers = piece.indices if self._codes else piece
-        own = (pc.fill_null(numbers, 0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False)
+        piece = as_one(column)
+        own = filled(piece.indices if self._codes else piece, 0)
         if self._codes:
             codes = [self._names.setdefault(name, len(self._names)) for name in piece.dictionary.to_pylist()]
             if codes != list(range(len(codes))):
                 own = np.array(codes, dtype=own.dtype)[own]
         wide = self._wide_enough(own)
         if end > len(self._values):
-            self._values = _with_room(self._values, max(end, expected + expected // 64, 3 * begin // 2), begin, wide)
+            self._values = _with_room(self._values, max(end, 2 * begin), begin, wide)
         elif wide != self._values.dtype:
             self._values = _with_room(self._values, len(self._values), begin, wide)
         if column.null_count and self._valid is None:

@@ -1,8 +1,8 @@
-"""The small files that tell of a run: JSON and TOML that say themselves whether they are as they were written.
+"""The small files that describe a run: JSON and TOML with a checksum of their own.
 
 A JSON document holds the CRC-32 of the rest of it under "crc32"; a TOML document ends with a comment that holds the
-CRC-32 of the text above, or "# edited" where somebody changed it on purpose. Where neither stands, nothing vouches for
-the content: it may be somebody else's.
+CRC-32 of the text above, or "# edited" after a change on purpose. Without either, nothing vouches for the content:
+another tool may have written it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Document:
     """What a file holds. `problem` is what is wrong with it, as what follows its name, or empty."""
 
     content: dict[str, Any] | None  # None where it cannot be read
-    stated: bool  # it says what it should hold
+    stated: bool  # it has a checksum, or says that it was edited
     problem: str = ""
 
 
@@ -82,14 +82,20 @@ def read_document(path: Path) -> Document | None:
         if path.stat().st_size > LARGEST_BYTES:
             raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
         content = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not _is_small(content):
+            raise ValueError("it is no table, or a whole number has more than 64 bits")
     except (OSError, ValueError):
-        return Document(content=None, stated=False, problem="is not readable JSON")
-    if not isinstance(content, dict) or not _is_small(content):
         return Document(content=None, stated=False, problem="is not readable JSON")
     stated = _KEY in content
     if stated and content.pop(_KEY) != _crc32(content):
         return Document(content=None, stated=True, problem="is not as it was written")
     return Document(content=content, stated=stated)
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """What the JSON file at `path` holds, empty where there is none that can be believed."""
+    document = read_document(path)
+    return (document.content if document is not None else None) or {}
 
 
 def read_toml(path: Path) -> Document | None:

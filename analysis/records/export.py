@@ -1,7 +1,7 @@
 """The records of a run in other formats: Parquet, JSON Lines, CSV. Batch by batch, so a run of any size goes through.
 
 The outcome is laid out as a run directory is, each table under its own name with another ending and the small files
-that tell of the run beside it. From Parquet and JSON Lines it is judged as the run itself is.
+that describe the run beside it. From Parquet and JSON Lines it is judged as the run itself is.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from analysis.records.documents import read_document, write_document
-from analysis.records.run_records import shifted
+from analysis.records.documents import content_of, write_document, write_json
+from analysis.records.run_records import (
+    clock_offset_ns,
+    earlier_problems,
+    load_process,
+    shifted,
+    table_files,
+    trial_folders,
+)
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.sums import state, sums_path
 from analysis.records.tables import RecordError, read_pieces
@@ -39,13 +46,8 @@ class Exported:
     problems: tuple[str, ...]
 
 
-class _Sink(Protocol):
-    def write(self, batch: pa.RecordBatch) -> None: ...
-    def close(self) -> None: ...
-
-
 def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple(TABLES)) -> Exported:
-    """`out`, a new directory, holds `tables` of the run in `form` (one of FORMATS) and all that tells of the run.
+    """`out`, a new directory, holds `tables` of the run in `form` (one of FORMATS) and the documents of the run.
 
     Raises RecordError for a format, table or directory that cannot be used.
     """
@@ -60,137 +62,92 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
         raise RecordError(f"{run_dir} is not a directory: give the directory of a run")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecordError(f"{out} exists already: give a new --out")
-    folders = sorted(path for path in run_dir.glob("trial-*") if path.is_dir()) or [run_dir]
-    found = [(folder, name, path) for folder in folders for name in tables for path in _files(folder, name)]
-    if not found:
+    folders = trial_folders(run_dir)
+    sources = [(folder, name, path) for folder in folders for name in tables for path in table_files(folder, name)]
+    if not sources:
         raise RecordError(f"{run_dir.name} holds none of the tables {', '.join(tables)}: give a run directory")
     rows = dict.fromkeys(tables, 0)
-    problems: list[str] = _told_problems(run_dir)
-    for folder, name, path in found:
+    problems = earlier_problems(content_of(run_dir / "export.json"))
+    for folder, name, path in sources:
         target = out / folder.relative_to(run_dir) / f"{path.name.partition('.')[0]}.{form}"
+        offset_ns = clock_offset_ns(_account(path)) if name == "requests" else 0
+        written, wrong = _convert(path, target, TABLES[name], form, offset_ns)
+        rows[name] += written
+        problems += [f"{path.relative_to(run_dir).as_posix()} {problem}" for problem in wrong]
+    small = [(run_dir, pattern) for pattern in _SMALL_FILES]
+    small += [(folder, pattern) for folder in folders for pattern in _SMALL_FILES_OF_TRIALS]
+    for path in (path for folder, pattern in small for path in folder.glob(pattern)):
+        target = out / path.relative_to(run_dir)
         target.parent.mkdir(parents=True, exist_ok=True)
-        offset_ns = _clock_offset(path)[1] if name == "requests" else 0
-        sink = _open_sink(target, TABLES[name], form)
-
-        def write(table: pa.Table, _: int, *, name: str = name, offset_ns: int = offset_ns, sink: _Sink = sink) -> None:
-            for batch in table.to_batches(_ROWS_AT_ONCE):
-                sink.write(shifted(batch, offset_ns))
-                rows[name] += batch.num_rows
-
-        try:
-            found_problems = read_pieces(path, TABLES[name], write)
-        finally:
-            sink.close()
-        if sums_path(path).exists():
-            state(target)
-        problems += [f"{path.relative_to(run_dir).as_posix()} {problem}" for problem in found_problems]
-    for pattern in _SMALL_FILES:
-        _copy(run_dir, run_dir, out, pattern)
-    for folder in folders:
-        for pattern in _SMALL_FILES_OF_TRIALS:
-            _copy(folder, run_dir, out, pattern)
-    for folder, _, path in found:
-        account, offset_ns = _clock_offset(path)
-        if offset_ns:  # the rows are in the run's time now
+        shutil.copyfile(path, target)
+    for folder, name, path in sources:
+        account = _account(path)
+        if name == "requests" and clock_offset_ns(account):  # the rows are in the run's time now
             account = {**account, "clock": {**account["clock"], "applied": True}}
-            target = out / folder.relative_to(run_dir) / f"generator-{_process(path)}.json"
-            _write(target, account, like=path)
-    told = {"source": run_dir.resolve().name, "format": form, "rows": rows, "problems": problems}
-    _write(out / "export.json", told, like=found[0][2])
+            _write(out / folder.relative_to(run_dir) / f"generator-{load_process(path)}.json", account, like=path)
+    record = {"source": run_dir.resolve().name, "format": form, "rows": rows, "problems": problems}
+    _write(out / "export.json", record, like=sources[0][2])
     return Exported(rows=rows, problems=tuple(problems))
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    for ending in ("arrow", "parquet", "jsonl"):
-        found = sorted(folder.glob(f"{name}*.{ending}"))
-        if found:
-            return found
-    return []
+def _convert(path: Path, target: Path, schema: pa.Schema, form: str, offset_ns: int) -> tuple[int, tuple[str, ...]]:
+    """`target` holds the rows of `path`; how many, and what is wrong with `path`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sink = _Parquet(target, schema) if form == "parquet" else _Lines(target, schema, form)
+    rows = 0
+
+    def write(table: pa.Table) -> None:
+        nonlocal rows
+        sink.write(shifted(table, offset_ns))
+        rows += table.num_rows
+
+    try:
+        problems = read_pieces(path, schema, write)
+    finally:
+        sink.close()
+    if sums_path(path).exists():
+        state(target)
+    return rows, problems
 
 
-def _process(path: Path) -> str:
-    return path.name.removeprefix("requests-").partition(".")[0]
-
-
-def _clock_offset(path: Path) -> tuple[dict[str, Any], int]:
-    """The account of the load process that wrote `path`, and what is still to be added to its times."""
-    account = _content(path.parent / f"generator-{_process(path)}.json")
-    clock = account.get("clock")
-    if not isinstance(clock, Mapping) or clock.get("applied") is not False:
-        return {}, 0
-    offset_ns = clock.get("offset_ns")
-    return account, offset_ns if isinstance(offset_ns, int) else 0
+def _account(path: Path) -> dict[str, Any]:
+    """The account of the load process that wrote `path`."""
+    return content_of(path.parent / f"generator-{load_process(path)}.json")
 
 
 def _write(path: Path, content: dict[str, Any], *, like: Path) -> None:
     """The JSON file says what it should hold where the table at `like` does: of a run, all files do or none."""
-    if sums_path(like).exists():
-        write_document(path, content, indent=2)
-    else:
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _content(path: Path) -> dict[str, Any]:
-    document = read_document(path)
-    return (document.content if document is not None else None) or {}
-
-
-def _copy(folder: Path, run_dir: Path, out: Path, pattern: str) -> None:
-    for path in folder.glob(pattern):
-        target = out / path.relative_to(run_dir)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-
-
-def _told_problems(run_dir: Path) -> list[str]:
-    told = _content(run_dir / "export.json").get("problems")
-    return [str(problem) for problem in told] if isinstance(told, list) else []
-
-
-# Writing
+    write = write_document if sums_path(like).exists() else write_json
+    write(path, content, indent=2)
 
 
 class _Parquet:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._writer = pa.parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
-        self._schema = schema
-        self._waiting: list[pa.RecordBatch] = []
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        if sum(item.num_rows for item in self._waiting) >= _ROWS_AT_ONCE:  # a row group a batch would be thousands
-            self._flush()
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
 
     def close(self) -> None:
-        self._flush()
         self._writer.close()
 
-    def _flush(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema).combine_chunks())
-            self._waiting = []
 
+class _Lines:
+    """JSON Lines or CSV."""
 
-class _JsonLines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in batch.to_pylist())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Csv:
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, form: str) -> None:
         self._file = path.open("w", encoding="utf-8", newline="")
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(schema.names)
+        self._csv = csv.writer(self._file, lineterminator="\n") if form == "csv" else None
+        if self._csv is not None:
+            self._csv.writerow(schema.names)
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        for row in batch.to_pylist():
-            self._writer.writerow(_cell(value) for value in row.values())
+    def write(self, table: pa.Table) -> None:
+        for batch in table.to_batches(_ROWS_AT_ONCE):
+            rows = batch.to_pylist()
+            if self._csv is not None:
+                self._csv.writerows(map(_cell, row.values()) for row in rows)
+            else:
+                self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
     def close(self) -> None:
         self._file.close()
@@ -204,9 +161,3 @@ def _cell(value: Any) -> Any:
         numbers = all(isinstance(item, int) for item in value)
         return " ".join(map(str, value)) if numbers else json.dumps(value, ensure_ascii=False)
     return value
-
-
-def _open_sink(path: Path, schema: pa.Schema, form: str) -> _Sink:
-    if form == "parquet":
-        return _Parquet(path, schema)
-    return _JsonLines(path) if form == "jsonl" else _Csv(path, schema)

@@ -1,7 +1,7 @@
 """Which rows of the records belong to the run, and why the others do not: nothing falls out in silence.
 
 A compile event that names an unknown arm, trial, replica, kind or phase, or whose times cannot be those of the run, is
-counted by nothing: its values may be anybody's guess. It is told of instead, so that what it may have held stays open.
+counted nowhere: its values cannot be trusted. It is reported instead, so that what it may have held stays open.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,15 +48,15 @@ def place_events(
     """
     if table is None or not table.num_rows:
         return table, ()
-    spans = _spans(requests)
+    spans = requests.spans()
     columns = table.select(["arm", "trial", "replica", "kind", "phase", "start_ns", "end_ns"]).to_pylist()
     why = [_misplaced(row, arms, trials, replicas, spans) for row in columns]
     owners = [row["arm"] if row["arm"] in arms else None for row in columns]
     lost = Counter((arm, reason) for arm, reason in zip(owners, why, strict=True) if reason is not None)
     if not lost:
         return table, ()
-    told = tuple(Unplaced(arm=arm, reason=reason, rows=rows) for (arm, reason), rows in lost.items())
-    return table.filter(pa.array([reason is None for reason in why])), told
+    unplaced = tuple(Unplaced(arm=arm, reason=reason, rows=rows) for (arm, reason), rows in lost.items())
+    return table.filter(pa.array([reason is None for reason in why])), unplaced
 
 
 def _misplaced(
@@ -89,29 +88,16 @@ def _misplaced(
     return None
 
 
-def _spans(requests: Requests) -> dict[int, tuple[int, int]]:
-    """The first start and the last end of each trial's requests."""
-    known = ~requests.broken
-    spans = {}
-    for number in np.unique(requests.trial[known]).tolist():
-        own = known & (requests.trial == number)
-        spans[number] = (int(requests.start_ns[own].min()), int(requests.end_ns[own].max()))
-    return spans
-
-
 def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[Unplaced, ...]:
-    """The requests that name an arm, a trial or a phase that the run does not have; empty where nothing tells which it
-    has."""
-    found = []
-    for column, known, what in (("arm", arms, "arm"), ("trial", trials, "trial"), ("phase", REQUEST_PHASES, "phase")):
-        if not known:
-            continue
-        counts = pc.value_counts(table.column(column).combine_chunks())
-        for item in counts.to_pylist() if len(counts) else []:
-            value = item["values"]
-            if value is not None and value not in known:
-                found.append(Unplaced(arm=None, reason=f"of an unknown {what} ({_shown(value)})", rows=item["counts"]))
-    return tuple(found)
+    """The requests that name an arm, a trial or a phase that the run does not have; empty where it is not known which
+    it has."""
+    unplaced = []
+    for what, known in (("arm", arms), ("trial", trials), ("phase", REQUEST_PHASES)):
+        for item in pc.value_counts(table.column(what).combine_chunks()).to_pylist() if known else ():
+            if item["values"] is not None and item["values"] not in known:
+                reason = f"of an unknown {what} ({_shown(item['values'])})"
+                unplaced.append(Unplaced(arm=None, reason=reason, rows=item["counts"]))
+    return tuple(unplaced)
 
 
 def words_of(unplaced: Sequence[Unplaced], what: str) -> list[str]:

@@ -60,7 +60,7 @@ class Requests:
     output_tokens: Codes
     batch: Codes  # the server's id of the step that first ran it, -1 where unknown
     stall_ns: Codes  # what the server reported, negative where it did not
-    server_told: Bools  # whether the server told how long the request queued; the three below are 0 where not
+    server_timed: Bools  # whether the server reported how long it queued; the three below are 0 where not
     recv_us: Codes  # when it came to the server, from start_ns on
     queue_us: Codes  # how long it queued there
     stay_us: Codes  # from when it came to the end of its answer
@@ -73,6 +73,19 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.arm)
+
+    def of_arm(self, name: str) -> Bools:
+        """Which requests went to the arm: a mask, shape (requests,)."""
+        return np.asarray(self.arm == (self.arms.index(name) if name in self.arms else -1))  # none has code -1
+
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """The first start and the last end in each trial, of requests with times in order."""
+        known = ~self.broken
+        spans = {}
+        for number in np.unique(self.trial[known]).tolist():
+            own = known & (self.trial == number)
+            spans[number] = (int(self.start_ns[own].min()), int(self.end_ns[own].max()))
+        return spans
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
@@ -109,8 +122,8 @@ def requests_of(
 
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
-    counts as the longest time seen. Without `queues`, the servers' times are left out, which nobody needs who follows
-    no backlog.
+    counts as the longest time seen. Without `queues`, the servers' times are left out: only a backlog
+    needs them.
     """
     if nameless := table.column("arm").null_count:
         raise RecordError(f"{nameless} requests name no arm: fill the column arm")
@@ -150,7 +163,7 @@ def requests_of(
         began, came, done = start[part], first[part], end[part]
         broken[part] |= (began <= 0) | (done < began) | (done > _LAST_NS)
         broken[part] |= seen[part] & ((came < began) | (came > done))
-        broken[part] |= stall[part] > done - began + _STALL_SLACK_NS  # nobody was held up for longer than it took
+        broken[part] |= stall[part] > done - began + _STALL_SLACK_NS  # no stall is longer than its request
     cut = (is_named(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
         cut |= np.isin(trial, list(cut_short)) & at_the_end & is_named(status, statuses, "UNAVAILABLE")
@@ -178,8 +191,8 @@ def requests_of(
     ttft[~seen | broken] = math.nan
     unseen = ok & ~seen
     if unseen.any():
-        # Nobody saw their first token, while the arm's others have one: it came with the last at the latest. In records
-        # of other tools no answer of an arm may have one, which says nothing.
+        # No first token was seen of these, while the arm's others have one: it came with the last at the latest. In
+        # records of other tools no answer of an arm may have one, which is no evidence.
         known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
         late = unseen & known[arm]
         ttft[late] = age[late]
@@ -206,7 +219,7 @@ def requests_of(
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
     times_of_server = [columns.pop(name, None) for name in QUEUE_COLUMNS]
-    server_told, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
+    server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
     phase, phases = codes(columns.pop("phase"))
     return Requests(
         arms=arms,
@@ -235,7 +248,7 @@ def requests_of(
         output_tokens=output,
         batch=integers(columns.pop("batch_id"), -1),
         stall_ns=stall,
-        server_told=server_told,
+        server_timed=server_timed,
         recv_us=recv,
         queue_us=queue,
         stay_us=stay,
@@ -277,24 +290,24 @@ def _sums(gaps: npt.NDArray[np.float32], offsets: Ints) -> Floats:
 def _server_times(
     columns: Sequence[pa.ChunkedArray | None], start: Ints, sent: Ints, end: Ints
 ) -> tuple[Bools, Codes, Codes, Codes]:
-    """Which requests the server told the queueing time of, and in µs: when they came from `start` on, how long they
+    """Which requests have a queueing time from the server, and in µs: when they came from `start` on, how long they
     queued, how long they stayed.
 
-    What the server does not tell of its own clock, or what lies outside of what the client saw, is the client's.
+    What the server does not report, or what lies outside of what the client saw, is the client's.
     """
     nothing = np.zeros(len(start), dtype=np.int32)
     if any(column is None for column in columns):
         return nothing.astype(np.bool_), nothing, nothing, nothing
     queue, recv, left = (moments(column) for column in columns)
-    told = (queue >= 0) & (queue <= end - start)
-    if not told.any():
-        return told, nothing, nothing, nothing
+    timed = (queue >= 0) & (queue <= end - start)
+    if not timed.any():
+        return timed, nothing, nothing, nothing
     recv = np.where((recv >= start) & (recv + queue <= end), recv, np.minimum(np.maximum(sent, start), end - queue))
     left = np.where((left >= recv + queue) & (left <= end), left, end)
     parts = (recv - start, queue, left - recv)
-    shown = ((np.where(told, part, 0) // 1000).clip(0, np.iinfo(np.int32).max).astype(np.int32) for part in parts)
+    shown = ((np.where(timed, part, 0) // 1000).clip(0, np.iinfo(np.int32).max).astype(np.int32) for part in parts)
     recv_us, queue_us, stay_us = shown
-    return told, recv_us, queue_us, stay_us
+    return timed, recv_us, queue_us, stay_us
 
 
 def _longest(age: Floats) -> float:
@@ -302,7 +315,7 @@ def _longest(age: Floats) -> float:
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:
-    """The ages that exceed the median of `completed`, else NaN: a short wait cut off says nothing of the tail."""
+    """The ages that exceed the median of `completed`, else NaN: a short wait cut off is no evidence of the tail."""
     known = completed[np.isfinite(completed)]
     median = float(np.median(known)) if known.size else 0.0
     return np.where(age > median, age, math.nan)
@@ -312,7 +325,7 @@ def _first_of_each(table: pa.Table) -> Bools | None:
     """Which rows are the first of their trial, arm and request id, or have no id; None when all are."""
     names = table.column("request_id")
     known = names.is_valid().to_numpy()
-    # Equal ids have equal fingerprints; the few others that have them too are told apart below.
+    # Equal ids have equal fingerprints; the few others that have them too are compared below.
     prints = fingerprints(names)
     if prints is not None and not known[alike(prints)].any():
         return None
@@ -351,15 +364,15 @@ def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bool
     for chunk in pieces(column):
         part = slice(done, done + len(chunk))
         done += len(chunk)
-        found = gaps[offsets[part.start] : offsets[part.stop]]
-        if not found.size:
+        own = gaps[offsets[part.start] : offsets[part.stop]]
+        if not own.size:
             continue
         times = integers(pc.list_flatten(chunk), 0)
         within = np.ones(len(times) - 1, dtype=np.bool_)
         ends = np.cumsum(lengths[part])
         within[ends[(ends > 0) & (ends < len(times))] - 1] = False
-        found[:] = np.diff(times)[within] / 1e6
-        if found.min() < 0:
+        own[:] = np.diff(times)[within] / 1e6
+        if own.min() < 0:
             owner = np.repeat(np.arange(part.start, part.stop), counts[part])
-            backwards[owner[found < 0]] = True
+            backwards[owner[own < 0]] = True
     return gaps, offsets, lengths, backwards

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.records.columns import Columns
-from analysis.records.documents import read_document, read_toml
+from analysis.records.documents import Document, read_document, read_toml
+from analysis.records.plain_values import mapping
 from analysis.records.schemas import (
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
@@ -28,7 +29,7 @@ from analysis.records.tables import RecordError, Take, one_line, read_pieces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
-    """All that a run directory holds, as it lies there."""
+    """All that a run directory holds."""
 
     directory: Path
     experiment: dict[str, Any]
@@ -53,8 +54,8 @@ def read_run(directory: Path) -> RunRecords:
     files = _Files(directory)
     experiment = files.toml(directory / "experiment.toml")
     environment = files.document(directory / "environment.json") or {}
-    folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
-    tables: dict[str, Columns] = {}
+    folders = trial_folders(directory)
+    tables: dict[str, list[pa.Table]] = {}
     trials: list[dict[str, Any]] = []
     numbers: list[int] = []  # of each folder's trial
     for position, folder in enumerate(folders, start=1):
@@ -70,14 +71,14 @@ def read_run(directory: Path) -> RunRecords:
             ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
             ("steps", STEPS, REQUIRED_STEP_COLUMNS),
         ):
-            for path in _table_files(folder, stem):
-                into = tables.setdefault(stem, Columns(schema))
-                take = _taking(into, numbers[-1])
+            for path in table_files(folder, stem):
+                pieces = tables.setdefault(stem, [schema.empty_table()])
+                take = _taking(pieces.append, numbers[-1])
                 files.table(stem, path, read_pieces(path, schema, take, required=required))
-    events = tables["compile_events"].table() if "compile_events" in tables else None
-    # Most of the memory that judging takes is that of requests, so that no column is read which nobody asks for.
-    unasked = () if may_serve(events) else QUEUE_COLUMNS
-    judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unasked)
+    events, steps = (pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps"))
+    # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
+    unused = () if may_serve(events) else QUEUE_COLUMNS
+    judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     requests = None
     generators: list[dict[str, Any]] = []
     for number, folder in zip(numbers, folders, strict=True):
@@ -86,12 +87,12 @@ def read_run(directory: Path) -> RunRecords:
             generator = files.document(path)
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
-        for path in _table_files(folder, "requests"):
-            requests = requests or Columns(judged, narrow=True)
-            account = own.get(_load_process(path))
+        for path in table_files(folder, "requests"):
+            requests = requests or Columns(judged)
+            account = own.get(load_process(path))
             if account is not None:
                 account["rows"] = 0
-            take = _taking(requests, number, account)
+            take = _taking(requests.append, number, account)
             problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
             files.table("requests", path, problems)
         generators += own.values()
@@ -108,21 +109,17 @@ def read_run(directory: Path) -> RunRecords:
         generators=tuple(generators),
         requests=requests.table(),
         events=events,
-        steps=tables["steps"].table() if "steps" in tables else None,
+        steps=steps,
         # What was wrong with the records before they were exported does not show in the files any more.
-        problems=(*files.problems(), *_texts(exported.get("problems"))),
+        problems=(*files.problems(), *earlier_problems(exported)),
         stated=files.stated,
         parity=parity,
     )
 
 
-def _taking(into: Columns, number: int, account: dict[str, Any] | None = None) -> Take:
-    """What puts rows of the trial `number` into `into`, in the run's time; `account` as in `_of_generator`."""
-
-    def take(table: pa.Table, expected: int) -> None:
-        into.append(_with_trial(_of_generator(table, account), number), expected)
-
-    return take
+def _taking(take: Take, number: int, account: dict[str, Any] | None = None) -> Take:
+    """What gives rows of the trial `number` to `take`, in the run's time; `account` as in `_of_generator`."""
+    return lambda table: take(_with_trial(_of_generator(table, account), number))
 
 
 def may_serve(events: pa.Table | None) -> bool:
@@ -143,33 +140,29 @@ class _Files:
 
     def document(self, path: Path) -> dict[str, Any] | None:
         """The JSON document at `path`; None where there is none, or none that can be believed."""
-        document = read_document(path)
+        return self._content(path, read_document(path))
+
+    def toml(self, path: Path) -> dict[str, Any]:
+        """The TOML document at `path`, empty where there is none. RecordError where it cannot be read."""
+        try:
+            return self._content(path, read_toml(path)) or {}
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
+
+    def _content(self, path: Path, document: Document | None) -> dict[str, Any] | None:
         if document is None:
             return None
         if document.problem:
             self._add(path, document.problem)
         if document.content is not None:
-            self._documents[_label(self._directory, path)] = document.stated
+            self._documents[self._label(path)] = document.stated
         return document.content
-
-    def toml(self, path: Path) -> dict[str, Any]:
-        """The TOML document at `path`, empty where there is none. RecordError where it cannot be read."""
-        try:
-            document = read_toml(path)
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
-        if document is None:
-            return {}
-        if document.problem:
-            self._add(path, document.problem)
-        self._documents[_label(self._directory, path)] = document.stated
-        return document.content or {}
 
     def table(self, stem: str, path: Path, problems: Sequence[str]) -> None:
         """The file at `path` of the table `stem` was read, with these problems."""
         for problem in problems:
             self._add(path, problem)
-        self._tables.setdefault(stem, {})[_label(self._directory, path)] = sums_path(path).exists()
+        self._tables.setdefault(stem, {})[self._label(path)] = sums_path(path).exists()
 
     @property
     def stated(self) -> bool:
@@ -180,61 +173,65 @@ class _Files:
         """All that is wrong. Where some files of a kind say what they should hold, one that does not was changed."""
         kinds = [kind for kind in (self._documents, *self._tables.values()) if any(kind.values())]
         silent = [name for kind in kinds for name, stated in kind.items() if not stated]
-        told = [f"{name} does not say what it should hold, as others of the run do" for name in silent]
-        return [*self._problems, *told]
+        return self._problems + [f"{name} does not say what it should hold, as others of the run do" for name in silent]
 
     def _add(self, path: Path, problem: str) -> None:
-        self._problems.append(f"{_label(self._directory, path)} {problem}")
+        self._problems.append(f"{self._label(path)} {problem}")
+
+    def _label(self, path: Path) -> str:
+        return path.relative_to(self._directory).as_posix()
 
 
-def _texts(value: Any) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else []
+def earlier_problems(exported: Mapping[str, Any]) -> list[str]:
+    """What was wrong with the records before they were exported, by export.json."""
+    problems = exported.get("problems")
+    return [str(problem) for problem in problems] if isinstance(problems, list) else []
 
 
-def _load_process(path: Path) -> str:
+def load_process(path: Path) -> str:
+    """The name of the load process that wrote the requests at `path`."""
     return path.name.removeprefix("requests-").partition(".")[0]
 
 
-def _of_generator(table: pa.Table, account: dict[str, Any] | None) -> pa.Table:
-    """Some requests of one load process in the run's time; its account then counts them among its rows.
+def clock_offset_ns(account: Mapping[str, Any]) -> int:
+    """What the times of a load process still lack to the run's time, by its account.
 
-    A file that was copied from a load process's own disk is still in that host's time, as the account beside it says.
+    A file that was copied from a load process's own disk is in that host's time.
     """
+    clock = mapping(account.get("clock"))
+    offset_ns = clock.get("offset_ns")
+    return offset_ns if clock.get("applied") is False and isinstance(offset_ns, int) else 0
+
+
+def _of_generator(table: pa.Table, account: dict[str, Any] | None) -> pa.Table:
+    """Some requests of one load process in the run's time; its account then counts them among its rows."""
     if account is None:
         return table
     account["rows"] += table.num_rows
-    clock = account.get("clock")
-    if not isinstance(clock, Mapping) or clock.get("applied") is not False or not clock.get("offset_ns"):
-        return table
-    moved = [shifted(batch, int(clock["offset_ns"])) for batch in table.to_batches()]
-    return pa.Table.from_batches(moved, table.schema)
+    return shifted(table, clock_offset_ns(account))
 
 
 # The times of a request that its load process took; the others are the server's.
 _CLIENT_TIMES = ("scheduled_ns", "sent_ns", "first_token_ns", "end_ns")
 
 
-def shifted(batch: pa.RecordBatch, offset_ns: int) -> pa.RecordBatch:
-    """The requests with `offset_ns` added to every time that the load process took, so that no latency changes."""
-    if not offset_ns:
-        return batch
-    columns = [
-        pc.add(column, offset_ns) if name in _CLIENT_TIMES else column
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+def shifted(rows: Any, offset_ns: int) -> Any:
+    """The requests, a table or a batch, with `offset_ns` added to every time that the load process took."""
+    for name in _CLIENT_TIMES if offset_ns else ():
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), pc.add(rows.column(place), offset_ns))
+    return rows
 
 
-def _label(directory: Path, path: Path) -> str:
-    return path.relative_to(directory).as_posix()
+def trial_folders(directory: Path) -> list[Path]:
+    """The folders of the trials, or the directory itself where it has none."""
+    return sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
 
 
-def _table_files(folder: Path, stem: str) -> list[Path]:
-    for suffix in ("arrow", "parquet", "jsonl"):
-        found = sorted(folder.glob(f"{stem}*.{suffix}"))
-        if found:
-            return found
-    return []
+def table_files(folder: Path, stem: str) -> list[Path]:
+    """The files of a table, all in the first format that there is."""
+    by_suffix = (sorted(folder.glob(f"{stem}*.{suffix}")) for suffix in ("arrow", "parquet", "jsonl"))
+    return next(filter(None, by_suffix), [])
 
 
 def _trial_number(info: Mapping[str, Any] | None, folder: Path, position: int) -> int:

@@ -107,17 +107,17 @@ def _kept_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:
     if not path.exists() or path.stat().st_size == 0:
         return []
     tables: list[pa.Table] = []
-    _read_arrow(path, None, lambda table: table, lambda table, _: tables.append(table), schema)
+    _read_arrow(path, None, lambda table: table, tables.append, schema)
     if any(not table.schema.equals(schema) for table in tables):
         raise RecordError(f"{path.name} holds other columns than those to append: write to another file")
     return [batch for table in tables for batch in table.to_batches()]
 
 
-Take = Callable[[pa.Table, int], None]
-"""Is given some rows of a file, and about how many the whole file has."""
+Take = Callable[[pa.Table], None]
+"""Is given some rows of a file."""
 
 Shape = Callable[[pa.Table], pa.Table]
-"""Brings rows as they lie in a file into the columns that are wanted. Runs in several threads."""
+"""Brings rows as they lie in a file into the columns to read. Runs in several threads."""
 
 CUT_OFF = "is cut off at its end"
 NOT_AS_WRITTEN = "is not as it was written"
@@ -154,7 +154,7 @@ def _read_arrow(
         except (pa.ArrowException, OSError):
             return (CUT_OFF,)
         if with_footer:
-            take(shape(table), table.num_rows)
+            take(shape(table))
             return ()
         return _read_unstated(file, size, stream, shape, take)
 
@@ -163,8 +163,8 @@ def _read_unstated(
     file: pa.NativeFile, size: int, stream: pa.ipc.RecordBatchStreamReader, shape: Shape, take: Take
 ) -> tuple[str, ...]:
     batches: list[pa.RecordBatch] = []
-    waiting = taken = 0
-    ended = False
+    waiting = 0
+    taken = ended = False
     problems: tuple[str, ...] = ()
     while not ended:
         try:
@@ -184,10 +184,8 @@ def _read_unstated(
             ended = True
             problems = (CUT_OFF,)
         if waiting >= _ROWS_AT_ONCE or (ended and (waiting or not taken)):
-            taken += waiting
-            table = _apart(pa.Table.from_batches(batches, schema=stream.schema))
-            take(shape(table), max(taken, size * taken // max(1, file.tell())))
-            batches, waiting = [], 0
+            take(shape(_apart(pa.Table.from_batches(batches, schema=stream.schema))))
+            taken, batches, waiting = True, [], 0
     return problems
 
 
@@ -212,18 +210,18 @@ def _read_stated(
         if not pieces or pieces[0].at:
             return (_damage(statement, size, lost=stated_rows),)
         known = written.serialize().to_pybytes()
-        found_head = os.pread(file.fileno(), pieces[0].size, 0)
-        damaged = int(not _is_intact(found_head, pieces[0]))
+        head_bytes = os.pread(file.fileno(), pieces[0].size, 0)
+        damaged = int(not _is_intact(head_bytes, pieces[0]))
         if damaged and not _is_intact(known, pieces[0]):
             return (_damage(statement, size, lost=stated_rows),)
-        schema = pa.ipc.read_schema(pa.py_buffer(known if damaged else found_head))
+        schema = pa.ipc.read_schema(pa.py_buffer(known if damaged else head_bytes))
         head, options = schema.serialize().to_pybytes(), _only(names, schema)
 
         def read(group: Sequence[Piece]) -> tuple[pa.Table, int]:
             """The rows of the group, and how many of its pieces are damaged."""
             start, end = (group[0].at, group[-1].end) if group else (0, 0)
-            found = pa.allocate_buffer(len(head) + end - start, memory_pool=_POOL)
-            view = memoryview(found).cast("B")
+            stretch = pa.allocate_buffer(len(head) + end - start, memory_pool=_POOL)
+            view = memoryview(stretch).cast("B")
             view[: len(head)] = head
             content = view[len(head) :]
             os.preadv(file.fileno(), [content], start)
@@ -231,7 +229,7 @@ def _read_stated(
             intact = [part for part, piece in zip(parts, group, strict=True) if _is_intact(part, piece)]
             bad = len(parts) - len(intact)
             stream = pa.ipc.open_stream(
-                pa.BufferReader(b"".join((head, *intact)) if bad else found), options=options, memory_pool=_POOL
+                pa.BufferReader(b"".join((head, *intact)) if bad else stretch), options=options, memory_pool=_POOL
             )
             return shape(_apart(stream.read_all())), bad
 
@@ -243,7 +241,7 @@ def _read_stated(
             table, bad = waiting.popleft().result()
             rows += table.num_rows
             damaged += bad
-            take(table, max(rows, stated_rows))
+            take(table)
 
         least, most = _BYTES_AT_ONCE
         for group in _groups(pieces[1:], min(most, max(least, size // _SHARE_AT_ONCE))):
@@ -307,8 +305,7 @@ def _only(names: Collection[str] | None, schema: pa.Schema) -> pa.ipc.IpcReadOpt
 
 def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
     """As `_read_arrow`, of the lines that are a table of JSON each."""
-    size = path.stat().st_size
-    bad = rows = 0
+    bad = 0
     torn = False
     # Lines are cut here and not by Arrow, which reads a whole file at once.
     with path.open("rb") as file:
@@ -327,22 +324,18 @@ def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
                 options = pa.json.ReadOptions(block_size=len(block) + 1)
                 table = pa.json.read_json(pa.BufferReader(block), read_options=options)
                 table.validate(full=True)
-                rows += table.num_rows
-                take(shape(table), size * rows // file.tell())
+                take(shape(table))
     which = f"has {bad} lines that are" if bad > 1 else "has a line that is"
     return (*([CUT_OFF] if torn else []), *([f"{which} no table of JSON"] if bad else []))
 
 
 def _read_parquet(path: Path, names: Collection[str], shape: Shape, take: Take) -> tuple[str, ...]:
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        wanted = [name for name in file.schema_arrow.names if name in names]
-        rows = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=wanted):
+        columns = [name for name in file.schema_arrow.names if name in names]
+        take(shape(file.schema_arrow.empty_table().select(columns)))
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             batch.validate(full=True)
-            rows += batch.num_rows
-            take(shape(pa.Table.from_batches([batch])), rows)
-        if not rows:
-            take(shape(file.schema_arrow.empty_table().select(wanted)), 0)
+            take(shape(pa.Table.from_batches([batch])))
     return ()
 
 
@@ -364,7 +357,7 @@ def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -
     another kind raises RecordError.
     """
     tables: list[pa.Table] = []
-    problems = read_pieces(path, schema, lambda table, _: tables.append(table), required=required)
+    problems = read_pieces(path, schema, tables.append, required=required)
     return pa.concat_tables(tables) if tables else schema.empty_table(), bool(problems)
 
 
@@ -385,10 +378,10 @@ def read_pieces(
         if path.suffix not in (".parquet", ".jsonl"):
             return _read_arrow(path, schema.names, shape, take, written or schema)
         statement = read_statement(path)
-        told = (NOT_AS_WRITTEN,) if statement is not None and changed(path, statement) else ()
+        damage = (NOT_AS_WRITTEN,) if statement is not None and changed(path, statement) else ()
         if path.suffix == ".parquet":
-            return (*told, *_read_parquet(path, schema.names, shape, take))
-        return (*told, *_read_json_lines(path, shape, take))
+            return (*damage, *_read_parquet(path, schema.names, shape, take))
+        return (*damage, *_read_json_lines(path, shape, take))
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -407,20 +400,16 @@ def conform(table: pa.Table, schema: pa.Schema, required: Sequence[str], source:
     """
     columns: list[Any] = []
     for field in schema:
-        found = table.schema.get_all_field_indices(field.name)
-        if len(found) > 1:
-            raise RecordError(f'{source}: column "{field.name}" appears {len(found)} times: keep one')
-        if not found:
+        places = table.schema.get_all_field_indices(field.name)
+        if len(places) > 1:
+            raise RecordError(f'{source}: column "{field.name}" appears {len(places)} times: keep one')
+        if not places:
             if field.name in required:
-                raise RecordError(f'{source}: column "{field.name}" is missing: {_wanted(required)}')
+                raise RecordError(f'{source}: column "{field.name}" is missing: this table needs {", ".join(required)}')
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        columns.append(_cast(table.column(found[0]), field, source))
+        columns.append(_cast(table.column(places[0]), field, source))
     return pa.table(columns, schema=schema)
-
-
-def _wanted(required: Sequence[str]) -> str:
-    return "this table needs " + ", ".join(required)
 
 
 def _cast(column: Any, field: pa.Field, source: str) -> Any:

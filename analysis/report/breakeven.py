@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from analysis.report.values import DASH, at, byte_size, figure, is_number, rows, seconds, span, text
+from analysis.report.tables import Figure, Shown, figures_of
+from analysis.report.values import DASH, Row, at, byte_size, figure, is_number, rows, seconds, span, text
 
 NEVER = "never"
 RANGES = (
@@ -16,76 +16,43 @@ RANGES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Payoff:
-    """One arm, ready to print; ranges read "as seen (low to high)"."""
-
-    arm: str
-    holds: str
-    needs: str
-    start: str
-    warmup: str
-    compiling: str
-    memory: str
-    cost: str
-    saves: str
-    hours: str
-    requests: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Payoffs:
-    """The arms with the control first, what the rollout is, and the name of the figure that depends on it."""
+    """What the rollout is, and of each arm its name, its figures and why it pays or does not; the control first."""
 
     about: str
-    saves: str
-    arms: tuple[Payoff, ...]
-
-    @property
-    def figures(self) -> list[tuple[str, ...]]:
-        """One row a figure: its name, then its value for each arm."""
-        names = (
-            *("replica holds, requests/s", "GPUs", "start", "of it warm-up", "compiling"),
-            *("device memory of a replica", "start costs, GPU-seconds", self.saves, "pays after", "or after requests"),
-        )
-        values = [
-            (
-                *(row.holds, row.needs, row.start, row.warmup, row.compiling),
-                *(row.memory, row.cost, row.saves, row.hours, row.requests),
-            )
-            for row in self.arms
-        ]
-        return list(zip(names, *values, strict=True))
+    arms: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    reasons: tuple[str, ...]
 
 
-def payoffs(summary: Mapping[str, Any]) -> Payoffs:
-    """The break-even of each arm; no arms where the summary has none."""
-    found = at(summary, "break_even")
-    load, each = at(found, "load_rps"), at(found, "gpus_per_replica")
+def payoffs(summary: Row) -> Payoffs:
+    """The break-even of each arm, ranges as "seen (low to high)"; no arms where the summary has none."""
+    weighed = at(summary, "break_even")
+    arms = rows(weighed, "arms")
+    load, each = at(weighed, "load_rps"), at(weighed, "gpus_per_replica")
     given = is_number(load)
     one = "1 GPU" if each == 1 else f"{figure(each)} GPUs"
+    shown: tuple[Shown, ...] = (
+        ("", "replica holds, requests/s", _range, ("rps",)),
+        ("", "GPUs", _range, ("gpus",)),
+        ("", "start", seconds, ("start", "serving_s")),
+        ("", "of it warm-up", seconds, ("start", "warmup_s")),
+        ("", "compiling", seconds, ("start", "compile_s")),
+        ("", "device memory of a replica", byte_size, ("start", "memory_bytes")),
+        ("", "start costs, GPU-seconds", _range, ("start_gpu_s",)),
+    )
+    # The control pays nothing off.
+    against: tuple[Shown, ...] = (
+        ("", "GPUs saved" if given else "GPU-seconds saved a request", _range, ("saved",)),
+        ("", "pays after", lambda value: _range(value, _hours), ("hours",)),
+        ("", "or after requests", _range, ("requests",)),
+    )
+    treatments = [{} if row.get("control") is True else row for row in arms]
     return Payoffs(
         about=f"{figure(load)} requests/s, {one} a replica" if given else f"any load, {one} a replica",
-        saves="GPUs saved" if given else "GPU-seconds saved a request",
-        arms=tuple(_payoff(row) for row in rows(found, "arms")),
-    )
-
-
-def _payoff(row: Mapping[str, Any]) -> Payoff:
-    control = row.get("control") is True
-    return Payoff(
-        arm=text(row.get("arm")),
-        holds=_range(row.get("rps"), figure),
-        needs=_range(row.get("gpus"), figure),
-        start=seconds(at(row, "start", "serving_s")),
-        warmup=seconds(at(row, "start", "warmup_s")),
-        compiling=seconds(at(row, "start", "compile_s")),
-        memory=byte_size(at(row, "start", "memory_bytes")),
-        cost=_range(row.get("start_gpu_s"), figure),
-        saves=DASH if control else _range(row.get("saved"), figure),
-        hours=DASH if control else _range(row.get("hours"), _hours),
-        requests=DASH if control else _range(row.get("requests"), figure),
-        reason=text(row.get("reason")),
+        arms=tuple(text(row.get("arm")) for row in arms),
+        figures=(*figures_of(arms, shown), *figures_of(treatments, against)),
+        reasons=tuple(text(row.get("reason")) for row in arms),
     )
 
 
@@ -93,11 +60,9 @@ def _hours(value: object) -> str:
     return span(value * 3600.0) if is_number(value) else DASH
 
 
-def _range(found: object, shown: Callable[[object], str]) -> str:
+def _range(limits: object, show: Callable[[object], str] = figure) -> str:
     """A value as seen with its limits; what is open is an en dash."""
     low, seen, high = (
-        NEVER if value == NEVER else shown(value) for value in (at(found, key) for key in ("low", "seen", "high"))
+        NEVER if value == NEVER else show(value) for value in (at(limits, key) for key in ("low", "seen", "high"))
     )
-    if low == seen == high:
-        return seen
-    return f"{seen} ({low} to {high})"
+    return seen if low == seen == high else f"{seen} ({low} to {high})"

@@ -9,10 +9,9 @@ from typing import Any
 
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.report import comparing, reading
-from analysis.report.values import at, clean, is_number, metric_label, phase_label, rows, text
+from analysis.report.values import Row, at, clean, is_number, metric_label, phase_label, rows, text
 from analysis.settings.metrics import METRIC_NAMES
 
-Row = Mapping[str, Any]
 SERIES = ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms", "e2e_max_ms")
 SHOWN_REQUESTS = 12
 SHOWN_REASON = 400
@@ -70,20 +69,19 @@ def _event(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
         "trial": event.get("trial"),
         "kind": event.get("kind"),
         "at_s": event.get("offset_s"),
-        "seconds": reading.event_seconds(event),
+        "seconds": event.get("seconds"),
         "shape": text(event.get("shape")),
         "reason": text(event.get("reason"))[:SHOWN_REASON],
-        "hits": reading.event_hits(event),
+        "hits": event.get("requests_hit"),
         "requests": [text(item) for item in ids[:SHOWN_REQUESTS]] if isinstance(ids, list) else [],
     }
 
 
 def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
-    starts = reading.trial_starts(summary)
     shown = []
     for spike in rows(summary, "spikes"):
-        offset, start, end = reading.spike_offset_s(spike, starts), spike.get("start_ns"), spike.get("end_ns")
-        if offset is not None and is_number(start) and is_number(end):
+        offset, start, end = (spike.get(key) for key in ("offset_s", "start_ns", "end_ns"))
+        if is_number(offset) and is_number(start) and is_number(end):
             shown.append(
                 {
                     "arm": index.get(str(spike.get("arm"))),
@@ -100,12 +98,12 @@ def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
 
 def _limits(summary: Row) -> dict[str, float]:
     """The SLO line of a chart, by series key: {"ttft_p99_ms": 2000.0}."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for gate in rows(summary, "gates"):
         named = re.search(rf"(p\d+(?:_\d+)?)_({'|'.join(METRIC_NAMES)})", text(gate.get("gate")))
         if named and gate.get("kind") == "slo" and gate.get("unit") == "ms" and is_number(gate.get("limit")):
-            found.setdefault(f"{named[2]}_{named[1]}_ms", float(gate["limit"]))
-    return found
+            limits.setdefault(f"{named[2]}_{named[1]}_ms", float(gate["limit"]))
+    return limits
 
 
 def _distribution(summary: Row, names: list[str]) -> dict[str, list[Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from analysis.report.reading import arm_names
+from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
+    Row,
     at,
     figure,
     interval,
@@ -22,8 +22,6 @@ from analysis.report.values import (
 )
 from analysis.settings.metrics import METRIC_NAMES
 
-Row = Mapping[str, Any]
-
 PHASES = (
     ("steady", "Steady", "past the cold start, while neither arm compiled"),
     ("cold", "Cold", "first traffic after ready"),
@@ -33,9 +31,8 @@ RATE_NAMES = {"goodput": "goodput", "requests": "requests completed", "output to
 
 
 def gates(row: Row) -> bool:
-    """Whether a gate rests on the comparison; of a summary that does not say, whether it is steady."""
-    found = row.get("gate")
-    return found if isinstance(found, bool) else row.get("phase") == "steady"
+    """Whether a gate rests on the comparison."""
+    return row.get("gate") is True
 
 
 def comparisons(summary: Row) -> list[Row]:
@@ -46,9 +43,9 @@ def comparisons(summary: Row) -> list[Row]:
 
 def shown_comparisons(summary: Row) -> list[Row]:
     """Those on which gates rest, each with the same figure over all traffic."""
-    found = comparisons(summary)
-    asked = {_figure(row) for row in found if gates(row)}
-    return [row for row in found if gates(row) or (row.get("phase") == "all" and _figure(row) in asked)]
+    compared = comparisons(summary)
+    gating = {_figure(row) for row in compared if gates(row)}
+    return [row for row in compared if gates(row) or (row.get("phase") == "all" and _figure(row) in gating)]
 
 
 def _figure(row: Row) -> tuple[object, object, object]:
@@ -89,15 +86,15 @@ class Grid:
 
 def grids(summary: Row) -> list[Grid]:
     """The grids of every arm, phase by phase; a phase or a metric of which nothing is known is left out."""
-    found = comparisons(summary)
-    quantiles = sorted({float(row["quantile"]) for row in found if is_number(row.get("quantile"))})
+    compared = comparisons(summary)
+    quantiles = sorted({float(row["quantile"]) for row in compared if is_number(row.get("quantile"))})
     heads = tuple(f"p{100.0 * quantile:.10g}" for quantile in quantiles)
     made = []
     for arm in arm_names(summary):
         for phase, title, note in PHASES:
             own = {
                 (row.get("metric"), float(row["quantile"])): row
-                for row in found
+                for row in compared
                 if row.get("arm") == arm and row.get("phase") == phase and is_number(row.get("quantile"))
             }
             lines = []
@@ -123,48 +120,29 @@ def _cell(row: Row) -> Cell:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateRow:
-    """One rate of one arm beside the control's, ready to print."""
-
-    arm: str
-    name: str
-    value: str
-    control: str
-    shares: str
-    ratio: str
-    limits: str
-    gate: bool
-    least: str
-
-
-def rates(summary: Row) -> list[RateRow]:
+def rates(summary: Row) -> Table:
     """Goodput and throughput at the same offered load; empty where they were not compared."""
-    found = []
+    shown = []
     for row in rows(summary, "rates"):
-        own, theirs = row.get("share_pct"), row.get("control_share_pct")
-        shares = f"{percent(own)} / {percent(theirs)}" if is_number(own) and is_number(theirs) else DASH
-        found.append(
-            RateRow(
-                arm=text(row.get("arm")),
-                name=RATE_NAMES.get(str(row.get("rate")), text(row.get("rate"))),
-                value=quantity(row.get("value"), "rps"),
-                control=quantity(row.get("control_value"), "rps"),
-                shares=shares,
-                ratio=quantity(row.get("ratio"), "ratio"),
-                limits=_limits(row.get("low"), row.get("high")),
-                gate=row.get("gate") is True,
-                least=quantity(row.get("min_ratio"), "ratio"),
-            )
+        own, base = row.get("share_pct"), row.get("control_share_pct")
+        shown.append(
+            {
+                "Arm": text(row.get("arm")),
+                "Rate": RATE_NAMES.get(str(row.get("rate")), text(row.get("rate"))),
+                "The arm's": quantity(row.get("value"), "rps"),
+                "The control's": quantity(row.get("control_value"), "rps"),
+                "Good requests": f"{percent(own)} / {percent(base)}" if is_number(own) and is_number(base) else DASH,
+                "Ratio": quantity(row.get("ratio"), "ratio"),
+                "Interval": interval(row.get("low"), row.get("high"), _finely),
+                "At least": quantity(row.get("min_ratio"), "ratio"),
+            }
         )
-    return found
+    return Table(rows=shown, kinds={"Arm": "arm", "Rate": "words"})
 
 
-def _limits(low: object, high: object) -> str:
-    """One digit more than a latency's: rates of the same load differ by little."""
-    if not is_number(low) or not is_number(high):
-        return DASH
-    return f"[{low:.3f}, {high:.3f}]"
+def _finely(ratio: object) -> str:
+    """One digit more than a latency's ratio has: rates of the same load differ by little."""
+    return f"{ratio:.3f}" if is_number(ratio) else DASH
 
 
 def load_ratios(summary: Row) -> dict[str, str]:

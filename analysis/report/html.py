@@ -1,4 +1,4 @@
-"""The report as one HTML file that opens anywhere, asks the network for nothing, and runs no script but its own."""
+"""The report as one HTML file that opens anywhere, fetches nothing, and runs no script but its own."""
 
 from __future__ import annotations
 
@@ -64,36 +64,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "text": values.text,
-        "count": values.count,
-        "ms": values.milliseconds,
-        "column_ms": values.column_ms,
-        "seconds": values.seconds,
-        "span": values.span,
-        "percent": values.percent,
-        "ratio": values.ratio,
-        "probability": values.probability,
-        "quantity": values.quantity,
-        "label": values.label,
-        "metric_label": values.metric_label,
-        "kind_label": values.kind_label,
-        "verdict": values.verdict,
-        "moment": values.moment,
-        "first_line": values.first_line,
-        "number": lambda value: value if values.is_number(value) else "",
-        "event_seconds": reading.event_seconds,
-        "event_hits": reading.event_hits,
-        "ratio_of_limit": reading.ratio_of_limit,
-        "check_name": reading.check_name,
-        "spike_offset_s": reading.spike_offset_s,
-    }
+    for show in (
+        *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.percent),
+        *(values.ratio, values.quantity, values.label, values.metric_label, values.kind_label, values.verdict),
+        *(values.moment, values.first_line, reading.ratio_of_limit, reading.check_name),
+    ):
+        environment.filters[show.__name__] = show
+    environment.filters["number"] = lambda value: value if values.is_number(value) else ""
     return environment
-
-
-def _event_numbers(events: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Where each event id stands in the table, so that a spike can point at its events."""
-    return {values.text(event.get("event_id")): number for number, event in enumerate(events)}
 
 
 def html_report(summary: Mapping[str, Any]) -> str:
@@ -122,10 +100,10 @@ def html_report(summary: Mapping[str, Any]) -> str:
             checks=values.rows(summary, "validity"),
             failed_checks=reading.failed_checks(summary),
             events=events,
-            event_numbers=_event_numbers(events),
-            longest_event=max((reading.event_seconds(event) or 0.0 for event in events), default=0.0),
+            # Where each event stands in the table, so that a spike can point at its events.
+            event_numbers={values.text(event.get("event_id")): number for number, event in enumerate(events)},
+            longest_event=max((s for event in events if values.is_number(s := event.get("seconds"))), default=0.0),
             spikes=values.rows(summary, "spikes"),
-            trial_starts=reading.trial_starts(summary),
             side_by_side=reading.side_by_side(summary),
             grids=comparing.grids(summary),
             rates=comparing.rates(summary),
@@ -133,7 +111,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             payoffs=breakeven.payoffs(summary),
             payoff_ranges=breakeven.RANGES,
             steps=load.steps(summary),
-            asked=load.asked(summary),
+            objectives=load.objectives(summary),
             traffic=load.traffic(summary),
             parity=reading.parity(summary),
             externals=reading.externals(summary),

@@ -7,13 +7,9 @@ reader of the format, and the exit code 3 of `tailgate run` is what stops a pipe
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
-from typing import Any
 
 from analysis.report import reading
-from analysis.report.values import DASH, at, is_number, label, quantity, rows, text, verdict
-
-Row = Mapping[str, Any]
+from analysis.report.values import DASH, Row, at, is_number, label, quantity, rows, text, verdict
 
 
 def _case(suite: ET.Element, classname: str, name: str) -> ET.Element:
@@ -60,16 +56,13 @@ def _seconds(summary: Row) -> float:
 
 def junit_xml(summary: Row) -> str:
     """The whole junit.xml for `summary`: arms' suites, then one suite for the run's validity checks."""
-    name, seconds = text(at(summary, "name")), _seconds(summary)
+    name, created = text(at(summary, "name")), text(at(summary, "created"))[:19]
     root = ET.Element("testsuites", {"name": f"tailgate {name}"})
-    created = text(at(summary, "created"))[:19]
-    suites: list[tuple[ET.Element, float]] = []
 
     def suite(title: str) -> ET.Element:
         element = ET.SubElement(root, "testsuite", {"name": f"{name}.{title}"})
         if created != DASH:
             element.set("timestamp", created)
-        suites.append((element, seconds))
         return element
 
     for arm in reading.arm_names(summary):
@@ -81,9 +74,8 @@ def junit_xml(summary: Row) -> str:
         element = suite("validity")
         for check in checks:
             _check(element, f"{name}.validity", check)
-    for element, duration in suites:
-        _totals(element, duration)
-    _totals(root, seconds)
+    for element in (*root, root):
+        _totals(element, _seconds(summary))
     del root.attrib["skipped"]  # The Jenkins schema (junit-10.xsd) knows it on a suite only.
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from analysis.report import breakeven, comparing, load, outside, reading
+from analysis.report.tables import Figure, Table
 from analysis.report.values import (
     DASH,
+    Row,
     at,
     figure,
     interval,
@@ -29,6 +30,7 @@ from analysis.report.values import (
 
 MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUSIVE"}
 WORST_EVENTS = 10
+MOST_CODE = 300  # characters
 PUNCTUATION = re.compile(r"([\\`*_\[\]<>|~])")
 ZERO_WIDTH_SPACE = "\u200b"
 
@@ -59,11 +61,38 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[in
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))
 
 
+SHOWN: dict[str, Callable[[str], str]] = {
+    "arm": code,
+    "words": prose,
+    "reason": prose,
+    "code": lambda cell: code(cell[:MOST_CODE]),
+    "figure": str,
+}
+
+
+def _cells(shared: Table) -> str:
+    """A table that all reports share."""
+    body = [[SHOWN[shared.kind(head)](cell) for head, cell in row.items()] for row in shared.rows]
+    right = [place for place, head in enumerate(shared.heads) if shared.kind(head) == "figure"]
+    return table(shared.heads, body, right=right)
+
+
+def _figures(arms: Iterable[object], figures: Iterable[Figure], *, grouped: bool = True) -> str:
+    """Figures side by side, each named with its group, if `grouped`."""
+    head = ["", *map(code, arms)]
+    body = [[f"{row.group.lower()}: {row.name}" if grouped else row.name, *map(prose, row.values)] for row in figures]
+    return table(head, body, right=range(1, len(head)))
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
+
+
 def mark(value: object) -> str:
     return MARKS.get(verdict(value), DASH)
 
 
-def _gates(summary: Mapping[str, Any]) -> str:
+def _gates(summary: Row) -> str:
     lists = {arm: reading.gate_list(summary, arm) for arm in reading.arm_names(summary)}
     body = [
         [
@@ -74,83 +103,66 @@ def _gates(summary: Mapping[str, Any]) -> str:
             quantity(gate.get("limit"), gate.get("unit")),
             prose(reason),
         ]
-        for arm, found in lists.items()
-        for gate, reason in found.rows
+        for arm, gates in lists.items()
+        for gate, reason in gates.rows
     ]
     if not body:
         return "No gate was judged."
     shared = [
         f"- {code(arm)}, {prose(names)}: {prose(reason)}"
-        for arm, found in lists.items()
-        for names, reason in found.shared
+        for arm, gates in lists.items()
+        for names, reason in gates.shared
     ]
     head = ("Arm", "Verdict", "Gate", "Value", "Limit", "Reason")
-    about = "Non-inferiority leaves out the cold start and what a compile held up; all else is of all traffic."
+    about = 'Gates named "not worse" leave out the cold start and what a compile held up; all else is of all traffic.'
     return "\n\n".join([*(["\n".join(shared)] if shared else []), table(head, body, right=(3, 4)), about])
 
 
-def _arms(summary: Mapping[str, Any]) -> str:
+def _arms(summary: Row) -> str:
     arms = reading.arms_of(summary)
     if not arms:
         return "No arm sent a record."
-    head = ["", *(code(arm.get("name")) for arm in arms)]
-    right = range(1, len(head))
-    verdicts = ["verdict", *("control" if arm.get("control") else mark(arm.get("verdict")) for arm in arms)]
-    figures = [row for row in reading.side_by_side(summary) if any(value != DASH for value in row.values)]
-    key = [[row.name, *row.values] for row in figures if row.key]
-    rest = [[row.name, *row.values] for row in figures if not row.key]
-    shown = table(head, [verdicts, *key], right=right)
+    verdicts = tuple("control" if arm.get("control") else mark(arm.get("verdict")) for arm in arms)
+    figures = [row for row in reading.side_by_side(summary) if row.known]
+    key = [Figure(name="verdict", values=verdicts, group=""), *(row for row in figures if row.key)]
+    rest = [row for row in figures if not row.key]
+    names = [arm.get("name") for arm in arms]
+    shown = [_figures(names, key, grouped=False)]
     if rest:
-        shown += f"\n\n<details><summary>More figures</summary>\n\n{table(head, rest, right=right)}\n\n</details>"
-    return shown
+        shown.append(_folded("More figures", _figures(names, rest, grouped=False)))
+    return "\n\n".join(shown)
 
 
-def _startup(summary: Mapping[str, Any]) -> list[str]:
-    arms = reading.arms_of(summary)
-    figures = [row for row in reading.startup_costs(summary) if any(value != DASH for value in row.values)]
+def _startup(summary: Row) -> list[str]:
+    figures = [row for row in reading.startup_costs(summary) if row.known]
     if not figures:
         return []
-    head = ["", *(code(arm.get("name")) for arm in arms)]
-    right = range(1, len(head))
-    key = [[row.name, *map(prose, row.values)] for row in figures if row.key]
-    rest = [[f"{row.group.lower()}: {row.name}", *map(prose, row.values)] for row in figures if not row.key]
-    shown = table(head, key, right=right)
-    if rest:
-        shown += f"\n\n<details><summary>More of the start</summary>\n\n{table(head, rest, right=right)}\n\n</details>"
-    return ["### Start-up cost", shown]
-
-
-def _outside(summary: Mapping[str, Any]) -> list[str]:
-    """Causes of long requests, and what shows without telemetry: folded, since the gates say what follows."""
-    head = ["", *(code(arm.get("name")) for arm in reading.arms_of(summary))]
-    parts: list[str] = []
-    for title, figures in (
-        ("What compiles did to requests", outside.causes(summary)),
-        ("Stalls seen from outside", outside.outside(summary)),
-    ):
-        if figures:
-            body = [[f"{row.group.lower()}: {row.name}", *map(prose, row.values)] for row in figures]
-            shown = table(head, body, right=range(1, len(head)))
-            parts += [f"<details><summary>{title}</summary>\n\n{shown}\n\n</details>"]
-    found = outside.stalls(summary)
-    if found:
-        lines = [
-            [code(row.arm), row.trial, row.begin, row.took, prose(row.cause), row.shape, row.requests] for row in found
-        ]
-        head = ["Arm", "Trial", "At", "Took", "Cause", "First-seen length", "Requests in flight"]
-        parts += ["### Stalls of arms without telemetry", table(head, lines, right=(1, 2, 3, 5, 6))]
+    names = [arm.get("name") for arm in reading.arms_of(summary)]
+    parts = ["### Start-up cost", _figures(names, [row for row in figures if row.key], grouped=False)]
+    if rest := [row for row in figures if not row.key]:
+        parts.append(_folded("More of the start", _figures(names, rest)))
     return parts
 
 
-def _shortfalls(summary: Mapping[str, Any]) -> list[str]:
-    body = [[code(row.arm), row.what, figure(row.times), code(row.cause[:300])] for row in reading.shortfalls(summary)]
-    if not body:
-        return []
-    head = ("Arm", "What", "Times", "Where and why")
-    return ["### What the compiler could not do", table(head, body, right=(2,))]
+def _outside(summary: Row) -> list[str]:
+    """Causes of long requests, and what shows without telemetry: folded, since the gates say what follows."""
+    names = [arm.get("name") for arm in reading.arms_of(summary)]
+    parts = [
+        _folded(title, _figures(names, figures))
+        for title, figures in (
+            ("What compiles did to requests", outside.causes(summary)),
+            ("Stalls seen from outside", outside.outside(summary)),
+        )
+        if figures
+    ]
+    return parts + _section("Stalls of arms without telemetry", outside.stalls(summary))
 
 
-def _comparisons(summary: Mapping[str, Any]) -> str:
+def _section(title: str, shared: Table) -> list[str]:
+    return [f"### {title}", _cells(shared)] if shared.rows else []
+
+
+def _comparisons(summary: Row) -> str:
     body = [
         [
             code(row.get("arm")),
@@ -178,7 +190,8 @@ def _comparisons(summary: Mapping[str, Any]) -> str:
         "Run length that decides",
     )
     shown = [table(head, body, right=(3, 4, 5, 7))]
-    shown += [_grids(arm, found) for arm, found in itertools.groupby(comparing.grids(summary), key=lambda it: it.arm)]
+    grids = itertools.groupby(comparing.grids(summary), key=lambda grid: grid.arm)
+    shown += [_grids(arm, of_arm) for arm, of_arm in grids]
     return "\n\n".join(shown)
 
 
@@ -188,8 +201,7 @@ def _grids(arm: str, grids: Iterable[comparing.Grid]) -> str:
     for grid in grids:
         body = [[name, *map(_cell, cells)] for name, cells in grid.lines]
         parts.append(table((grid.title, *grid.heads), body, right=range(1, 1 + len(grid.heads))))
-    told = "\n\n".join(parts)
-    return f"<details><summary>{prose(arm)}: every ratio</summary>\n\n{told}\n\n</details>"
+    return _folded(f"{prose(arm)}: every ratio", "\n\n".join(parts))
 
 
 def _cell(cell: comparing.Cell) -> str:
@@ -197,18 +209,7 @@ def _cell(cell: comparing.Cell) -> str:
     return shown if cell.limits == DASH else f"{shown} {cell.limits}"
 
 
-def _rates(summary: Mapping[str, Any]) -> list[str]:
-    body = [
-        [code(row.arm), row.name, row.value, row.control, row.shares, row.ratio, row.limits, row.least]
-        for row in comparing.rates(summary)
-    ]
-    if not body:
-        return []
-    head = ("Arm", "Rate", "The arm's", "The control's", "Good requests", "Ratio", "Interval", "At least")
-    return ["### At the same load", table(head, body, right=range(2, 8))]
-
-
-def _events(summary: Mapping[str, Any]) -> str:
+def _events(summary: Row) -> str:
     events = rows(summary, "events")
     if not events:
         return "No compile while serving."
@@ -217,10 +218,10 @@ def _events(summary: Mapping[str, Any]) -> str:
             code(event.get("arm")),
             prose(kind_label(event.get("kind"))),
             seconds(event.get("offset_s")),
-            seconds(reading.event_seconds(event)),
+            seconds(event.get("seconds")),
             code(event.get("shape")),
-            text(reading.event_hits(event)),
-            code(text(event.get("reason"))[:300]),
+            text(event.get("requests_hit")),
+            code(text(event.get("reason"))[:MOST_CODE]),
         ]
         for event in reading.worst_events(summary, WORST_EVENTS)
     ]
@@ -230,65 +231,49 @@ def _events(summary: Mapping[str, Any]) -> str:
     return shown
 
 
-def _parity(summary: Mapping[str, Any]) -> list[str]:
+def _parity(summary: Row) -> list[str]:
     figures = reading.parity(summary)
-    if not figures:
-        return []
-    head = ["", *(code(arm.get("name")) for arm in reading.arms_of(summary))]
-    body = [[f"{row.name} ({row.group.lower()})", *row.values] for row in figures]
-    return ["### Do the arms compute the same?", table(head, body, right=range(1, len(head)))]
+    names = [arm.get("name") for arm in reading.arms_of(summary)]
+    return ["### Do the arms compute the same?", _figures(names, figures)] if figures else []
 
 
-def _search(summary: Mapping[str, Any]) -> list[str]:
-    found = load.knees(summary)
-    if not found:
+def _search(summary: Row) -> list[str]:
+    knees, steps = load.knees(summary), load.steps(summary)
+    if not knees.rows:
         return []
-    bracket = ("Arm", "Highest held", "Lowest missed", "95 % of the knee", "Goodput there", "Most goodput")
-    head = (*bracket, "Over the control's", "Trials")
-    body = [
-        [code(row.arm), row.held, row.failed, row.interval, row.goodput, row.highest, row.ratio, row.trials]
-        for row in found
-    ]
-    steps = [
-        [code(row.arm), row.trial, row.rate, row.requests, row.goodput, row.good, row.held, prose(row.reason)]
-        for row in load.steps(summary)
-    ]
-    under = ("Arm", "Trial", "Rate", "Requests", "Goodput", "Good", "Step", "Why")
     return [
         "### What load each arm holds",
-        f"A step is held when it keeps: {prose(load.asked(summary))}.",
-        table(head, body, right=range(1, 8)),
-        f"<details><summary>{len(steps)} steps</summary>\n\n{table(under, steps, right=range(1, 6))}\n\n</details>",
+        f"A step is held when it keeps: {prose(load.objectives(summary))}.",
+        _cells(knees),
+        _folded(f"{len(steps.rows)} steps", _cells(steps)),
     ]
 
 
-def _break_even(summary: Mapping[str, Any]) -> list[str]:
-    found = breakeven.payoffs(summary)
-    if not found.arms:
+def _break_even(summary: Row) -> list[str]:
+    weighed = breakeven.payoffs(summary)
+    if not weighed.arms:
         return []
-    head = ["", *(code(row.arm) for row in found.arms)]
-    body = [[name, *map(prose, values)] for name, *values in found.figures]
     return [
         "### When it pays",
-        f"For {prose(found.about)}. {breakeven.RANGES}",
-        table(head, body, right=range(1, len(head))),
-        "\n".join(f"- {prose(row.reason)}" for row in found.arms),
+        f"For {prose(weighed.about)}. {breakeven.RANGES}",
+        _figures(weighed.arms, weighed.figures, grouped=False),
+        "\n".join(f"- {prose(reason)}" for reason in weighed.reasons),
     ]
 
 
-def _traffic(summary: Mapping[str, Any]) -> list[str]:
+def _traffic(summary: Row) -> list[str]:
     lines = [f"- **{prose(name)}**: {prose(line)}" for name, line in load.traffic(summary)]
     return ["### Traffic", "\n".join(lines)] if lines else []
 
 
-def _externals(summary: Mapping[str, Any]) -> list[str]:
+def _externals(summary: Row) -> list[str]:
     lines = [
         f"- {code(row.arm)} ({prose(row.what)}): {prose(' '.join(row.notes))}" for row in reading.externals(summary)
     ]
     return ["### External arms: what was not checked", "\n".join(lines)] if lines else []
 
 
-def _checks(summary: Mapping[str, Any]) -> list[str]:
+def _checks(summary: Row) -> list[str]:
     failed = reading.failed_checks(summary)
     if not failed:
         return []
@@ -300,7 +285,7 @@ def _checks(summary: Mapping[str, Any]) -> list[str]:
     return ["### What limits this run", "\n".join(lines)]
 
 
-def markdown_report(summary: Mapping[str, Any]) -> str:
+def markdown_report(summary: Row) -> str:
     """The whole report.md for `summary`, ending in one newline."""
     facts = " · ".join(
         f"{fact.name.lower()} **{prose(fact.value)}**" + (f" ({prose(fact.note)})" if fact.note else "")
@@ -316,14 +301,14 @@ def markdown_report(summary: Mapping[str, Any]) -> str:
         _gates(summary),
         *_externals(summary),
     ]
-    if wanted := reading.deciders(summary):
-        parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in wanted)]
+    if deciders := reading.deciders(summary):
+        parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in deciders)]
     parts += _search(summary)
     parts += _break_even(summary)
     parts += [
         "### Against the control",
         _comparisons(summary),
-        *_rates(summary),
+        *_section("At the same load", comparing.rates(summary)),
         "### Key numbers",
         _arms(summary),
         *_traffic(summary),
@@ -331,7 +316,7 @@ def markdown_report(summary: Mapping[str, Any]) -> str:
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",
         _events(summary),
         *_outside(summary),
-        *_shortfalls(summary),
+        *_section("What the compiler could not do", reading.shortfalls(summary)),
         *_startup(summary),
         f"<sub>tailgate · run {code(at(summary, 'run_id'))} · charts and every request's events: report.html</sub>",
     ]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from analysis.report.reading import Figure, arms_of
+from analysis.report.reading import arms_of
+from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
     DASH,
+    Row,
     at,
     count,
     figure,
+    interval,
     is_number,
     milliseconds,
     percent,
@@ -20,10 +22,9 @@ from analysis.report.values import (
     seconds,
     text,
 )
+from analysis.run.spikes import CAUSES
 
-Row = Mapping[str, Any]
 MOST_STALLS = 20
-CAUSES = ("recompiled", "queued behind a compile", "slowed by one", "in the backlog of one", "other")
 NAMES = {
     "compile": "compile",
     "host": "the host: every server stood still",
@@ -39,9 +40,9 @@ def causes(summary: Row) -> list[Figure]:
     arms = [at(arm, "compile") for arm in arms_of(summary)]
     if not any(at(arm, "causes") for arm in arms):
         return []
-    shown = [
-        Figure(group=cause.capitalize(), name=name, values=tuple(show(at(arm, "causes", cause, key)) for arm in arms))
-        for cause in CAUSES
+    shown: list[Shown] = [
+        (cause.capitalize(), name, show, ("causes", cause, key))
+        for cause in reversed(CAUSES)
         for name, show, key in (
             ("requests", count, "requests"),
             ("held up by compiles", seconds, "seconds"),
@@ -51,54 +52,43 @@ def causes(summary: Row) -> list[Figure]:
         )
         if not (cause == "other" and key in ("seconds", "backlog_s"))
         and not (cause == "in the backlog of one" and key == "seconds")
-        and any(at(arm, "causes", cause, key) is not None for arm in arms)
     ]
     if any(at(arm, "backlog") for arm in arms):
-        shown.append(
-            Figure(
-                group="Steady traffic",
-                name="in a backlog of compiles",
-                values=tuple(
-                    _of(at(arm, "backlog", "steady_behind"), at(arm, "backlog", "steady_requests")) for arm in arms
-                ),
-            )
-        )
+        shown.append(("Steady traffic", "in a backlog of compiles", _behind, ("backlog",)))
     for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
-        for label, key, ends, show in (
-            (f"p99 {name}, for these requests", f"p99_{metric}_ms_without", ("", "_least", "_most"), milliseconds),
-            (f"p99 {name}, 95 % limits", f"p99_{metric}_ms_without", ("", "_low", "_high"), milliseconds),
+        without, explained = f"p99_{metric}_ms_without", f"p99_{metric}_explained"
+        for label, keys, show in (
+            (f"p99 {name}, for these requests", [without, f"{without}_least", f"{without}_most"], milliseconds),
+            (f"p99 {name}, 95 % limits", [without, f"{without}_low", f"{without}_high"], milliseconds),
             (
                 f"share of p99 {name} explained, 95 % limits",
-                f"p99_{metric}_explained",
-                ("_pct", "_low_pct", "_high_pct"),
+                [f"{explained}_pct", f"{explained}_low_pct", f"{explained}_high_pct"],
                 percent,
             ),
         ):
-            values = tuple(_limits(arm, key, ends, show) for arm in arms)
-            shown.append(Figure(group="Without compiles", name=label, values=values))
+            shown.append(("Without compiles", label, partial(_limits, keys=keys, show=show), ()))
     if any(at(arm, "without_withdrawn") for arm in arms):
-        reasons = tuple(text(at(arm, "without_withdrawn")) for arm in arms)
-        shown.append(Figure(group="Without compiles", name="not known, since", values=reasons))
-    return shown
+        shown.append(("Without compiles", "not known, since", text, ("without_withdrawn",)))
+    return figures_of(arms, shown)
 
 
-def _of(part: object, whole: object) -> str:
-    return f"{count(part)} of {count(whole)}" if is_number(part) else DASH
+def _behind(backlog: object) -> str:
+    part = at(backlog, "steady_behind")
+    return f"{count(part)} of {count(at(backlog, 'steady_requests'))}" if is_number(part) else DASH
 
 
-def _limits(arm: object, key: str, ends: tuple[str, str, str], show: Callable[[object], str]) -> str:
-    value, low, high = (at(arm, f"{key}{end}") for end in ends)
-    if not is_number(low) and not is_number(high):
-        return show(value)
-    return f"{show(value)} [{show(low)}, {show(high)}]"
+def _limits(compiles: object, *, keys: Sequence[str], show: Callable[[object], str]) -> str:
+    value, low, high = (at(compiles, key) for key in keys)
+    limits = interval(low, high, show)
+    return show(value) if limits == DASH else f"{show(value)} {limits}"
 
 
 def outside(summary: Row) -> list[Figure]:
-    """What shows of every arm without its telemetry, and how far the two agree; empty for older summaries."""
+    """What shows of every arm without its telemetry, and how far the two agree."""
     arms = [at(arm, "blackbox") for arm in arms_of(summary)]
     if not any(isinstance(arm, Mapping) for arm in arms):
         return []
-    shown: tuple[tuple[str, str, Callable[[object], str], tuple[str, ...]], ...] = (
+    shown: tuple[Shown, ...] = (
         ("Stalls", "called compiles", count, ("compiles",)),
         ("Stalls", "unexplained", count, ("unexplained",)),
         ("Stalls", "of the whole host", count, ("host",)),
@@ -115,45 +105,31 @@ def outside(summary: Row) -> list[Figure]:
         ("Beside telemetry", "called without one", count, ("agreement", "extra")),
         ("Beside telemetry", "onset off by, median", milliseconds, ("agreement", "onset_error_ms")),
     )
-    figures = [
-        Figure(group=group, name=name, values=tuple(show(at(arm, *path)) for arm in arms))
-        for group, name, show, path in shown
-    ]
-    return [row for row in figures if any(value != DASH for value in row.values)]
+    return [row for row in figures_of(arms, shown) if row.known]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StallLine:
-    """One stall, ready to print."""
-
-    arm: object
-    trial: str
-    begin: str
-    took: str
-    cause: str
-    shape: str
-    requests: str
-
-
-def stalls(summary: Row) -> list[StallLine]:
+def stalls(summary: Row) -> Table:
     """The longest stalls that are the arm's own, of arms without telemetry: the others' compiles are listed anyway."""
-    found = [
+    own = [
         (arm.get("name"), stall)
         for arm in arms_of(summary)
         if isinstance(at(arm, "external"), Mapping)
         for stall in rows(arm, "blackbox", "stalls")
         if stall.get("cause") in ("compile", "part", "unknown")
     ]
-    found.sort(key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0))
-    return [
-        StallLine(
-            arm=name,
-            trial=text(stall.get("trial")),
-            begin=seconds(stall.get("offset_s")),
-            took=seconds(stall.get("seconds")),
-            cause=NAMES.get(str(stall.get("cause")), DASH),
-            shape=figure(stall.get("shape")),
-            requests=count(stall.get("requests")),
-        )
-        for name, stall in found[:MOST_STALLS]
-    ]
+    own.sort(key=lambda item: -(item[1]["seconds"] if is_number(item[1].get("seconds")) else 0.0))
+    return Table(
+        kinds={"Arm": "arm", "Cause": "words"},
+        rows=[
+            {
+                "Arm": text(name),
+                "Trial": text(stall.get("trial")),
+                "At": seconds(stall.get("offset_s")),
+                "Took": seconds(stall.get("seconds")),
+                "Cause": NAMES.get(str(stall.get("cause")), DASH),
+                "First-seen length": figure(stall.get("shape")),
+                "Requests in flight": count(stall.get("requests")),
+            }
+            for name, stall in own[:MOST_STALLS]
+        ],
+    )

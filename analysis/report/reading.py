@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
+from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
     DASH,
+    Row,
     at,
     byte_size,
     count,
@@ -27,7 +29,6 @@ from analysis.report.values import (
     verdict,
 )
 
-Row = Mapping[str, Any]
 KEY_FIGURES = {
     "requests",
     "error rate",
@@ -53,15 +54,9 @@ class Fact:
 
 
 def headline(summary: Row) -> str:
-    """The summary's own sentence, or one made of the verdict when it has none."""
-    said = text(at(summary, "headline"))
-    if said != DASH:
-        return said
-    return {
-        "PASS": "Every gate passed.",
-        "FAIL": "At least one gate failed.",
-        "INCONCLUSIVE": "The data cannot carry a verdict.",
-    }.get(verdict(at(summary, "overall")), "This run has no verdict.")
+    """The summary's own sentence."""
+    sentence = text(at(summary, "headline"))
+    return "This run has no verdict." if sentence == DASH else sentence
 
 
 def facts(summary: Row) -> list[Fact]:
@@ -167,10 +162,6 @@ def gate_list(summary: Row, arm: str) -> GateList:
     )
 
 
-def open_gates(summary: Row) -> list[Row]:
-    return [gate for gate in rows(summary, "gates") if gate.get("verdict") == "INCONCLUSIVE"]
-
-
 def failed_checks(summary: Row) -> list[Row]:
     return [check for check in rows(summary, "validity") if check.get("ok") is not True]
 
@@ -181,71 +172,22 @@ def check_name(check: Row) -> str:
     return name if arm == DASH else f"{name} ({arm})"
 
 
-def event_seconds(event: Row) -> float | None:
-    """How long an event took; from its start and end where the summary gives no seconds."""
-    given, start, end = event.get("seconds"), event.get("start_ns"), event.get("end_ns")
-    if is_number(given):
-        return given
-    return (end - start) / 1e9 if is_number(start) and is_number(end) else None
-
-
-def event_hits(event: Row) -> int | None:
-    """Requests that waited for an event."""
-    for key in ("requests_hit", "request_count"):
-        if is_number(found := event.get(key)):
-            return int(found)
-    ids = event.get("request_ids")
-    return len(ids) if isinstance(ids, list) else None
-
-
 def worst_events(summary: Row, limit: int) -> list[Row]:
     """The `limit` longest events; those without a length last."""
-    return sorted(rows(summary, "events"), key=lambda event: -(event_seconds(event) or 0.0))[:limit]
-
-
-def trial_starts(summary: Row) -> dict[int, float]:
-    """Epoch ns at which each trial began, as far as its events tell."""
-    starts: dict[int, float] = {}
-    for event in rows(summary, "events"):
-        trial, start, offset = event.get("trial"), event.get("start_ns"), event.get("offset_s")
-        if is_number(trial) and is_number(start) and is_number(offset):
-            starts.setdefault(int(trial), start - offset * 1e9)
-    return starts
-
-
-def spike_offset_s(spike: Row, starts: Mapping[int, float]) -> float | None:
-    """Seconds from a trial's start to a spike's; None where the trial's start is not known."""
-    trial, start, given = spike.get("trial"), spike.get("start_ns"), spike.get("offset_s")
-    if is_number(given):
-        return given
-    known = starts.get(int(trial)) if is_number(trial) else None
-    return (start - known) / 1e9 if is_number(start) and known is not None else None
+    events = rows(summary, "events")
+    return sorted(events, key=lambda event: -(event["seconds"] if is_number(event.get("seconds")) else 0.0))[:limit]
 
 
 def deciders(summary: Row) -> list[str]:
     """Sentences that say what would decide the gates that are open; empty when none is."""
-    said = text(at(summary, "advice", "text"))
-    found = [said] if said != DASH and (open_gates(summary) or at(summary, "overall") == "INCONCLUSIVE") else []
-    needed = at(summary, "advice", "needed_s")
-    if not found and is_number(needed) and open_gates(summary):
-        found.append(f"Run for {span(needed)} or more.")
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One row of the side-by-side table: the same figure of every arm."""
-
-    name: str
-    values: tuple[str, ...]
-    group: str
-    key: bool = False
+    advice = text(at(summary, "advice", "text"))
+    verdicts = {at(summary, "overall"), *(gate.get("verdict") for gate in rows(summary, "gates"))}
+    return [advice] if advice != DASH and "INCONCLUSIVE" in verdicts else []
 
 
 def side_by_side(summary: Row) -> list[Figure]:
     """Key figures, a row each, a value for every arm in the order of `arms_of`."""
-    arms = arms_of(summary)
-    shown = (
+    shown: tuple[Shown, ...] = (
         ("Traffic", "requests", count, ("requests",)),
         ("Traffic", "failed", count, ("failed",)),
         ("Traffic", "cancelled", count, ("cancelled",)),
@@ -276,63 +218,66 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("What compiles explain", "p99 E2E without compiles", milliseconds, ("compile", "p99_e2e_ms_without")),
         ("What compiles explain", "p99 E2E due to compiles", percent, ("compile", "p99_e2e_explained_pct")),
     )
-    return [
-        Figure(group=group, name=name, values=tuple(show(at(arm, *path)) for arm in arms), key=name in KEY_FIGURES)
-        for group, name, show, path in shown
-    ]
+    return figures_of(arms_of(summary), shown, keys=KEY_FIGURES)
 
 
 def parity(summary: Row) -> list[Figure]:
     """What is known of the arms' numerics, a row each, a value for every arm in the order of `arms_of`; empty when
-    nothing was measured and nobody asked."""
-    told = {row.get("name"): row for row in rows(summary, "parity", "arms")}
-    names = [arm.get("name") for arm in arms_of(summary)]
-    if not any(at(row, "measured") or at(row, "answers") for row in told.values()):
-        return []
+    nothing was measured and no replica was asked."""
+    parities = {row.get("name"): row for row in rows(summary, "parity", "arms")}
     control = at(summary, "parity", "control")
-    measured = [at(told.get(name), "measured") or {} for name in names]
-    if at(control, "figures"):
-        measured = [control if name == at(control, "name") else row for name, row in zip(names, measured, strict=True)]
-
-    def finding(row: object, name: str) -> str:
-        found = next((item for item in rows(row, "findings") if item.get("name") == name), {})
-        if not is_number(found.get("value")):
-            return DASH
-        shown = ratio(found["value"])
-        return f"{shown} {interval(found.get('low'), found.get('high'))}" if is_number(found.get("low")) else shown
-
-    def same_answers(row: object) -> str:
-        same, asked = at(row, "figures", "answers_same"), at(row, "figures", "answers")
-        return f"{count(same)} of {count(asked)}" if is_number(same) else DASH
-
-    def kept(name: object) -> str:
-        answers = rows(told.get(name), "answers")
-        silent = [row for row in answers if row.get("error")]
-        known = [row for row in answers if is_number(row.get("same")) and is_number(row.get("of"))]
-        said = f"{count(sum(row['same'] for row in known))} of {count(sum(row['of'] for row in known))}"
-        return f"{said}, {count(len(silent))} silent" if silent else said if known else DASH
-
-    shown: tuple[tuple[str, Callable[[object], str]], ...] = (
-        ("verdict", lambda row: verdict(at(row, "verdict"))),
-        ("median error against float64", lambda row: scientific(at(row, "figures", "error", "median"))),
-        ("median error, to the control's", lambda row: finding(row, "error")),
-        ("p99 error, to the control's", lambda row: finding(row, "tail error")),
-        ("largest error, to the control's", lambda row: finding(row, "worst error")),
-        ("mean KL from float64", lambda row: scientific(at(row, "figures", "divergence", "mean"))),
-        ("mean KL, to the control's", lambda row: finding(row, "divergence")),
-        ("tokens that float64 would not take", lambda row: count(at(row, "figures", "flips"))),
-        ("of them beyond noise", lambda row: count(at(row, "figures", "flips_unexplained"))),
-        ("greedy answers as the control's", same_answers),
+    measured, answers = [], []
+    for arm in arms_of(summary):
+        own = parities.get(arm.get("name"), {})
+        is_reference = at(control, "figures") and arm.get("name") == at(control, "name")
+        measured.append(control if is_reference else own.get("measured") or {})
+        answers.append(own)
+    figures: list[Figure] = []
+    if any(row.get("measured") for row in parities.values()):
+        before = "Measured before the traffic"
+        shown: tuple[Shown, ...] = (
+            (before, "verdict", verdict, ("verdict",)),
+            (before, "median error against float64", scientific, ("figures", "error", "median")),
+            *(
+                (before, name, partial(_finding, name=finding), ("findings",))
+                for name, finding in (
+                    ("median error, to the control's", "error"),
+                    ("p99 error, to the control's", "tail error"),
+                    ("largest error, to the control's", "worst error"),
+                )
+            ),
+            (before, "mean KL from float64", scientific, ("figures", "divergence", "mean")),
+            (before, "mean KL, to the control's", partial(_finding, name="divergence"), ("findings",)),
+            (before, "tokens that float64 would not take", count, ("figures", "flips")),
+            (before, "of them beyond noise", count, ("figures", "flips_unexplained")),
+            (before, "greedy answers as the control's", _same_answers, ("figures",)),
+        )
+        figures = figures_of(measured, shown)
+    served = figures_of(
+        answers, [("Asked after the traffic", "greedy answers as the control's", _same_as_control, ("answers",))]
     )
-    figures = [
-        Figure(group="Measured before the traffic", name=name, values=tuple(show(row) for row in measured))
-        for name, show in shown
-        if any(measured)
-    ]
-    served = Figure(
-        group="Asked after the traffic", name="greedy answers as the control's", values=tuple(map(kept, names))
-    )
-    return [*figures, served] if any(value != DASH for value in served.values) else figures
+    return figures + [row for row in served if row.known]
+
+
+def _finding(findings: object, *, name: str) -> str:
+    """The finding's ratio to the control's, with its interval where it has one."""
+    finding = next((row for row in rows(findings) if row.get("name") == name), {})
+    limits = interval(finding.get("low"), finding.get("high"))
+    shown = ratio(finding.get("value"))
+    return shown if DASH in (shown, limits) else f"{shown} {limits}"
+
+
+def _same_answers(figures: object) -> str:
+    same = at(figures, "answers_same")
+    return f"{count(same)} of {count(at(figures, 'answers'))}" if is_number(same) else DASH
+
+
+def _same_as_control(answers: object) -> str:
+    """How many greedy answers of all replicas are the control's, and how many replicas gave none."""
+    silent = sum(bool(row.get("error")) for row in rows(answers))
+    known = [row for row in rows(answers) if is_number(row.get("same")) and is_number(row.get("of"))]
+    shown = f"{count(sum(row['same'] for row in known))} of {count(sum(row['of'] for row in known))}"
+    return f"{shown}, {count(silent)} silent" if silent else shown if known else DASH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,21 +291,21 @@ class External:
 
 def externals(summary: Row) -> list[External]:
     """The external arms, in the order of `arms_of`; empty when tailgate started them all."""
-    found = []
+    shown = []
     for arm in arms_of(summary):
-        if not isinstance(at(arm, "external"), Mapping):
-            continue
-        address, notes = at(arm, "external", "address"), at(arm, "external", "notes")
-        where = ", ".join(text(item) for item in address) if isinstance(address, list) else text(address)
-        what = f"{text(at(arm, 'external', 'kind'))} at {where}, model {text(at(arm, 'external', 'model_name'))}"
-        said = tuple(text(note) for note in notes) if isinstance(notes, list) else ()
-        found.append(External(arm=arm.get("name"), what=what, notes=said))
-    return found
+        external = arm.get("external")
+        if isinstance(external, Mapping):
+            kind, address, model = (text(external.get(key)) for key in ("kind", "address", "model_name"))
+            notes = external.get("notes")
+            sentences = tuple(map(text, notes)) if isinstance(notes, list) else ()
+            shown.append(External(arm=arm.get("name"), what=f"{kind} at {address}, model {model}", notes=sentences))
+    return shown
 
 
 # A step's size as events and start-up items word it.
 STEP_SHAPE = re.compile(r"(\w+) batch (\d+) × length (\d+), context (\d+)")
 MOST_FACTS = 8
+KEY_COSTS = {"to serving", "load", "warm-up", "compile time", "disk cache", "weights", "KV cache"}
 MEMORY_NAMES = {
     "weights": "weights",
     "kv_cache": "KV cache",
@@ -377,49 +322,40 @@ def startup_costs(summary: Row) -> list[Figure]:
     A part that no arm has is left out.
     """
     starts = [at(arm, "startup") for arm in arms_of(summary)]
-    shown = [
-        Figure(group=group, name=name, values=tuple(show(at(start, key)) for start in starts), key=is_key)
-        for group, name, show, key, is_key in (
-            ("Time", "to serving", _duration, "serving_s", True),
-            ("Time", "process and imports", _duration, "process_s", False),
-            ("Time", "load", _duration, "load_s", True),
-            ("Time", "warm-up", _duration, "warmup_s", True),
-            ("Time", "of which prefill shapes", _duration, "prefill_s", False),
-            ("Time", "of which later chunks of prompts", _duration, "extend_s", False),
-            ("Time", "of which decode shapes", _duration, "decode_s", False),
-            ("Time", "of which CUDA-graph capture", _duration, "capture_s", False),
-            ("Compiling in the warm-up", "compiles", count, "compiles", False),
-            ("Compiling in the warm-up", "compile time", _duration, "compile_s", True),
-            ("Compiling in the warm-up", "of which the backend", _duration, "backend_s", False),
-            ("Compiling in the warm-up", "of which tuning kernels", _duration, "autotune_s", False),
-            ("Compiling in the warm-up", "tuning kernels at their first run", _duration, "tuning_s", False),
-            ("Compiling in the warm-up", "recording CUDA graphs", _duration, "recording_s", False),
-            ("Compiling in the warm-up", "disk cache", _cache_state, "cache", True),
-        )
-    ]
+    compiling = "Compiling in the warm-up"
+    parts: tuple[Shown, ...] = (
+        ("Time", "to serving", _duration, ("serving_s",)),
+        ("Time", "process and imports", _duration, ("process_s",)),
+        ("Time", "load", _duration, ("load_s",)),
+        ("Time", "warm-up", _duration, ("warmup_s",)),
+        ("Time", "of which prefill shapes", _duration, ("prefill_s",)),
+        ("Time", "of which later chunks of prompts", _duration, ("extend_s",)),
+        ("Time", "of which decode shapes", _duration, ("decode_s",)),
+        ("Time", "of which CUDA-graph capture", _duration, ("capture_s",)),
+        (compiling, "compiles", count, ("compiles",)),
+        (compiling, "compile time", _duration, ("compile_s",)),
+        (compiling, "of which the backend", _duration, ("backend_s",)),
+        (compiling, "of which tuning kernels", _duration, ("autotune_s",)),
+        (compiling, "tuning kernels at their first run", _duration, ("tuning_s",)),
+        (compiling, "recording CUDA graphs", _duration, ("recording_s",)),
+        (compiling, "disk cache", _cache_state, ("cache",)),
+    )
     deepest = max((len(rows(start, "slowest")) for start in starts), default=0)
-    shown += [
-        Figure(
-            group="Slowest shapes to warm",
-            name=str(place + 1),
-            values=tuple(_shape_cost(rows(start, "slowest")[place : place + 1]) for start in starts),
-        )
+    shapes: list[Shown] = [
+        ("Slowest shapes to warm", str(place + 1), partial(_shape_cost, place=place), ("slowest",))
         for place in range(deepest)
     ]
-    memory = [at(start, "memory_bytes") for start in starts]
-    told = [str(key) for table in memory if isinstance(table, Mapping) for key in table]
-    shown += [
-        Figure(
-            group="Memory",
-            name=MEMORY_NAMES.get(kind, text(kind).replace("_", " ")),
-            values=tuple(byte_size(at(start, "memory_bytes", kind)) for start in starts),
-            key=kind in ("weights", "kv_cache"),
-        )
-        for kind in sorted(dict.fromkeys(told), key=lambda kind: [*MEMORY_NAMES, kind].index(kind))
+    tables = [at(start, "memory_bytes") for start in starts]
+    kinds = dict.fromkeys(str(kind) for table in tables if isinstance(table, Mapping) for kind in table)
+    memory: list[Shown] = [
+        ("Memory", MEMORY_NAMES.get(kind, text(kind).replace("_", " ")), byte_size, ("memory_bytes", kind))
+        for kind in sorted(kinds, key=lambda kind: [*MEMORY_NAMES, kind].index(kind))
     ]
     nothing = (DASH, _duration(0), count(0))
     return [
-        row for row in shown if row.name in ("load", "warm-up") or not all(value in nothing for value in row.values)
+        row
+        for row in figures_of(starts, (*parts, *shapes, *memory), keys=KEY_COSTS)
+        if row.name in ("load", "warm-up") or not all(value in nothing for value in row.values)
     ]
 
 
@@ -439,10 +375,11 @@ def _cache_state(counts: object) -> str:
     return f"{count(known['hit'])} of {count(sum(known.values()))} found"
 
 
-def _shape_cost(found: Sequence[Row]) -> str:
-    if not found or not is_number(found[0].get("s")):
+def _shape_cost(slowest: object, *, place: int) -> str:
+    shape = rows(slowest)[place : place + 1]
+    if not shape or not is_number(shape[0].get("s")):
         return DASH
-    return f"{brief_shape(found[0].get('item'))}: {_duration(found[0]['s'])}"
+    return f"{brief_shape(shape[0].get('item'))}: {_duration(shape[0]['s'])}"
 
 
 def brief_shape(item: object) -> str:
@@ -456,49 +393,35 @@ def brief_shape(item: object) -> str:
     return STEP_SHAPE.sub(shorten, text(item))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """Something that the compiler could not do, and how often."""
-
-    arm: object
-    what: str
-    cause: str
-    times: int
-
-
-def shortfalls(summary: Row) -> list[Shortfall]:
-    """Graph breaks and CUDA graphs that were not made, the most frequent of each arm."""
-    found = []
+def shortfalls(summary: Row) -> Table:
+    """Graph breaks and CUDA graphs that were not made, the most frequent of each arm, as the summary sorts them."""
+    shown = []
     for arm in arms_of(summary):
         for key, what in (("graph_breaks", "graph break"), ("cudagraph_skips", "no CUDA graph")):
             counts = at(arm, "compile", key)
-            known = [(str(cause), times) for cause, times in counts.items()] if isinstance(counts, Mapping) else []
-            numbered = [(cause, int(times)) for cause, times in known if is_number(times)]
-            numbered.sort(key=lambda item: -item[1])
-            found += [
-                Shortfall(arm=arm.get("name"), what=what, cause=text(cause), times=times)
+            known = counts.items() if isinstance(counts, Mapping) else ()
+            numbered = [(cause, times) for cause, times in known if is_number(times)]
+            shown += [
+                {"Arm": text(arm.get("name")), "What": what, "Times": count(times), "Where and why": text(cause)}
                 for cause, times in numbered[:MOST_FACTS]
             ]
-    return found
+    return Table(rows=shown, kinds={"Arm": "arm", "What": "words", "Where and why": "code"})
 
 
 def flattened(table: object, prefix: str = "") -> list[tuple[str, str]]:
     """Every leaf of nested tables as ("host.cores", "2"). Numbers named *_bytes read as sizes."""
-    if not isinstance(table, Mapping):
+    if not isinstance(table, Mapping | list):
         return []
-    found: list[tuple[str, str]] = []
-    for key, value in table.items():
+    leaves: list[tuple[str, str]] = []
+    for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found += flattened(value, f"{name}.")
-        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            for position, item in enumerate(value):
-                found += flattened(item, f"{name}.{position}.")
+        if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):
+            leaves += flattened(value, f"{name}.")
         elif name.endswith("bytes"):
-            found.append((name, byte_size(value)))
+            leaves.append((name, byte_size(value)))
         else:
-            found.append((name, str(value) if is_number(value) else text(value)))
-    return found
+            leaves.append((name, str(value) if is_number(value) else text(value)))
+    return leaves
 
 
 def ratio_of_limit(gate: Row) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -17,6 +16,7 @@ from rich.text import Text
 from analysis.report import comparing, load, reading
 from analysis.report.values import (
     DASH,
+    Row,
     at,
     count,
     first_sentence,
@@ -29,20 +29,18 @@ from analysis.report.values import (
     verdict,
 )
 
-Row = Mapping[str, Any]
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 WIDE = 96  # columns from which the arms' figures have room beside each other
 MARKS = {"PASS": "✔ PASS", "FAIL": "✘ FAIL", "INCONCLUSIVE": "? INCONCLUSIVE"}
 
 
-def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) -> str:
+def verdict_table(summary: Row, *, width: int = 100) -> str:
     """Verdict, arms, what limits the run, gates that did not pass and what would decide them, within `width` columns.
 
-    Colours are for a terminal: `color=None` asks whether stdout is one and NO_COLOR is unset. Otherwise the text is
-    plain, without escape codes.
+    Colours are for a terminal, where stdout is one and NO_COLOR is unset. Otherwise the text is plain, without escape
+    codes.
     """
-    if color is None:
-        color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
     out = io.StringIO()
     console = Console(
         file=out,
@@ -59,7 +57,7 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
     console.print(Text(reading.headline(summary)))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
-        console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
+        console.print(_note("figures", 'of all traffic; gates named "not worse" leave out what a compile held up'))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
             console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))
@@ -68,9 +66,9 @@ def verdict_table(summary: Row, *, width: int = 100, color: bool | None = None) 
             console.print()
             console.print(Text(text(arm), "bold"))
             console.print(Group(*lines))
-    if load.knees(summary):
+    if knees := load.knees(summary).rows:
         console.print()
-        console.print(_knees(summary))
+        console.print(_knees(knees))
     notes = [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
     notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
     notes += [("to decide", line) for line in reading.deciders(summary)]
@@ -131,14 +129,15 @@ def _p99(value: str, against: float | None, *, narrow: bool) -> Text:
     )
 
 
-def _knees(summary: Row) -> Table:
+def _knees(knees: Sequence[Mapping[str, str]]) -> Table:
     """What load each arm held."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
     table.add_column("load held within the SLO", overflow="fold", min_width=12)
-    for name in ("highest held", "lowest missed", "95 % of the knee", "goodput there", "trials"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for knee in load.knees(summary):
-        table.add_row(Text(knee.arm), knee.held, knee.failed, knee.interval, knee.goodput, knee.trials)
+    heads = ("Highest held", "Lowest missed", "95 % of the knee", "Goodput there", "Trials")
+    for head in heads:
+        table.add_column(head.lower(), justify="right", no_wrap=True)
+    for knee in knees:
+        table.add_row(Text(knee["Arm"]), *(knee[head] for head in heads))
     return table
 
 

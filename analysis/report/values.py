@@ -11,6 +11,8 @@ from analysis.judging.wording import gate_label
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.settings.metrics import METRIC_NAMES
 
+Row = Mapping[str, Any]
+
 DASH = "–"
 PHASE_NAMES = {"steady": "steady", "all": "all traffic", "cold": "cold"}
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
@@ -30,10 +32,10 @@ def at(source: object, *keys: str) -> Any:
     return source
 
 
-def rows(source: object, *keys: str) -> list[Mapping[str, Any]]:
+def rows(source: object, *keys: str) -> list[Row]:
     """The tables in the list below `keys`; an empty list where there is none."""
-    found = at(source, *keys)
-    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list | tuple) else []
+    items = at(source, *keys)
+    return [row for row in items if isinstance(row, Mapping)] if isinstance(items, list | tuple) else []
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -114,11 +116,12 @@ def ratio(value: object) -> str:
     return f"×{figure(value) if abs(value) >= 10 else format(value, '.2f')}" if is_number(value) else DASH
 
 
-def interval(low: object, high: object) -> str:
-    """ "[0.61, 1.44]", with an en dash for an open end."""
+def interval(low: object, high: object, show: Callable[[object], str] | None = None) -> str:
+    """ "[0.61, 1.44]" of ratios, or of what `show` shows, with an en dash for an open end."""
     if not is_number(low) and not is_number(high):
         return DASH
-    return f"[{ratio(low).lstrip('×')}, {ratio(high).lstrip('×')}]"
+    show = show or (lambda value: ratio(value).lstrip("×"))
+    return f"[{show(low)}, {show(high)}]"
 
 
 def byte_size(value: object) -> str:
@@ -186,8 +189,8 @@ def verdict(value: object) -> str:
 def moment(value: object) -> str:
     """An ISO time as "2025-11-21 08:00:00 UTC"; any other text as it is."""
     shown = text(value)
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(Z|\+00:00)?", shown)
-    return f"{found[1]} {found[2]}{' UTC' if found[3] else ''}" if found else shown
+    time = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(Z|\+00:00)?", shown)
+    return f"{time[1]} {time[2]}{' UTC' if time[3] else ''}" if time else shown
 
 
 def first_line(value: object, limit: int = 120) -> str:

@@ -26,7 +26,7 @@ class ArmAccount:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The arm's resolved configuration from the first trial that has it, else what the experiment says of it."""
+        """The arm's resolved configuration from the first trial that has it, else its table in the experiment."""
         for row in self.rows:
             if isinstance(row.get("config"), Mapping):
                 return mapping(row["config"])
@@ -51,7 +51,7 @@ class ArmAccount:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the arm's server tells how many tokens it answered, so that `output_tokens` is no count of pieces."""
+        """Whether the arm's server reports how many tokens it answered; else `output_tokens` counts pieces."""
         return all(probe.get("tokens") is not None for probe in self.probes)
 
     @property
@@ -61,7 +61,7 @@ class ArmAccount:
 
     @property
     def compiles(self) -> bool:
-        """Whether the arm asks for compiling."""
+        """Whether the arm's configuration enables compiling."""
         return bool(mapping(self.config.get("compile")).get("enabled"))
 
     def replica_names(self, trial: Trial) -> tuple[str, ...]:
@@ -77,23 +77,18 @@ class ArmAccount:
     def silent(self) -> list[str]:
         """The replicas of the arm that did not die and yet gave no last word after the traffic of a trial that ended.
 
-        Only of trials that tell last words at all.
+        Only of trials that record last words at all.
         """
+        if self.external:
+            return []
         dead = {row.get("replica") for row in self.deaths}
-        silent = []
-        for info in self.infos:
-            if not info.get("complete") or not isinstance(info.get("final"), Mapping):
-                continue
-            for row in (row for row in rows_of(info.get("arms")) if row.get("name") == self.arm and not self.external):
-                replicas = row.get("replicas")
-                for name in replicas if isinstance(replicas, list) else []:
-                    if str(name) not in info["final"] and name not in dead:
-                        silent.append(str(name))
-        return silent
+        ended = [info for info in self.infos if info.get("complete") and isinstance(info.get("final"), Mapping)]
+        named = [(info, name) for info in ended for name in replica_names([info], self.arm)]
+        return [name for info, name in named if name not in info["final"] and name not in dead]
 
     @property
     def startups(self) -> list[Mapping[str, Any]]:
-        """What each trial says of the arm's start-up, empty where it says nothing."""
+        """The arm's start-up in each trial, empty where none is recorded."""
         return [mapping(mapping(info.get("startup")).get(self.arm)) for info in self.infos]
 
     @property
@@ -105,23 +100,23 @@ class ArmAccount:
     @property
     def answers(self) -> list[Mapping[str, Any]]:
         """What each replica of the arm answered to the prompts that every arm got after the traffic, trial by trial,
-        with the `dtype` that it was asked in; empty where none was asked. A trial that ended without answers that the
-        experiment asks for has a row with an error."""
+        with the prompts and the `dtype` of the request; empty without such a request. A trial that ended without the
+        answers that the experiment demands has a row with an error."""
         experiment = self.experiment
         served = mapping(experiment.get("parity")).get("served") is True and not experiment.get("compare_models")
         answers: list[Mapping[str, Any]] = []
         for info in self.infos:
-            served_parity = mapping(info.get("answers"))
-            mine = [row for row in rows_of(served_parity.get("replicas")) if row.get("arm") == self.arm]
-            if served and info.get("complete") and not mine:
-                mine = [
-                    {"arm": self.arm, "replica": self.arm, "error": f"trial {info.get('trial')} holds no answers of it"}
-                ]
-            counts = [{key: int(number(row.get(key)) or 0) for key in ("same", "of")} for row in mine]
-            prompts = served_parity.get("prompts")
-            asked = {"dtype": served_parity.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
-            names = [{"replica": name if isinstance(name := row.get("replica"), str) else None} for row in mine]
-            answers += [{**row, **name, **count, **asked} for row, name, count in zip(mine, names, counts, strict=True)]
+            record = mapping(info.get("answers"))
+            rows = [row for row in rows_of(record.get("replicas")) if row.get("arm") == self.arm]
+            if served and info.get("complete") and not rows:
+                error = f"trial {info.get('trial')} holds no answers of it"
+                rows = [{"arm": self.arm, "replica": self.arm, "error": error}]
+            prompts = record.get("prompts")
+            request = {"dtype": record.get("dtype"), "prompts": prompts if isinstance(prompts, list) else []}
+            for row in rows:
+                replica = row.get("replica") if isinstance(row.get("replica"), str) else None
+                counts = {key: int(number(row.get(key)) or 0) for key in ("same", "of")}
+                answers.append({**row, "replica": replica, **counts, **request})
         return answers
 
 

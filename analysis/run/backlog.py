@@ -10,7 +10,7 @@ Wolfowitz (1955), from the begin of a compile to the moment from which both cour
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,9 +18,9 @@ from scipy.ndimage import median_filter
 
 from analysis.arrays import Bools, Ints
 from analysis.records.requests import Requests
-from analysis.run.spikes import BACKLOG, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
+from analysis.run.spikes import BACKLOG, NOBODY, OTHER, Attribution, CompileEvent, Delay, Windows, stall_windows
 
-# What is shorter is not told from the network's own scatter.
+# What is shorter cannot be separated from the network's own scatter.
 _LEAST_US = 1_000
 # A slot is free a moment before the front has said that its answer ended.
 _SLACK_US = 5_000
@@ -44,59 +44,55 @@ def with_backlog(requests: Requests, events: Sequence[CompileEvent], attribution
     relevant = [event for event in events if event.serving and event.stalls and event.end_ns - event.start_ns > 0]
     if not relevant:
         return attribution
-    delays = {bound: _direct(attribution) for bound in _BOUNDS}
+    delay, least, most = (_direct(attribution) for _ in range(3))
     backlog = np.zeros(len(requests))
     behind: dict[int, Ints] = {}
     unserved = np.zeros(len(requests), dtype=np.bool_)
     misfit: dict[str, float] = {}
     for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
-        own = np.flatnonzero((requests.arm == requests.arms.index(arm)) & (requests.trial == trial) & ~requests.broken)
+        own = np.flatnonzero(requests.of_arm(arm) & (requests.trial == trial) & ~requests.broken)
         visits = _visits(requests, attribution, own)
         if not visits.rows.size:
             continue
+        names = {number: requests.replicas[number] if number >= 0 else None for number in set(visits.replica.tolist())}
         windows = {
-            replica: stall_windows(
-                relevant, arm=arm, trial=trial, replica=requests.replicas[replica] if replica >= 0 else None
-            )
-            for replica in np.unique(visits.replica).tolist()
+            number: stall_windows(relevant, arm=arm, trial=trial, replica=names[number]) for number in sorted(names)
         }
         visits = _in_own_time(visits, windows, attribution)
         mine = [event for event in relevant if (event.arm, event.trial) == (arm, trial)]
         stalls = sorted((event.start_ns // 1000, event.end_ns // 1000) for event in mine)
-        found = replay(visits, windows, stalls)
-        misfit[arm] = max(misfit.get(arm, 0.0), found.misfit)
-        _put(delays["likely"], visits, found)
-        fixed = found if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
-        _put(delays["least"], visits, fixed, upto=(np.minimum, delays["likely"]))
-        paced = replay(_paced(visits, requests, found.touched), windows, stalls)
-        _put(delays["most"], visits, paced, upto=(np.maximum, delays["likely"]))
-        rest = delays["likely"].ms[visits.rows] - attribution.stall_ms[visits.rows]
-        late = found.touched & (rest >= _LEAST_US / 1e3)
+        likely = replay(visits, windows, stalls)
+        misfit[arm] = max(misfit.get(arm, 0.0), likely.misfit)
+        _put(delay, visits, likely)
+        fixed = likely if len(windows) == 1 else replay(visits, windows, stalls, routed=False)
+        _put(least, visits, fixed, upto=(np.minimum, delay))
+        paced = replay(_paced(visits, requests, likely.touched), windows, stalls)
+        _put(most, visits, paced, upto=(np.maximum, delay))
+        rest = delay.ms[visits.rows] - attribution.stall_ms[visits.rows]
+        late = likely.touched & (rest >= _LEAST_US / 1e3)
         backlog[visits.rows[late]] = rest[late]
         for event in mine:
-            end_us = next((end for start, end in found.stretches if start <= event.start_ns // 1000 <= end), 0)
+            end_us = next((end for start, end in likely.stretches if start <= event.start_ns // 1000 <= end), 0)
             inside = late & (visits.begin_us * 1000 >= event.start_ns) & (visits.begin_us <= end_us)
             behind[id(event)] = visits.rows[inside]
         failed = own[requests.failed[own] | requests.cut[own]]
-        for start, end in found.stretches:
+        for start, end in likely.stretches:
             unserved[failed] |= (requests.end_ns[failed] // 1000 > start) & (requests.start_ns[failed] // 1000 < end)
     cause = attribution.cause.copy()
     cause[(backlog > 0) & (cause == OTHER)] = BACKLOG
-    nobody = np.zeros(0, dtype=np.int64)
     return replace(
         attribution,
         backlog_ms=backlog,
-        delay=delays["likely"],
-        delay_least=delays["least"],
-        delay_most=delays["most"],
+        delay=delay,
+        delay_least=least,
+        delay_most=most,
         unserved=unserved,
         misfit=misfit,
         cause=cause,
-        event_backlog=tuple(behind.get(id(event), nobody) for event in events),
+        event_backlog=tuple(behind.get(id(event), NOBODY) for event in events),
     )
 
 
-_BOUNDS = ("least", "likely", "most")
 _NEIGHBOURS = 25
 
 
@@ -105,15 +101,15 @@ def _direct(attribution: Attribution) -> Delay:
     delay = Delay(ms=np.zeros(len(attribution.stall_ms)), before_first_ms=np.zeros(len(attribution.stall_ms)))
     held = np.flatnonzero(attribution.stall_ms)
     delay.ms[held] = attribution.stall_ms[held]
-    delay.before_first_ms[held] = attribution.stall_before_first_ms[held]
+    delay.before_first_ms[held] = attribution.delay.before_first_ms[held]
     return delay
 
 
-def _put(delay: Delay, visits: Visits, found: Replay, *, upto: tuple[np.ufunc, Delay] | None = None) -> None:
-    """What the replay found of the visits in its stretches, or the lesser or greater of it and another delay."""
-    rows = visits.rows[found.touched]
-    delay.ms[rows] = found.delay_us[found.touched] / 1e3
-    delay.before_first_ms[rows] = found.delay_first_us[found.touched] / 1e3
+def _put(delay: Delay, visits: Visits, replayed: Replay, *, upto: tuple[np.ufunc, Delay] | None = None) -> None:
+    """What was replayed of the visits in its stretches, or the lesser or greater of it and another delay."""
+    rows = visits.rows[replayed.touched]
+    delay.ms[rows] = replayed.delay_us[replayed.touched] / 1e3
+    delay.before_first_ms[rows] = replayed.delay_first_us[replayed.touched] / 1e3
     if upto is not None:
         choose, other = upto
         rows = visits.rows
@@ -141,9 +137,13 @@ class Visits:
     saved_us: Ints  # how much shorter it would be at another pace
     first_saved_us: Ints
 
+    def of(self, places: Ints) -> Visits:
+        """Some of the visits, in the order of `places`."""
+        return Visits(**{name: getattr(self, name)[places] for name in self.__dataclass_fields__})
+
 
 def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
-    """The requests that were served, with the times of their server where it told them.
+    """The requests that were served, with the times of their server where it reports them.
 
     One that ended without its replica's name went to the only one that there is; it is left out where there are more.
     """
@@ -157,25 +157,24 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
     first = requests.first_ns[own] // 1000
     left = requests.end_ns[own] // 1000
     recv, begin = start, first
-    told = requests.server_told[own]
-    if told.any():
-        recv = np.where(told, start + requests.recv_us[own], recv)
-        begin = np.where(told, recv + requests.queue_us[own], begin)
-        left = np.where(told, recv + requests.stay_us[own], left)
-    if not told.all():
-        quiet = ~told & (attribution.cause[own] == OTHER)
+    timed = requests.server_timed[own]
+    if timed.any():
+        recv = np.where(timed, start + requests.recv_us[own], recv)
+        begin = np.where(timed, recv + requests.queue_us[own], begin)
+        left = np.where(timed, recv + requests.stay_us[own], left)
+    if not timed.all():
+        quiet = ~timed & (attribution.cause[own] == OTHER)
         usual = int(np.quantile((first - start)[quiet], 0.25)) if quiet.any() else 0
-        begin = np.where(told, begin, np.maximum(first - usual, start))
+        begin = np.where(timed, begin, np.maximum(first - usual, start))
     begin = np.maximum(begin, recv)
-    order = np.argsort(recv, kind="stable")
     nothing = np.zeros(len(own), dtype=np.int64)
-    return Visits(
-        rows=own[order],
-        replica=np.where(requests.replica[own] < 0, only, requests.replica[own])[order].astype(np.int64),
-        recv_us=recv[order],
-        begin_us=begin[order],
-        first_us=np.clip(first, begin, None)[order],
-        left_us=np.maximum(left, begin)[order],
+    visits = Visits(
+        rows=own,
+        replica=np.where(requests.replica[own] < 0, only, requests.replica[own]).astype(np.int64),
+        recv_us=recv,
+        begin_us=begin,
+        first_us=np.clip(first, begin, None),
+        left_us=np.maximum(left, begin),
         own_recv_us=nothing,
         own_begin_us=nothing,
         served_us=nothing,
@@ -183,6 +182,7 @@ def _visits(requests: Requests, attribution: Attribution, own: Ints) -> Visits:
         saved_us=nothing,
         first_saved_us=nothing,
     )
+    return visits.of(np.argsort(recv, kind="stable"))
 
 
 def _in_own_time(visits: Visits, windows: dict[int, Windows], attribution: Attribution) -> Visits:
@@ -276,7 +276,7 @@ def replay(
             high = int(np.searchsorted(visits.recv_us, end + reach, side="right"))
             rows = np.arange(low, high)
             rows = rows[visits.left_us[rows] > start]
-            stretch = _Stretch.of(visits, rows, windows, slots, stalls[position:], batches=batches)
+            stretch = _Stretch.of(visits.of(rows), windows, slots, stalls[position:], batches=batches)
             drained = stretch.batched() if batches else stretch.queued(routed=routed)
             if drained or high == len(visits.rows):
                 break
@@ -302,13 +302,13 @@ def replay(
 
 def _slots(visits: Visits) -> dict[int, int]:
     """How many requests each replica served at once, at most."""
-    found: dict[int, int] = {}
+    slots: dict[int, int] = {}
     for replica in np.unique(visits.replica).tolist():
         own = visits.replica == replica
         begin, left = np.sort(visits.begin_us[own]), np.sort(visits.left_us[own] - _SLACK_US)
         serving = np.arange(1, len(begin) + 1) - np.searchsorted(left, begin, side="right")
-        found[replica] = max(1, int(serving.max()))
-    return found
+        slots[replica] = max(1, int(serving.max()))
+    return slots
 
 
 def _takes_batches(visits: Visits) -> bool:
@@ -333,15 +333,8 @@ class _Stretch:
     With the stalls it runs in the server's own time, which is that of the clock up to the first of them.
     """
 
-    replica: list[int]
-    recv: list[int]
-    own_recv: list[int]
-    begin: list[int]
-    own_begin: list[int]
-    left: list[int]
-    served: list[int]
-    saved: list[int]
-    held: list[int]
+    visits: Visits
+    held: Ints  # see `_held`
     slots: Mapping[int, int]
     stalls: Sequence[tuple[int, int]]
     earlier: list[int]  # how much earlier each would have begun
@@ -353,7 +346,6 @@ class _Stretch:
     def of(
         cls,
         visits: Visits,
-        rows: Ints,
         windows: Mapping[int, Windows],
         slots: Mapping[int, int],
         stalls: Sequence[tuple[int, int]],
@@ -361,34 +353,28 @@ class _Stretch:
         batches: bool,
     ) -> _Stretch:
         """The stretch that begins with the first of `stalls`."""
-        start = np.array([stalls[0][0] * 1000])
-        stood = {
-            number: int(spans.overlap_ns(np.zeros(1, dtype=np.int64), start)[0] / 1e3)
-            for number, spans in windows.items()
-        }
-        replica = visits.replica[rows]
-        shift = np.zeros(len(rows), dtype=np.int64)
-        for number, passed_us in stood.items():
-            shift[replica == number] = passed_us
-        own_recv, own_begin = visits.own_recv_us[rows] + shift, visits.own_begin_us[rows] + shift
-        served = visits.served_us[rows]
-        held = (_held_batches if batches else _held)(replica, own_recv, own_begin, served, slots)
+        start = stalls[0][0]
+        shift = np.zeros(len(visits.rows), dtype=np.int64)
+        for number, spans in windows.items():
+            stood = spans.overlap_ns(np.zeros(1, dtype=np.int64), np.array([start * 1000]))
+            shift[visits.replica == number] = int(stood[0] / 1e3)
+        visits = replace(visits, own_recv_us=visits.own_recv_us + shift, own_begin_us=visits.own_begin_us + shift)
+        nothing = [0] * len(visits.rows)
         return cls(
-            replica=replica.tolist(),
-            recv=visits.recv_us[rows].tolist(),
-            own_recv=own_recv.tolist(),
-            begin=visits.begin_us[rows].tolist(),
-            own_begin=own_begin.tolist(),
-            left=visits.left_us[rows].tolist(),
-            served=served.tolist(),
-            saved=visits.saved_us[rows].tolist(),
-            held=held.tolist(),
+            visits=visits,
+            held=(_held_batches if batches else _held)(visits, slots),
             slots=slots,
             stalls=stalls,
-            earlier=[0] * len(rows),
-            off=[0] * len(rows),
-            end_us=stalls[0][0],
+            earlier=nothing,
+            off=nothing.copy(),
+            end_us=start,
         )
+
+    def _columns(self) -> Iterator[list[int]]:
+        """Lists, since the courses are followed visit by visit."""
+        visits = self.visits
+        arrays = (visits.replica, visits.recv_us, visits.begin_us, visits.own_begin_us, visits.left_us)
+        return (array.tolist() for array in (*arrays, visits.served_us, visits.saved_us, self.held))
 
     def _over(self, now: int, late: int, until: int) -> tuple[bool, int]:
         """Whether a request that comes `now` finds both courses the same, and the end of the stalls so far."""
@@ -399,6 +385,8 @@ class _Stretch:
 
     def queued(self, *, routed: bool) -> bool:
         """A server with slots, which takes requests as they come; whether both courses are one at the end."""
+        replica, recv, begin, own_begin, left, served, saved, held = self._columns()
+        own_recv = self.visits.own_recv_us.tolist()
         late, until = self.stalls[0]
         start = late
         several = routed and len(self.slots) > 1
@@ -406,77 +394,77 @@ class _Stretch:
         gate, gate_without = (dict.fromkeys(self.slots, 0) for _ in range(2))
         # What is in flight on each replica, as it was and as it would have been.
         seen, without = _nothing(self.slots), _nothing(self.slots)
-        for place, number in enumerate(self.replica):
-            if self.begin[place] > start:
+        for place, number in enumerate(replica):
+            if begin[place] > start:
                 continue
-            over = self.own_begin[place] + self.served[place]
-            gate[number] = gate_without[number] = max(gate[number], self.own_begin[place])
+            over = own_begin[place] + served[place]
+            gate[number] = gate_without[number] = max(gate[number], own_begin[place])
             heapq.heappush(free[number], over - _SLACK_US)
-            heapq.heappush(free_without[number], over - _SLACK_US - self.saved[place])
+            heapq.heappush(free_without[number], over - _SLACK_US - saved[place])
             if several:
-                heapq.heappush(seen[number], self.left[place])
-                heapq.heappush(without[number], over - self.saved[place])
-            if self.left[place] - over >= _LEAST_US:
-                late = max(late, self.left[place])
-        for place, number in enumerate(self.replica):
-            if self.begin[place] <= start:
+                heapq.heappush(seen[number], left[place])
+                heapq.heappush(without[number], over - saved[place])
+            if left[place] - over >= _LEAST_US:
+                late = max(late, left[place])
+        for place, number in enumerate(replica):
+            if begin[place] <= start:
                 continue
-            same, until = self._over(self.recv[place], late, until)
+            same, until = self._over(recv[place], late, until)
             if same:
                 self.end_us = max(late, until)
                 return True
-            held, served = self.held[place], self.served[place]
-            ready = max(self.own_recv[place], gate[number])
+            ready = max(own_recv[place], gate[number])
             if len(free[number]) >= self.slots[number]:
                 ready = max(ready, heapq.heappop(free[number]))
-            gate[number] = ready + held
-            heapq.heappush(free[number], ready + held + served - _SLACK_US)
-            other = _routed(number, self.recv[place], seen, without) if several else number
-            moment = max(self.recv[place], gate_without[other])
+            gate[number] = ready + held[place]
+            heapq.heappush(free[number], ready + held[place] + served[place] - _SLACK_US)
+            other = _routed(number, recv[place], seen, without) if several else number
+            moment = max(recv[place], gate_without[other])
             if len(free_without[other]) >= self.slots[other]:
                 moment = max(moment, heapq.heappop(free_without[other]))
-            began = moment + held
+            began = moment + held[place]
             gate_without[other] = began
-            over = began + served - self.saved[place]
+            over = began + served[place] - saved[place]
             heapq.heappush(free_without[other], over - _SLACK_US)
             if several:
-                heapq.heappush(seen[number], self.left[place])
+                heapq.heappush(seen[number], left[place])
                 heapq.heappush(without[other], over)
-            self.off[place] = ready + held - self.own_begin[place]
-            waited = self.begin[place] - self.recv[place]
-            self.earlier[place] = min(max(0, self.begin[place] + self.off[place] - began), waited)
-            if self.left[place] + self.off[place] - over >= _LEAST_US:
-                late = max(late, self.left[place])
+            self.off[place] = ready + held[place] - own_begin[place]
+            waited = begin[place] - recv[place]
+            self.earlier[place] = min(max(0, begin[place] + self.off[place] - began), waited)
+            if left[place] + self.off[place] - over >= _LEAST_US:
+                late = max(late, left[place])
         self.end_us = max(late, until)
         return False
 
     def batched(self) -> bool:
         """A server that takes what has come, up to its slots, and answers it whole before it takes more."""
+        replica, recv, begin, own_begin, left, served, saved, held = self._columns()
         start, until = self.stalls[0]
         latest, drained = start, True
         for number, slots in self.slots.items():
-            own = [place for place, replica in enumerate(self.replica) if replica == number]
-            begun = [place for place in own if self.begin[place] <= start]
-            waiting = [place for place in own if self.begin[place] > start]
+            own = [place for place, one in enumerate(replica) if one == number]
+            begun = [place for place in own if begin[place] <= start]
+            waiting = [place for place in own if begin[place] > start]
             late, over, same, at = start, 0, False, 0
             for place in begun:
-                over = max(over, self.own_begin[place] + self.served[place])
-                if self.left[place] - self.own_begin[place] - self.served[place] >= _LEAST_US:
-                    late = max(late, self.left[place])
+                over = max(over, own_begin[place] + served[place])
+                if left[place] - own_begin[place] - served[place] >= _LEAST_US:
+                    late = max(late, left[place])
             while at < len(waiting) and not same:
                 first = waiting[at]
-                same, until = self._over(self.recv[first], late, until)
+                same, until = self._over(recv[first], late, until)
                 if same:
                     break
-                began = max(self.recv[first], over) + self.held[first]
+                began = max(recv[first], over) + held[first]
                 last = at + slots
-                while at < min(last, len(waiting)) and self.recv[waiting[at]] <= began:
+                while at < min(last, len(waiting)) and recv[waiting[at]] <= began:
                     place = waiting[at]
-                    ended = began + self.served[place] - self.saved[place]
+                    ended = began + served[place] - saved[place]
                     over = max(over, ended)
-                    self.earlier[place] = self.begin[place] - began
-                    if abs(self.left[place] - ended) >= _LEAST_US:
-                        late = max(late, self.left[place], ended)
+                    self.earlier[place] = begin[place] - began
+                    if abs(left[place] - ended) >= _LEAST_US:
+                        late = max(late, left[place], ended)
                     at += 1
             latest = max(latest, late)
             drained = drained and same
@@ -488,31 +476,33 @@ def _nothing(slots: Mapping[int, int]) -> dict[int, list[int]]:
     return {number: [] for number in slots}
 
 
-def _held(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[int, int]) -> Ints:
+def _held(visits: Visits, slots: Mapping[int, int]) -> Ints:
     """How long each visit was held for another reason than a full server, or the one that began before it; own time."""
+    recv, begin, served = visits.own_recv_us, visits.own_begin_us, visits.served_us
     held = np.zeros(len(recv), dtype=np.int64)
     for number, limit in slots.items():
-        own = np.flatnonzero(replica == number)
+        own = np.flatnonzero(visits.replica == number)
         own = own[np.argsort(begin[own], kind="stable")]
         taken: list[int] = []
         before = 0
-        found = []
+        delays = []
         for came, began, took in zip(recv[own].tolist(), begin[own].tolist(), served[own].tolist(), strict=True):
             ready = max(came, before)
             if len(taken) >= limit:
                 ready = max(ready, heapq.heappop(taken))
-            found.append(max(0, began - ready))
+            delays.append(max(0, began - ready))
             before = began
             heapq.heappush(taken, began + took - _SLACK_US)
-        held[own] = found
+        held[own] = delays
     return held
 
 
-def _held_batches(replica: Ints, recv: Ints, begin: Ints, served: Ints, slots: Mapping[int, int]) -> Ints:
+def _held_batches(visits: Visits, slots: Mapping[int, int]) -> Ints:
     """How long each visit's batch was held after its first request had come and the batch before was over; own time."""
+    recv, begin, served = visits.own_recv_us, visits.own_begin_us, visits.served_us
     held = np.zeros(len(recv), dtype=np.int64)
     for number in slots:
-        own = np.flatnonzero(replica == number)
+        own = np.flatnonzero(visits.replica == number)
         if not len(own):
             continue
         own = own[np.argsort(begin[own], kind="stable")]

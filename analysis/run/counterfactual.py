@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Bools
+from analysis.arrays import Bools, Floats, Ints
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import without_stalls_ms
 from analysis.statistics.quantiles import block_histogram, quantile, quantile_interval
 from analysis.statistics.resampling import bootstrap_limits, groups_of
 
+_Q = 0.99
 _CONFIDENCE = 0.95
 _DRAWS = 999
 _MOST_UNRECORDED = 0.05  # of the time that compiles held requests up: what no event accounts for
-_LEAST_TOLD = 0.99  # share of answers whose queueing time must be known
+_LEAST_TIMED = 0.99  # share of answers whose queueing time must be known
 _MOST_MISFIT = 0.5  # of the time that requests waited: how far the replay may be from what was seen
 _RESOLUTION = 0.05  # of the quantile: how far off the replay of a server that is not quite a queue with slots is
 
@@ -43,8 +44,8 @@ class Counterfactual:
     withdrawn: str | None = None
 
 
-def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Counterfactual:
-    """The `q` quantile of ttft or e2e over the arm's measured requests, less what compiles delayed them by.
+def counterfactual(run: Run, arm: str, metric: str) -> Counterfactual:
+    """p99 of ttft or e2e over the arm's measured requests, less what compiles delayed them by.
 
     The limits are order statistics on a sample shrunk for bunching in blocks, of the lower bound and the upper bound
     that the replay leaves. The share rests on the ratio of two quantiles of the same requests, whose errors go
@@ -57,9 +58,9 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
     values, without = requests.metric_ms(metric), without_stalls_ms(requests, attribution, metric)
     own = run.of_arm(arm) & run.usable & ~np.isnan(values)
     seen, left, block = values[own], without[own], run.block[own]
-    top, rest = quantile(seen, q), quantile(left, q)
+    top, rest = quantile(seen, _Q), quantile(left, _Q)
     if not attribution.hit[own].any() and not (left < seen).any() and not attribution.unserved[own].any():
-        low, high = quantile_interval(left, q, confidence=_CONFIDENCE, design_effect=design_effect(left > rest, block))
+        low, high = _limits(left, block)
         return Counterfactual(
             without_ms=rest, least_ms=rest, most_ms=rest, low_ms=low, high_ms=high, explained_pct=0.0 * top
         )
@@ -67,21 +68,17 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
     # What failed behind a compile might have been answered at once.
     fast[attribution.unserved[own]] = 0.0
     slow = without_stalls_ms(requests, attribution, metric, delay=attribution.delay_least)[own]
-    least, most = quantile(fast, q), quantile(slow, q)
     slack = _RESOLUTION + attribution.misfit.get(arm, 0.0)
-    low, _ = quantile_interval(fast, q, confidence=_CONFIDENCE, design_effect=design_effect(fast > least, block))
-    _, high = quantile_interval(slow, q, confidence=_CONFIDENCE, design_effect=design_effect(slow > most, block))
+    known = Counterfactual(
+        least_ms=quantile(fast, _Q) * (1.0 - slack),
+        most_ms=quantile(slow, _Q) * (1.0 + slack),
+        low_ms=_limits(fast, block)[0],
+        high_ms=_limits(slow, block)[1],
+    )
     unserved = int(attribution.unserved[own].sum())
-    if unserved > (1.0 - q) * len(seen):
-        return Counterfactual(
-            least_ms=least * (1.0 - slack),
-            most_ms=most * (1.0 + slack),
-            low_ms=low,
-            high_ms=high,
-            withdrawn=f"{unserved} requests failed or were cut off behind a compile: what they would have taken is not "
-            "known",
-        )
-    explained = 100.0 * (1.0 - rest / top) if top > 0 else math.nan
+    if unserved > (1.0 - _Q) * len(seen):
+        reason = f"{unserved} requests failed or were cut off behind a compile: what they would have taken is not known"
+        return replace(known, withdrawn=reason)
     shares = (math.nan, math.nan)
     if (left < seen).any():
         histogram = block_histogram(seen, block, left, block)
@@ -92,7 +89,7 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
             if histogram.blocks < 2
             else bootstrap_limits(
                 histogram,
-                q,
+                _Q,
                 groups_of(trial_of),
                 bound=0.0,
                 alpha=(1.0 - _CONFIDENCE) / 2.0,
@@ -103,16 +100,18 @@ def counterfactual(run: Run, arm: str, metric: str, *, q: float = 0.99) -> Count
         if limits is not None and limits.low is not None and limits.high is not None:
             # Stalls only add, so the share is never below 0.
             shares = (100.0 * max(0.0, 1.0 - math.exp(-limits.low)), 100.0 * max(0.0, 1.0 - math.exp(-limits.high)))
-    return Counterfactual(
+    return replace(
+        known,
         without_ms=rest,
-        least_ms=least * (1.0 - slack),
-        most_ms=most * (1.0 + slack),
-        low_ms=low,
-        high_ms=high,
-        explained_pct=explained,
+        explained_pct=100.0 * (1.0 - rest / top) if top > 0 else math.nan,
         explained_low_pct=shares[0],
         explained_high_pct=shares[1],
     )
+
+
+def _limits(values: Floats, block: Ints) -> tuple[float, float]:
+    effect = design_effect(values > quantile(values, _Q), block)
+    return quantile_interval(values, _Q, confidence=_CONFIDENCE, design_effect=effect)
 
 
 def _withdrawn(run: Run, arm: str) -> str | None:
@@ -126,11 +125,11 @@ def _withdrawn(run: Run, arm: str) -> str | None:
         return f"requests report {lost_s:.3g} s of compiles that are in no recorded event, and left a backlog unseen"
     if not (own & attribution.hit).any() and not any(event.stalls for event in run.serving_events(arm)):
         return None
-    if run.told_open_loop is False:
+    if run.reported_open_loop is False:
         return "the load waited for the server, so without compiles other requests would have come"
     answered = own & requests.ok
-    if requests.server_told[answered].mean() < _LEAST_TOLD if answered.any() else True:
-        return "the server does not tell how long its requests queued (queue_ns)"
+    if requests.server_timed[answered].mean() < _LEAST_TIMED if answered.any() else True:
+        return "the server does not report how long its requests queued (queue_ns)"
     if run.replicas(arm) > 1 and (requests.replica[answered] < 0).any():
         return "there are several replicas, and requests do not say which one answered (replica)"
     if attribution.misfit.get(arm, 0.0) > _MOST_MISFIT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,37 +27,52 @@ class Gaps:
     def __len__(self) -> int:
         return len(self.ms)
 
+    def of(self, kept: slice | Bools) -> Gaps:
+        """Some of the gaps."""
+        return Gaps(ms=self.ms[kept], row=self.row[kept], end_ns=self.end_ns[kept], failed=self.failed[kept])
+
 
 def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
-    """The gaps of the requests `rows`. Requests with broken times have none.
+    """The gaps of the requests `rows`, as `gaps_in_parts` has them.
+
+    With `most`, every k-th gap is taken where there are more, so that a quantile of the rest differs by far less than
+    time blocks do.
+    """
+    known = rows[~requests.broken[rows]]
+    counts = requests.gap_offsets[known + 1] - requests.gap_offsets[known]
+    total = int(counts.sum() + _never_came(requests, known).sum())
+    step = max(1, math.ceil(total / most)) if most else 1
+    parts = []
+    passed = 0
+    for part in gaps_in_parts(requests, rows):
+        parts.append(part.of(slice(-passed % step, None, step)))
+        passed += len(part)
+    return Gaps(
+        ms=np.concatenate([part.ms for part in parts]),
+        row=np.concatenate([part.row for part in parts]),
+        end_ns=np.concatenate([part.end_ns for part in parts]),
+        failed=np.concatenate([part.failed for part in parts]),
+    )
+
+
+def gaps_in_parts(requests: Requests, rows: Ints) -> Iterator[Gaps]:
+    """The gaps of the requests `rows`, one part at least. Requests with broken times have none.
 
     A failed request also counts with one gap as long as its deadline (as its longest gap does), at its end: the token
-    that never came. With `most`, every k-th gap is taken where there are more, so that a quantile of the rest differs
-    by far less than time blocks do.
+    that never came.
     """
     rows = rows[~requests.broken[rows]]
-    counts = np.diff(requests.gap_offsets)[rows]
-    extra = requests.failed[rows] & ~np.isnan(requests.max_itl_ms[rows])
-    total = int(counts.sum() + extra.sum())
-    step = max(1, math.ceil(total / most)) if most else 1
-    parts: list[tuple[npt.NDArray[np.float32], Ints, Ints, Bools]] = []
-    passed = 0
-    for first in range(0, len(rows), _CHUNK):
-        own = rows[first : first + _CHUNK]
-        found = _chunk(requests, own, counts[first : first + _CHUNK], own[extra[first : first + _CHUNK]])
-        kept = slice(-passed % step, None, step)
-        passed += len(found[0])
-        parts.append((found[0][kept], found[1][kept], found[2][kept], found[3][kept]))
-    if not parts:
-        nothing = np.zeros(0, dtype=np.int64)
-        return Gaps(ms=np.zeros(0, dtype=np.float32), row=nothing, end_ns=nothing, failed=np.zeros(0, dtype=np.bool_))
-    ms, row, end_ns, failed = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Gaps(ms=ms, row=row, end_ns=end_ns, failed=failed)
+    for first in range(0, max(1, len(rows)), _CHUNK):
+        yield _gaps(requests, rows[first : first + _CHUNK])
 
 
-def _chunk(
-    requests: Requests, rows: Ints, counts: Ints, failed: Ints
-) -> tuple[npt.NDArray[np.float32], Ints, Ints, Bools]:
+def _never_came(requests: Requests, rows: Ints) -> Bools:
+    return np.asarray(requests.failed[rows] & ~np.isnan(requests.max_itl_ms[rows]))
+
+
+def _gaps(requests: Requests, rows: Ints) -> Gaps:
+    counts = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]
+    failed = rows[_never_came(requests, rows)]
     row = np.repeat(rows, counts)
     before = np.cumsum(counts) - counts
     index = np.arange(len(row)) + np.repeat(requests.gap_offsets[rows] - before, counts)
@@ -65,11 +81,9 @@ def _chunk(
     earlier = np.concatenate(([0.0], since))[before]  # what had passed when each request began
     began = np.where(requests.first_ns[rows] > 0, requests.first_ns[rows], requests.start_ns[rows])
     end_ns = np.repeat(began, counts) + ((since - np.repeat(earlier, counts)) * 1e6).astype(np.int64)
-    flags = np.zeros(len(row) + len(failed), dtype=np.bool_)
-    flags[len(row) :] = True
-    return (
-        np.concatenate((ms, requests.max_itl_ms[failed].astype(np.float32))),
-        np.concatenate((row, failed)),
-        np.concatenate((end_ns, requests.end_ns[failed])),
-        flags,
+    return Gaps(
+        ms=np.concatenate((ms, requests.max_itl_ms[failed].astype(np.float32))),
+        row=np.concatenate((row, failed)),
+        end_ns=np.concatenate((end_ns, requests.end_ns[failed])),
+        failed=np.arange(len(row) + len(failed)) >= len(row),
     )

@@ -38,55 +38,52 @@ class Copies:
 def in_pairs(run: Run, arm: str, mask: Bools) -> tuple[Ints, Ints]:
     """(rows of the arm, rows of their copies on the control), both within `mask`; the last copy where there are two."""
     pair = run.requests.pair
-    mine, theirs = (np.flatnonzero(run.of_arm(name) & mask & (pair >= 0)) for name in (arm, run.control))
+    rows, base = (np.flatnonzero(run.of_arm(name) & mask & (pair >= 0)) for name in (arm, run.control))
     partner = np.full(int(pair.max(initial=-1)) + 1, -1, dtype=np.int64)
-    partner[pair[theirs]] = theirs
-    copies = partner[pair[mine]]
+    partner[pair[base]] = base
+    copies = partner[pair[rows]]
     both = copies >= 0
-    return mine[both], copies[both]
+    return rows[both], copies[both]
 
 
 def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies | None:
     """How the copies agree; None where no request of the two arms names a pair, as in records of other tools."""
     requests = run.requests
     pair = requests.pair
-    rows = [np.flatnonzero(run.of_arm(name)) for name in (arm, run.control)]
-    if not any((pair[own] >= 0).any() for own in rows):
+    arms = [np.flatnonzero(run.of_arm(name)) for name in (arm, run.control)]
+    if not any((pair[own] >= 0).any() for own in arms):
         return None
     size = int(pair.max(initial=-1)) + 1
-    counts = [np.bincount(pair[own][pair[own] >= 0], minlength=size) for own in rows]
-    mine, theirs = in_pairs(run, arm, np.ones(len(requests), dtype=np.bool_))
-    timed = ~(requests.broken[mine] | requests.broken[theirs]) & requests.scheduled[mine] & requests.scheduled[theirs]
-    apart_ms = np.abs(requests.start_ns[mine][timed] - requests.start_ns[theirs][timed]) / 1e6
-    if run.told_open_loop is False:
+    counts = [np.bincount(pair[own][pair[own] >= 0], minlength=size) for own in arms]
+    rows, copies = in_pairs(run, arm, np.ones(len(requests), dtype=np.bool_))
+    timed = ~(requests.broken[rows] | requests.broken[copies]) & requests.scheduled[rows] & requests.scheduled[copies]
+    apart_ms = np.abs(requests.start_ns[rows][timed] - requests.start_ns[copies][timed]) / 1e6
+    if run.reported_open_loop is False:
         apart_ms = apart_ms[:0]  # the copies of a closed loop start when each arm's own user is free
-    alike = not run.account(arm).external and not run.account(run.control).external
-    unequal = {}
-    for what, column in (
-        # External servers count with tokenizers of their own.
-        *((("prompt tokens", requests.prompt_tokens),) if alike else ()),
-        ("answer tokens asked for", requests.max_tokens),
-    ):
-        known = (column[mine] >= 0) & (column[theirs] >= 0)
-        unequal[what] = int((known & (column[mine] != column[theirs])).sum())
+    unequal = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
+    if run.account(arm).external or run.account(run.control).external:
+        del unequal["prompt tokens"]  # external servers count with tokenizers of their own
     return Copies(
         arm=arm,
         control=run.control,
-        pairs=len(mine),
+        pairs=len(rows),
         lonely=int(((counts[0] > 0) != (counts[1] > 0)).sum()),
         repeated=int(sum(np.maximum(own - 1, 0).sum() for own in counts)),
-        unpaired=int(sum((pair[own] < 0).sum() for own in rows)),
+        unpaired=int(sum((pair[own] < 0).sum() for own in arms)),
         other_instant=int((apart_ms > allowed_ms).sum()),
         farthest_ms=float(apart_ms.max(initial=0.0)),
-        other_trial=int((requests.trial[mine] != requests.trial[theirs]).sum()),
-        unequal=unequal,
+        other_trial=int((requests.trial[rows] != requests.trial[copies]).sum()),
+        unequal={
+            what: int(((tokens[rows] >= 0) & (tokens[copies] >= 0) & (tokens[rows] != tokens[copies])).sum())
+            for what, tokens in unequal.items()
+        },
     )
 
 
 def matters_ms(run: Run, at: float) -> float:
     """The time by which one arm's requests may be sent later than the other's: a fifth of the margin on the control's
     TTFT at the quantile `at`, and 1 ms at least."""
-    known = run.requests.ttft_ms[run.of_arm(run.control) & run.usable & run.requests.ok]
+    known = run.requests.ttft_ms[run.answered(run.control)]
     known = known[~np.isnan(known)]
     if not known.size:
         return _LEAST_MS
@@ -99,17 +96,17 @@ def lag_apart(run: Run, arm: str) -> list[tuple[str, float, float]]:
     In the mean and at the quantile that gates. Empty where lags are not recorded, or where requests wait for the
     servers before they are sent.
     """
-    if run.told_open_loop is False or run.concurrency:
+    if run.reported_open_loop is False or run.concurrency:
         return []
     lags = []
     for name in (arm, run.control):
-        own = run.requests.lag_ms(run.of_arm(name) & run.usable)
-        lags.append(own[~np.isnan(own)])
-    if not all(own.size for own in lags):
+        lag = run.requests.lag_ms(run.of_arm(name) & run.usable)
+        lags.append(lag[~np.isnan(lag)])
+    own, base = lags
+    if not own.size or not base.size:
         return []
-    mine, theirs = lags
     at = run.limits.quantile
     return [
-        ("on average", float(mine.mean() - theirs.mean()), matters_ms(run, 0.5)),
-        (f"at p{100.0 * at:.10g}", quantile(mine, at) - quantile(theirs, at), matters_ms(run, at)),
+        ("on average", float(own.mean() - base.mean()), matters_ms(run, 0.5)),
+        (f"at p{100.0 * at:.10g}", quantile(own, at) - quantile(base, at), matters_ms(run, at)),
     ]

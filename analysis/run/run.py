@@ -41,7 +41,7 @@ class Run:
     targets: tuple[SloTarget, ...]
     cold_targets: tuple[SloTarget, ...]  # for the first traffic after ready alone
     goodput_targets: tuple[SloTarget, ...]  # what each request must meet to be good; the SLO's limits by default
-    attainment: float | None  # the share of requests that must be good; None where none is asked for
+    attainment: float | None  # the share of requests that must be good; None without such a target
     design: str
     block_s: float  # of a block as it is judged: with arms that take turns, of one that holds a turn of each
     control: str
@@ -58,7 +58,7 @@ class Run:
 
     @classmethod
     def of(cls, records: RunRecords, seed: int | None = None) -> Run:
-        """The run that `records` tell of, with the experiment's own seed unless one is given.
+        """The run that `records` hold, with the experiment's own seed unless one is given.
 
         Raises RecordError when no arm can be the control, or when a setting to judge by cannot be used.
         """
@@ -67,12 +67,10 @@ class Run:
         infos = records.trials
         design = str(first_of(infos, "design") or table(experiment, "traffic").get("design") or "mirrored")
         block_s = seconds_of(first_of(infos, "block_s")) or seconds_of(table(experiment, "trials").get("block_s"))
-        block_s = block_s if block_s and block_s > 0 else limits.block_s
+        block_s = block_s or limits.block_s
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
-        told_arms = _told_arms(records)
-        unplaced_requests = misplaced_requests(
-            records.requests, arms=told_arms, trials={int(info["trial"]) for info in infos}
-        )
+        numbers = {int(info["trial"]) for info in infos}
+        unplaced_requests = misplaced_requests(records.requests, arms=_named_arms(records), trials=numbers)
         # What is judged of the table will be in `requests`: memory need not hold it twice.
         whole = [records.requests]
         records = replace(records, requests=records.requests.select([]))
@@ -88,7 +86,7 @@ class Run:
             records.events,
             requests,
             arms=arms,
-            trials={*(int(info["trial"]) for info in infos), *np.unique(requests.trial).tolist()},
+            trials=numbers.union(np.unique(requests.trial).tolist()),
             replicas={arm: names for arm in arms if (names := replica_names(infos, arm))},
         )
         events = compile_events(placed, requests, stalling=_stalling_kinds(infos))
@@ -157,7 +155,7 @@ class Run:
 
     @property
     def planned_trials(self) -> int:
-        """How many trials the experiment asks for; 0 where it does not say."""
+        """The number of trials in the experiment; 0 where it has none."""
         count = table(self.records.experiment, "trials").get("count")
         return count if isinstance(count, int) else 0
 
@@ -168,20 +166,20 @@ class Run:
 
     @property
     def infos(self) -> list[Mapping[str, Any]]:
-        """What each trial's trial.json says, empty where there is none."""
+        """The trial.json of each trial, empty where there is none."""
         return [trial.info for trial in self.trials]
 
     @property
-    def told_open_loop(self) -> bool | None:
+    def reported_open_loop(self) -> bool | None:
         """Whether the load did not wait for the servers, as the first trial that knows says."""
-        told = first_of(self.infos, "open_loop")
-        return told if isinstance(told, bool) else None
+        open_loop = first_of(self.infos, "open_loop")
+        return open_loop if isinstance(open_loop, bool) else None
 
     @property
     def concurrency(self) -> int | None:
         """Requests that a closed loop or a limit kept under way to each arm; None where there was no such number."""
-        told = number(first_of(self.infos, "concurrency")) or number(first_of(self.infos, "max_concurrency"))
-        return int(told) if told else None
+        limit = number(first_of(self.infos, "concurrency")) or number(first_of(self.infos, "max_concurrency"))
+        return int(limit) if limit else None
 
     @property
     def planned(self) -> dict[str, int]:
@@ -197,8 +195,8 @@ class Run:
     @property
     def weights(self) -> dict[str, float]:
         """The splitter's weight of each arm, as trials say, else as the experiment does."""
-        told = mapping(first_of(self.infos, "weights"))
-        weights = {str(name): number(value) or 0.0 for name, value in told.items()}
+        reported = mapping(first_of(self.infos, "weights"))
+        weights = {str(name): number(value) or 0.0 for name, value in reported.items()}
         for row in rows_of(self.records.experiment.get("arms")):
             if "name" in row and str(row["name"]) not in weights:
                 weights[str(row["name"])] = number(row.get("weight")) or 0.0
@@ -227,9 +225,11 @@ class Run:
 
     def of_arm(self, name: str) -> Bools:
         """Which requests went to the arm: a mask, shape (requests,)."""
-        if name not in self.requests.arms:
-            return np.zeros(len(self.requests), dtype=np.bool_)
-        return np.asarray(self.requests.arm == self.requests.arms.index(name))
+        return self.requests.of_arm(name)
+
+    def answered(self, arm: str) -> Ints:
+        """The rows of the arm's completed answers that are judged: indices of requests, rising."""
+        return np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
 
     def steady(self, mask: Bools, arms: Sequence[str]) -> Ints:
         """The rows in `mask` past the cold start that no compile held up, nor met one of `arms` compiling: indices of
@@ -263,7 +263,7 @@ class Run:
 
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""
-        own = np.flatnonzero(self.of_arm(arm) & self.usable & self.requests.ok)
+        own = self.answered(arm)
         return int(self.requests.token_times[own].sum()), int(self.requests.output_tokens[own].sum())
 
     def replicas(self, arm: str) -> int:
@@ -279,10 +279,10 @@ class Run:
         own, base = self.account(arm).config, self.account(self.control).config
         different = []
         for part in ("model", "engine"):
-            mine, theirs = mapping(own.get(part)), mapping(base.get(part))
-            if mine and theirs:
-                keys = sorted({*mine, *theirs})
-                different += [f"{part}.{key}" for key in keys if not _alike(key, mine.get(key), theirs.get(key))]
+            values, control = mapping(own.get(part)), mapping(base.get(part))
+            if values and control:
+                keys = sorted({*values, *control})
+                different += [f"{part}.{key}" for key in keys if not _alike(key, values.get(key), control.get(key))]
         return different
 
     def serving_events(self, arm: str) -> list[CompileEvent]:
@@ -308,14 +308,11 @@ class Run:
 
 def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]]:
     """The control and all arms, control first, then in the order that the experiment names them."""
-    told = rows_of(records.experiment.get("arms"))
-    names = [str(row["name"]) for row in told if "name" in row]
-    for info in records.trials:
-        names += [str(row["name"]) for row in rows_of(info.get("arms")) if "name" in row]
-    names = list(dict.fromkeys([*names, *requests.arms]))
+    names = tuple(dict.fromkeys((*_named_arms(records), *requests.arms)))
     if not names:
         raise RecordError("the records name no arm and hold no request: give a run with requests")
-    control = next((str(row["name"]) for row in told if row.get("control") is True and "name" in row), None)
+    rows = rows_of(records.experiment.get("arms"))
+    control = next((str(row["name"]) for row in rows if row.get("control") is True and "name" in row), None)
     control = control or first_of(records.trials, "control")
     control = control or next((name for name in ("control", "eager") if name in names), None)
     if control is None:
@@ -328,14 +325,14 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
 
 def _stalling_kinds(infos: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
     """The kinds of compile events that hold the device, as the first trial that knows says; None where none does."""
-    told = first_of(infos, "stalling_kinds")
-    return frozenset(kind for kind in told if isinstance(kind, str)) if isinstance(told, list) else None
+    kinds = first_of(infos, "stalling_kinds")
+    return frozenset(kind for kind in kinds if isinstance(kind, str)) if isinstance(kinds, list) else None
 
 
-def _told_arms(records: RunRecords) -> set[str]:
-    """The arms that the experiment or a trial names; empty where none does, so that the requests alone name them."""
+def _named_arms(records: RunRecords) -> tuple[str, ...]:
+    """The arms that the experiment and the trials name, in their order; empty where none does."""
     tables = [records.experiment.get("arms"), *(info.get("arms") for info in records.trials)]
-    return {str(row["name"]) for table in tables for row in rows_of(table) if "name" in row}
+    return tuple(dict.fromkeys(str(row["name"]) for table in tables for row in rows_of(table) if "name" in row))
 
 
 def _alike(key: str, one: Any, other: Any) -> bool:

@@ -22,7 +22,7 @@ from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import quantile
 
-_FEWEST_FOR_FAIL = 3  # one or two bad requests cannot be told from bad luck
+_FEWEST_FOR_FAIL = 3  # one or two bad requests may be bad luck
 
 
 def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], float | None]:
@@ -31,7 +31,7 @@ def parse_goodput(table: Mapping[str, Any]) -> tuple[tuple[SloTarget, ...], floa
     An empty table gives none and None. What `check_goodput` refuses raises RecordError.
     """
     limits, share = check_goodput(table)
-    # A limit for each request has no quantile; `meets_all` asks for none.
+    # A limit for each request has no quantile; `meets_all` uses none.
     targets = [SloTarget(key=key, metric=key, quantile=0.5, limit=limit) for key, limit in limits.items()]
     return tuple(targets), share
 
@@ -59,15 +59,10 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
-    """Which requests miss the target, and which count for it at all (not those whose value is undefined).
-
-    A target on ITL is none of a request: nobody misses it here, and nobody counts (see `units`).
-    """
+    """Which requests miss the target, which is not of ITL, and which count for it (not those of undefined value)."""
     completed = requests.ok | requests.failed
     if target.quantile is None:
         return requests.failed.copy(), completed
-    if target.metric == "itl":
-        return np.zeros(len(requests), dtype=np.bool_), np.zeros(len(requests), dtype=np.bool_)
     values = requests.metric_ms(target.metric)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
@@ -83,7 +78,7 @@ def _beyond(values: npt.NDArray[Any], target: SloTarget) -> Bools:
 def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
     """Which requests completed within every per-request limit: the numerator of goodput.
 
-    ITL pools the gaps of all requests, so that a target on it asks nothing of one.
+    ITL pools the gaps of all requests, so a target on it limits no single one.
     """
     good = requests.ok.copy()
     for target in targets:

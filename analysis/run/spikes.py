@@ -1,7 +1,7 @@
 """Which requests a compile held up, for how long, and which latency spikes that explains.
 
 A request is joined to a compile in two ways: by trigger (the event names it) and by overlap in time on the same
-arm and replica. Where the server reported how long compiles held it up, its number decides; else the overlap does.
+arm and replica. Where the server reported how long compiles held it up, that number counts; else the overlap does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from analysis.statistics.quantiles import quantile
 CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
 OTHER, BACKLOG, _SLOWED, _QUEUED, _RECOMPILED = range(5)
 
-# Which kinds hold the device while they last is the server's to say (trial.json). Where it does not, all do but this.
+# Kinds that do not hold the device while they last, where the server does not say which do (trial.json).
 _RUNS_ON = frozenset({"eager_fallback"})
 # Kinds that say that a shape was not foreseen.
 RECOMPILE_KINDS = frozenset({"compile", "recompile", "limit_hit"})
@@ -32,11 +32,12 @@ _TOKEN_DELAY_NS = 50_000_000
 _FEWEST_QUIET = 8
 _MERGE_NS = 1_000_000_000
 _MOST_SPIKES = 200
+NOBODY = np.zeros(0, dtype=np.int64)  # no request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileEvent:
-    """One row of compile_events with its times in order."""
+    """One row of compile_events."""
 
     event_id: str
     trial: int
@@ -58,32 +59,22 @@ class CompileEvent:
 def compile_events(
     table: pa.Table | None, requests: Requests, *, stalling: Collection[str] | None = None
 ) -> tuple[CompileEvent, ...]:
-    """The events of `table` in order of time, each id once (a stream that was taken up again repeats events).
+    """The events of `table`, which were placed, in order of time, each id once (a stream that resumed repeats events).
 
     One without a phase is serving if it ends after the first request. `stalling` are the kinds that hold the device;
-    where nobody says, all but an eager fallback do.
+    without it, all but an eager fallback do.
     """
     if table is None:
         return ()
-    first: dict[int, int] = {}
-    for number in np.unique(requests.trial):
-        starts = requests.start_ns[(requests.trial == number) & ~requests.broken]
-        if starts.size:
-            first[int(number)] = int(starts.min())
+    spans = requests.spans()
     events = []
     seen: set[tuple[int, str, str]] = set()
     for position, row in enumerate(table.to_pylist()):
-        start, end = row["start_ns"], row["end_ns"]
-        if start is None or row["arm"] is None:
-            continue
-        end = max(start, end if end is not None else start)
-        trial = int(row["trial"] or 1)
+        trial, phase, kind = row["trial"], row["phase"], row["kind"]
         identity = (trial, row["arm"], row["event_id"] or f"event-{position}")
         if identity in seen:
             continue
         seen.add(identity)
-        phase, kind = row["phase"], row["kind"] or "compile"
-        serving = phase == "serving" if phase else end > first.get(trial, 0)
         events.append(
             CompileEvent(
                 event_id=identity[2],
@@ -91,9 +82,9 @@ def compile_events(
                 arm=row["arm"],
                 replica=row["replica"] or None,
                 kind=kind,
-                start_ns=start,
-                end_ns=end,
-                serving=serving,
+                start_ns=row["start_ns"],
+                end_ns=row["end_ns"],
+                serving=phase == "serving" if phase else row["end_ns"] > spans.get(trial, (0, 0))[0],
                 stalls=kind not in _RUNS_ON if stalling is None else kind in stalling,
                 request_ids=tuple(name for name in row["request_ids"] or () if name is not None),
                 row=row,
@@ -164,6 +155,14 @@ def stall_windows(events: Iterable[CompileEvent], *, arm: str, trial: int, repli
     )
 
 
+def held_s(events: Iterable[CompileEvent]) -> float:
+    """Seconds in which any of the events lasted, summed over trials and replicas."""
+    spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for event in events:
+        spans.setdefault((event.trial, event.replica or ""), []).append((event.start_ns, event.end_ns))
+    return sum((windows_of(spans[place]).seconds for place in sorted(spans)), start=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
     """How much earlier each request would have ended, and its first token come, had nothing compiled; (n,) each."""
@@ -177,7 +176,6 @@ class Attribution:
     """What compiles did to each request, one entry a request."""
 
     stall_ms: Floats  # time that a compile held the request up
-    stall_before_first_ms: Floats  # the part of it before the first token
     backlog_ms: Floats  # what it waited beyond that in the queue that compiles had made, see `analysis.run.backlog`
     delay: Delay  # what both come to
     delay_least: Delay
@@ -195,12 +193,13 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     rows = len(requests)
     usable = ~requests.broken
     relevant = [event for event in events if event.serving and event.stalls]
+    nothing = _nothing_compiled(rows, len(events))
     if not relevant and not (usable & (requests.stall_ns > 0)).any():
-        return _nothing_compiled(rows, len(events))
+        return nothing
     overlap, before = np.zeros(rows), np.zeros(rows)
     ends_wait = np.where(requests.first_ns > 0, requests.first_ns, requests.end_ns)
     for arm, trial in sorted({(event.arm, event.trial) for event in relevant if event.arm in requests.arms}):
-        of_arm = np.flatnonzero(usable & (requests.arm == requests.arms.index(arm)) & (requests.trial == trial))
+        of_arm = np.flatnonzero(requests.of_arm(arm) & (requests.trial == trial) & usable)
         for replica in np.unique(requests.replica[of_arm]).tolist():
             own = of_arm[requests.replica[of_arm] == replica]
             name = requests.replicas[replica] if replica >= 0 else None
@@ -235,32 +234,25 @@ def attribute(requests: Requests, events: Sequence[CompileEvent]) -> Attribution
     cause[usable & (overlapped | hit)] = _SLOWED
     cause[hit & (behind | (~overlapped & (stall_before > 0)))] = _QUEUED
     cause[usable & triggered] = _RECOMPILED
-    nobody = np.zeros(0, dtype=np.int64)
     direct = Delay(ms=stall, before_first_ms=stall_before)
-    return Attribution(
+    return replace(
+        nothing,
         stall_ms=stall,
-        stall_before_first_ms=stall_before,
-        backlog_ms=np.zeros(rows),
         delay=direct,
         delay_least=direct,
         delay_most=direct,
-        unserved=np.zeros(rows, dtype=np.bool_),
-        misfit={},
         cause=cause,
         hit=hit,
-        event_requests=tuple(hits.get(id(event), nobody) for event in events),
-        event_backlog=tuple(nobody for _ in events),
+        event_requests=tuple(hits.get(id(event), NOBODY) for event in events),
     )
 
 
 def _nothing_compiled(rows: int, events: int) -> Attribution:
-    """What is attributed where no compile held anybody up. One value for all rows takes no memory."""
+    """What is attributed where no compile held up a request. One value for all rows takes no memory."""
     none, never = np.broadcast_to(0.0, rows), np.broadcast_to(False, rows)
     delay = Delay(ms=none, before_first_ms=none)
-    nobody = np.zeros(0, dtype=np.int64)
     return Attribution(
         stall_ms=none,
-        stall_before_first_ms=none,
         backlog_ms=none,
         delay=delay,
         delay_least=delay,
@@ -269,20 +261,19 @@ def _nothing_compiled(rows: int, events: int) -> Attribution:
         misfit={},
         cause=np.broadcast_to(np.int8(OTHER), rows),
         hit=never,
-        event_requests=(nobody,) * events,
-        event_backlog=(nobody,) * events,
+        event_requests=(NOBODY,) * events,
+        event_backlog=(NOBODY,) * events,
     )
 
 
 def _requests_in_flight(requests: Requests, events: Sequence[CompileEvent]) -> list[Ints]:
     """For each event, the requests on its arm and replica that were in flight at some moment of it."""
-    found: list[Ints] = []
+    in_flight: list[Ints] = []
     order: dict[tuple[str, int], tuple[Ints, Ints, Ints]] = {}
     for event in events:
         key = (event.arm, event.trial)
         if key not in order:
-            arm = requests.arms.index(event.arm) if event.arm in requests.arms else -1
-            own = np.flatnonzero((requests.arm == arm) & (requests.trial == event.trial) & ~requests.broken)
+            own = np.flatnonzero(requests.of_arm(event.arm) & (requests.trial == event.trial) & ~requests.broken)
             own = own[np.argsort(requests.start_ns[own], kind="stable")]
             order[key] = (own, requests.start_ns[own], np.maximum.accumulate(requests.end_ns[own]))
         own, starts, latest = order[key]
@@ -294,21 +285,20 @@ def _requests_in_flight(requests: Requests, events: Sequence[CompileEvent]) -> l
         if event.replica in requests.replicas:
             replica = requests.replica[candidates]
             flying &= (replica < 0) | (replica == requests.replicas.index(event.replica or ""))
-        found.append(candidates[flying])
-    return found
+        in_flight.append(candidates[flying])
+    return in_flight
 
 
 def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[Ints]:
     """For each event, the requests that it names, on its own arm and trial."""
-    wanted = sorted({name for event in events for name in event.request_ids})
-    nobody = np.zeros(0, dtype=np.int64)
-    if not wanted:
-        return [nobody] * len(events)
-    index = pc.index_in(requests.request_ids, value_set=pa.array(wanted, pa.string()))
+    names = sorted({name for event in events for name in event.request_ids})
+    if not names:
+        return [NOBODY] * len(events)
+    index = pc.index_in(requests.request_ids, value_set=pa.array(names, pa.string()))
     index = np.asarray(pc.fill_null(index, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
     rows_by_name: dict[str, list[int]] = {}
     for row in np.flatnonzero((index >= 0) & ~requests.broken).tolist():
-        rows_by_name.setdefault(wanted[index[row]], []).append(row)
+        rows_by_name.setdefault(names[index[row]], []).append(row)
     named = []
     for event in events:
         rows = [
@@ -317,7 +307,7 @@ def _requests_named(requests: Requests, events: Sequence[CompileEvent]) -> list[
             for row in rows_by_name.get(name, ())
             if requests.arms[requests.arm[row]] == event.arm and requests.trial[row] == event.trial
         ]
-        named.append(np.unique(np.array(rows, dtype=np.int64)) if rows else nobody)
+        named.append(np.unique(np.array(rows, dtype=np.int64)))
     return named
 
 
@@ -325,7 +315,7 @@ def _own_batch(requests: Requests, event: CompileEvent, named: Ints) -> Ints:
     """Which of the requests that an event names were in the batch that compiled; the others waited for it.
 
     A prefill batch is known by its id. In the batch of a decode step are the requests that had their first token.
-    Where no request has a batch id, an event names its batch and nobody else.
+    Where no request has a batch id, an event names its batch alone.
     """
     if not (requests.batch[named] >= 0).any():
         return named
@@ -385,10 +375,10 @@ def find_spikes(
     """
     spikes: list[Spike] = []
     for name in requests.arms:
-        found = excursions(requests, attribution, arm=name, control=control)
-        for trial in np.unique(requests.trial[found.rows]).tolist():
-            of_trial = requests.trial[found.rows] == trial
-            rows, excess = found.rows[of_trial], found.excess_ms[of_trial]
+        beyond = excursions(requests, attribution, arm=name, control=control)
+        for trial in np.unique(requests.trial[beyond.rows]).tolist():
+            of_trial = requests.trial[beyond.rows] == trial
+            rows, excess = beyond.rows[of_trial], beyond.excess_ms[of_trial]
             spikes.extend(_merged(requests, attribution, events, name, trial, rows, excess))
     spikes.sort(key=lambda spike: (-spike.peak_ms, spike.arm, spike.trial, spike.start_ns))
     return spikes[:_MOST_SPIKES]
@@ -403,13 +393,11 @@ class Excursions:
 
 
 def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Excursions:
-    """The arm's excursions of E2E as `find_spikes` tells them, request by request."""
-    number = requests.arms.index(arm) if arm in requests.arms else -1
+    """The arm's excursions of E2E as `find_spikes` defines them, request by request."""
     quiet = requests.ok & (attribution.cause == OTHER)
-    baseline = _baseline(requests, quiet & (requests.arm == number))
-    if baseline is None and control in requests.arms:
-        baseline = _baseline(requests, quiet & (requests.arm == requests.arms.index(control)))
-    own = np.flatnonzero((requests.arm == number) & ~np.isnan(requests.e2e_ms))
+    baselines = (_baseline(requests, quiet & requests.of_arm(name)) for name in (arm, control))
+    baseline = next((known for known in baselines if known is not None), None)
+    own = np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms))
     if baseline is None:
         return Excursions(rows=own[:0], excess_ms=np.zeros(0))
     expected = baseline.expected_ms(requests.output_tokens[own])
@@ -464,8 +452,6 @@ def _merged(
 ) -> list[Spike]:
     order = np.argsort(requests.start_ns[rows], kind="stable")
     rows, excess = rows[order], excess[order]
-    if not rows.size:
-        return []
     latest = np.maximum.accumulate(requests.end_ns[rows])
     breaks = np.flatnonzero(requests.start_ns[rows][1:] > latest[:-1] + _MERGE_NS) + 1
     spikes = []

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.records.documents import read_document
+from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
+from analysis.records.run_records import trial_folders
 from analysis.run.run import Run
-from analysis.run.spikes import CompileEvent, windows_of
+from analysis.run.spikes import CompileEvent, held_s
 
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
 BEFORE = ("process", "import")
@@ -29,7 +30,7 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
     starts = [items for items in starts if items]
     shapes = [{item: ns for item, ns in items.items() if _part(item) not in AROUND} for items in starts]
     whole = bool(starts) and all(set(BEFORE) <= {_part(item) for item in items} for items in starts)
-    memory = next((dict(found) for row in run.account(arm).startups if (found := mapping(row.get("memory_bytes")))), {})
+    memories = (mapping(row.get("memory_bytes")) for row in run.account(arm).startups)
     return {
         "serving_s": _mean_s(sum(items.values()) for items in starts) if whole else None,
         "process_s": _part_s(starts, *BEFORE) if whole else None,
@@ -39,7 +40,7 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
         "other_s": _part_s(starts, "other"),
         **_compiling(run, arm),
         "slowest": _slowest(shapes),
-        "memory_bytes": memory,
+        "memory_bytes": dict(next(filter(None, memories), {})),
     }
 
 
@@ -79,50 +80,32 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]
     starts = max(1, len(run.trials) * run.replicas(arm))
+    tuned = any(event.row.get("autotune_ns") is not None for event in compiles)
     states = [str(event.row.get("cache") or "") for event in compiles]
     return {
         "compiles": len(compiles) / starts,
-        "compile_s": _union_s(compiles) / starts,
+        "compile_s": held_s(compiles) / starts,
         "backend_s": _total_s(compiles, "backend_ns") / starts,
-        "autotune_s": _total_s(compiles, "autotune_ns") / starts if _is_told(compiles, "autotune_ns") else None,
+        "autotune_s": _total_s(compiles, "autotune_ns") / starts if tuned else None,
         # Kernels that are tuned when they first run, after the compile that made them.
-        "tuning_s": _union_s([event for event in warm if event.kind == "autotune"]) / starts,
-        "recording_s": _union_s([event for event in warm if event.kind == "graph_capture"]) / starts,
+        "tuning_s": held_s(event for event in warm if event.kind == "autotune") / starts,
+        "recording_s": held_s(event for event in warm if event.kind == "graph_capture") / starts,
         "cache": {state: states.count(state) for state in ("hit", "miss", "bypass")},
     }
-
-
-def _union_s(events: list[CompileEvent]) -> float:
-    """Time in the events, of which two replicas may have some at once."""
-    replicas = {(event.trial, event.replica) for event in events}
-    return sum(
-        windows_of((e.start_ns, e.end_ns) for e in events if (e.trial, e.replica) == replica).seconds
-        for replica in replicas
-    )
 
 
 def _total_s(events: list[CompileEvent], column: str) -> float:
     return sum(number(event.row.get(column)) or 0.0 for event in events) / 1e9
 
 
-def _is_told(events: list[CompileEvent], column: str) -> bool:
-    return any(event.row.get(column) is not None for event in events)
-
-
 def compiler_facts(directory: Path, arm: str) -> dict[str, dict[str, int] | None]:
     """Graph breaks and CUDA-graph skips of the arm over all replicas and trials, the most frequent first.
 
-    None where no replica told of them; empty where they told of none.
+    None where no replica reported them; empty where they reported none.
     """
-    folders = sorted(path for path in directory.glob("trial-*") if path.is_dir()) or [directory]
-    told = [row for folder in folders for row in _told(folder / "compiler.json") if row.get("arm") == arm]
-    return {name: _summed(told, name) if told else None for name in ("graph_breaks", "cudagraph_skips")}
-
-
-def _told(path: Path) -> list[Mapping[str, Any]]:
-    document = read_document(path)
-    content = document.content if document is not None else None
-    return [mapping(row) for row in (content or {}).values()]
+    contents = [content_of(folder / "compiler.json") for folder in trial_folders(directory)]
+    reports = [mapping(row) for content in contents for row in content.values() if mapping(row).get("arm") == arm]
+    return {name: _summed(reports, name) if reports else None for name in ("graph_breaks", "cudagraph_skips")}
 
 
 def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:

@@ -51,8 +51,8 @@ def trials_of(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: f
         info = by_number.get(trial, {})
         own = (requests.trial == trial) & ~requests.broken
         first, last = _range(requests.start_ns, own) if own.any() else (0, 0)
-        told = number(info.get("start_ns"))
-        start = int(info["start_ns"]) if told is not None and 0 < told <= first else first
+        reported = number(info.get("start_ns"))
+        start = int(info["start_ns"]) if reported is not None and 0 < reported <= first else first
         seen = (last - start) / 1e9 if own.any() else 0.0
         duration = seconds_of(info.get("duration_s"))
         if duration is None:

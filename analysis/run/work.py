@@ -41,29 +41,28 @@ def work_of(run: Run, arm: str) -> Work:
     """The work of the completed requests, by each server's count: of copies of the same requests where there are any,
     else against what was planned."""
     requests, control = run.requests, run.control
-    done = run.usable & requests.ok
-    own = not run.account(arm).external and not run.account(control).external
+    ours = not run.account(arm).external and not run.account(control).external
     counted = run.account(arm).counts_tokens and run.account(control).counts_tokens
     paired = run.design == "mirrored"
-    other = [text for name in (arm, control) if own and (text := _beside_the_plan(run, name))]
+    other = [text for name in (arm, control) if ours and (text := _beside_the_plan(run, name))]
     if paired:
-        mine, theirs = in_pairs(run, arm, done)
+        own, base = in_pairs(run, arm, run.usable & requests.ok)
     else:
-        mine, theirs = (np.flatnonzero(run.of_arm(name) & done) for name in (arm, control))
+        own, base = run.answered(arm), run.answered(control)
     means: list[tuple[str, float, float]] = []
-    if mine.size and theirs.size:
-        sides = (mine, theirs)
+    if own.size and base.size:
+        sides = (own, base)
         if paired:
-            means.append(("prompt tokens", _mean(requests.prompt_tokens[mine]), _mean(requests.prompt_tokens[theirs])))
+            means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
         if paired and counted:
-            means.append(("answer tokens", _mean(requests.output_tokens[mine]), _mean(requests.output_tokens[theirs])))
+            means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
         elif counted:
             first, second = (_total(requests.output_tokens[rows]) / _total(requests.max_tokens[rows]) for rows in sides)
             means.append(("percent of the planned answer tokens", 100.0 * first, 100.0 * second))
-        if own and not paired:
-            other += _asked_apart(run, arm, mine, theirs)
+        if ours and not paired:
+            other += _planned_apart(run, arm, own, base)
         if counted:
-            other += _answered_apart(run, arm, mine, theirs, paired=paired)
+            other += _answered_apart(run, arm, own, base, paired=paired)
     return Work(arm=arm, control=control, means=tuple(means), other=tuple(other))
 
 
@@ -72,7 +71,8 @@ def _beside_the_plan(run: Run, arm: str) -> str:
     if mapping(run.records.experiment.get("traffic")).get("ignore_eos") is not True:
         return ""
     requests = run.requests
-    rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok & (requests.max_tokens > 0))
+    rows = run.answered(arm)
+    rows = rows[requests.max_tokens[rows] > 0]
     wrong = rows[requests.output_tokens[rows] != requests.max_tokens[rows]]
     if not wrong.size:
         return ""
@@ -83,87 +83,87 @@ def _beside_the_plan(run: Run, arm: str) -> str:
     )
 
 
-def _asked_apart(run: Run, arm: str, mine: Ints, theirs: Ints) -> list[str]:
-    """What arms that are sent different requests were asked: chance deals both the same lengths."""
-    found = []
+def _planned_apart(run: Run, arm: str, own: Ints, base: Ints) -> list[str]:
+    """In what the requests of arms that are sent different ones differ: chance deals both the same lengths."""
+    differences = []
     # Turns of one session resemble each other.
     units = (run.sessions(arm), run.sessions(run.control))
     for what, column in (("prompts", run.requests.prompt_tokens), ("planned answers", run.requests.max_tokens)):
-        share, longer = shifted(column[mine], column[theirs], units=units)
+        share, longer = shifted(column[own], column[base], units=units)
         if share > 2 * WORK_APART:
-            found.append(
+            differences.append(
                 f"{100.0 * share:.0f} % of the {what} of {arm} are {'longer' if longer else 'shorter'} than those of "
                 f"{run.control}"
             )
-    return found
+    return differences
 
 
-def _answered_apart(run: Run, arm: str, mine: Ints, theirs: Ints, *, paired: bool) -> list[str]:
+def _answered_apart(run: Run, arm: str, own: Ints, base: Ints, *, paired: bool) -> list[str]:
     """In what the lengths of the answers differ, beyond chance."""
     requests, control = run.requests, run.control
-    answers, wanted = requests.output_tokens, requests.max_tokens
-    if min(mine.size, theirs.size) < _FEWEST:
+    answers, planned = requests.output_tokens, requests.max_tokens
+    if min(own.size, base.size) < _FEWEST:
         return []
-    found = []
-    apart = _paired_ratio(answers, mine, theirs) if paired else _share_ratio(answers, wanted, mine, theirs)
+    differences = []
+    apart = _paired_ratio(answers, own, base) if paired else _share_ratio(answers, planned, own, base)
     if apart is not None:
         ratio, error = apart
         if abs(ratio - 1.0) > max(_SURELY_APART, _SURE * error):
-            found.append(
+            differences.append(
                 f"answers of {arm} have {ratio:.3g} times the tokens of those of {control} (standard error {error:.2g})"
             )
     # Of different requests the shares of what was planned compare, in thousandths.
-    lengths = answers if paired else 1000 * answers.astype(np.int64) // np.maximum(wanted, 1)
-    share, longer = shifted(lengths[mine], lengths[theirs], units=(mine.size, theirs.size))
+    lengths = answers if paired else 1000 * answers.astype(np.int64) // np.maximum(planned, 1)
+    share, longer = shifted(lengths[own], lengths[base], units=(own.size, base.size))
     if share > WORK_APART:
-        found.append(
+        differences.append(
             f"{100.0 * share:.0f} % of the answers of {arm} are {'longer' if longer else 'shorter'} than those of "
             f"{control}"
         )
     if paired:
-        log_ratio = np.log((answers[mine] + 1.0) / (answers[theirs] + 1.0))
-        for what, column in (("prompts", requests.prompt_tokens), ("planned answers", wanted)):
-            slope = _correlation(log_ratio, np.log(np.maximum(column[theirs], 0) + 1.0))
-            if abs(slope) > max(0.1, _SURE / math.sqrt(mine.size)):
-                found.append(
+        log_ratio = np.log((answers[own] + 1.0) / (answers[base] + 1.0))
+        for what, column in (("prompts", requests.prompt_tokens), ("planned answers", planned)):
+            slope = _correlation(log_ratio, np.log(np.maximum(column[base], 0) + 1.0))
+            if abs(slope) > max(0.1, _SURE / math.sqrt(own.size)):
+                differences.append(
                     f"the longer the {what}, the {'longer' if slope > 0 else 'shorter'} the answers of {arm} beside "
                     f"those of {control} (correlation {slope:.2f})"
                 )
-    return found
+    return differences
 
 
-def _paired_ratio(answers: Ints, mine: Ints, theirs: Ints) -> tuple[float, float] | None:
+def _paired_ratio(answers: Ints, own: Ints, base: Ints) -> tuple[float, float] | None:
     """(total of the arm over that of the copies, its standard error); None when nothing was answered."""
-    total = float(answers[theirs].sum())
+    total = float(answers[base].sum())
     if not total:
         return None
-    difference = answers[mine].astype(np.float64) - answers[theirs]
-    return 1.0 + float(difference.sum()) / total, float(difference.std()) * math.sqrt(mine.size) / total
+    difference = answers[own].astype(np.float64) - answers[base]
+    return 1.0 + float(difference.sum()) / total, float(difference.std()) * math.sqrt(own.size) / total
 
 
-def _share_ratio(answers: Ints, wanted: Ints, mine: Ints, theirs: Ints) -> tuple[float, float] | None:
+def _share_ratio(answers: Ints, planned: Ints, own: Ints, base: Ints) -> tuple[float, float] | None:
     """(share of the planned tokens over the control's, its standard error), linearised; None when a share is 0."""
     shares, variance = [], 0.0
-    for rows in (mine, theirs):
-        planned = np.maximum(wanted[rows], 0).astype(np.float64)
-        total, made = float(planned.sum()), float(answers[rows].sum())
+    for rows in (own, base):
+        tokens = np.maximum(planned[rows], 0).astype(np.float64)
+        total, made = float(tokens.sum()), float(answers[rows].sum())
         if not total or not made:
             return None
         shares.append(made / total)
-        variance += float(((answers[rows] - shares[-1] * planned) ** 2).sum()) / made**2
+        variance += float(((answers[rows] - shares[-1] * tokens) ** 2).sum()) / made**2
     ratio = shares[0] / shares[1]
     return ratio, ratio * math.sqrt(variance)
 
 
-def shifted(mine: Ints, theirs: Ints, *, units: tuple[int, int]) -> tuple[float, bool]:
+def shifted(own: Ints, base: Ints, *, units: tuple[int, int]) -> tuple[float, bool]:
     """(the share of lengths by which one side is longer by more than 5 %, whether it is the first); 0 within chance.
 
     The largest distance between the two distributions, one of them stretched by 5 %; chance is that of Kolmogorov
     and Smirnov (1 in 1,000) for as many independent lengths as `units` says. (0, False) of an empty side.
     """
-    if not mine.size or not theirs.size:
+    if not own.size or not base.size:
         return 0.0, False
-    first, second = (_distribution(np.clip(lengths, 0, _LONGEST)) for lengths in (mine, theirs))
+    first, second = (_distribution(np.clip(lengths, 0, _LONGEST)) for lengths in (own, base))
     size = max(first.size, second.size)
     lengths = np.arange(size)
     stretched = np.minimum((lengths * (1.0 + WORK_APART)).astype(np.int64), size - 1)
@@ -213,7 +213,7 @@ class TokenTimes:
 def token_times(run: Run, arm: str) -> TokenTimes:
     """How the arm's tokens came. Nothing is untimed where no arm's records have times of tokens."""
     requests = run.requests
-    rows = np.flatnonzero(run.of_arm(arm) & run.usable & requests.ok)
+    rows = run.answered(arm)
     tokens, times = requests.output_tokens[rows], requests.token_times[rows]
     timed = bool((requests.token_times > 0).any()) and not run.account(arm).external
     many = (tokens >= _MANY_TOKENS) & (requests.first_ns[rows] > 0)

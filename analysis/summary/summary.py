@@ -225,7 +225,7 @@ def _distribution(run: Run) -> dict[str, Any]:
 
 
 def _design(run: Run) -> dict[str, Any]:
-    planned, open_loop = run.planned, run.told_open_loop
+    planned, open_loop = run.planned, run.reported_open_loop
     return {
         "design": run.design,
         "duration_s": max((trial.seconds for trial in run.trials), default=0.0),

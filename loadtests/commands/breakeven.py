@@ -54,6 +54,5 @@ def main(options: argparse.Namespace) -> int:
 def breakeven_text(costs: Mapping[str, Any]) -> str:
     """The break-even for people."""
     shown = payoffs({"break_even": costs})
-    table = aligned([["", *(row.arm for row in shown.arms), ""], *([*figures, ""] for figures in shown.figures)])
-    reasons = [row.reason for row in shown.arms]
-    return "\n".join([f"{costs['run_dir']}: {shown.about}", "", *table, "", RANGES, *reasons])
+    table = aligned([["", *shown.arms, ""], *([row.name, *row.values, ""] for row in shown.figures)])
+    return "\n".join([f"{costs['run_dir']}: {shown.about}", "", *table, "", RANGES, *shown.reasons])

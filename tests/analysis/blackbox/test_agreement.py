@@ -60,13 +60,13 @@ def event(start_s: float, seconds: float, *, serving: bool = True, kind: str = "
 
 def test_stalls_and_compiles_that_overlap_are_the_same() -> None:
     found = agreement_of(outside(stall(10.02, 2.0), stall(50.0, 1.0)), [event(10, 2), event(30, 3)], [4, 4])
-    assert (found.telemetry, found.silent, found.called, found.missed, found.extra) == (2, 1, 1, 1, 1)
+    assert (found.telemetry, found.seen, found.called, found.missed, found.extra) == (2, 1, 1, 1, 1)
     assert found.onset_error_ms == pytest.approx(20.0)
 
 
 def test_a_stall_that_was_seen_and_not_called_is_missed() -> None:
     found = agreement_of(outside(stall(10, 2, UNKNOWN)), [event(10, 2)], [4])
-    assert (found.silent, found.called, found.missed, found.extra) == (1, 0, 1, 0)
+    assert (found.seen, found.called, found.missed, found.extra) == (1, 0, 1, 0)
 
 
 def test_compiles_at_one_time_are_one_and_one_stall_may_hold_several() -> None:

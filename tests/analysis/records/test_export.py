@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     before = pool.bytes_allocated()
     held, seen = [], []
 
-    def take(table: pa.Table, _: int) -> None:
+    def take(table: pa.Table) -> None:
         seen.append(table.num_rows)
         held.append(pool.bytes_allocated() - before)
 

@@ -30,7 +30,7 @@ def test_what_requests_waited_for_on_the_server_is_read_where_an_event_may_have_
             writer.append(event)
     requests = requests_of(read_run(tmp_path).requests)
     served = phase == "serving"
-    assert requests.server_told.tolist() == [served]
+    assert requests.server_timed.tolist() == [served]
     assert requests.queue_us.tolist() == [7000 if served else 0]
 
 

@@ -24,7 +24,7 @@ def path(tmp_path):
 def read(path):
     """The numbers of the rows that are read, and what is said of the file."""
     tables = []
-    problems = read_pieces(path, REQUESTS, lambda table, _: tables.append(table))
+    problems = read_pieces(path, REQUESTS, tables.append)
     names = [name for table in tables for name in table.column("request_id").to_pylist()]
     return [int(name.split("-")[1]) for name in names], problems
 
@@ -102,7 +102,7 @@ def test_flipped_bits_lose_rows_and_nothing_else(path, stated, flips):
         path.write_bytes(content)
         tables = []
         with contextlib.nullcontext() if stated else contextlib.suppress(RecordError):
-            problems = read_pieces(path, REQUESTS, lambda table, _, tables=tables: tables.append(table))
+            problems = read_pieces(path, REQUESTS, tables.append)
         if stated:
             assert problems
             assert all(row in expected for table in tables for row in table.to_pylist())

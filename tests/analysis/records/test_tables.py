@@ -117,7 +117,7 @@ class TestReading:
         lines = [json.dumps(row(0)), line, json.dumps(row(1))]
         (tmp_path / "a.jsonl").write_text("".join(item + "\n" for item in lines))
         tables = []
-        problems = read_pieces(tmp_path / "a.jsonl", REQUESTS, lambda table, _: tables.append(table))
+        problems = read_pieces(tmp_path / "a.jsonl", REQUESTS, tables.append)
         assert sum(table.num_rows for table in tables) == 2
         assert problems == ("has a line that is no table of JSON",)
 
@@ -168,17 +168,16 @@ class TestReading:
             assert table.schema.equals(wanted)
             assert table.column("end_ns").to_pylist() == [row()["end_ns"]] * 2
 
-    def test_a_large_file_comes_in_pieces_that_foretell_its_length(self, tmp_path):
+    def test_a_large_file_comes_in_pieces(self, tmp_path):
         batch = table_of([row(index) for index in range(1000)]).to_batches()[0]
         with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, REQUESTS) as stream:
             for _ in range(100):
                 stream.write_batch(batch)
         seen = []
-        torn = read_pieces(tmp_path / "a.arrow", REQUESTS, lambda table, of: seen.append((table.num_rows, of)))
+        torn = read_pieces(tmp_path / "a.arrow", REQUESTS, seen.append)
         assert not torn
         assert len(seen) > 1
-        assert sum(rows for rows, _ in seen) == 100_000
-        assert all(abs(of - 100_000) < 2_000 for _, of in seen)
+        assert sum(table.num_rows for table in seen) == 100_000
 
     def test_an_arrow_file_with_a_footer_is_read(self, tmp_path):
         with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_file(file, REQUESTS) as writer:

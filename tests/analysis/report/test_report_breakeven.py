@@ -22,13 +22,14 @@ def summary(load: float | None) -> dict[str, Any]:
 
 
 def test_ranges_read_as_seen_with_their_limits() -> None:
-    found = payoffs(summary(200.0))
-    eager, new = found.arms
-    assert (new.holds, new.needs, new.start, new.memory) == ("16 (9 to 20)", "13 (10 to 23)", "304 s", "1 GiB")
-    assert new.hours == "5 min 29 s (2 min 40 s to never)"
-    assert (eager.saves, eager.hours, eager.requests) == ("–", "–", "–")
-    assert found.saves == "GPUs saved"
-    assert payoffs(summary(None)).saves == "GPU-seconds saved a request"
+    weighed = payoffs(summary(200.0))
+    assert weighed.arms == ("eager", "<new>")
+    eager, new = ({row.name: row.values[place] for row in weighed.figures} for place in (0, 1))
+    assert (new["replica holds, requests/s"], new["GPUs"]) == ("16 (9 to 20)", "13 (10 to 23)")
+    assert (new["start"], new["device memory of a replica"]) == ("304 s", "1 GiB")
+    assert new["pays after"] == "5 min 29 s (2 min 40 s to never)"
+    assert (eager["GPUs saved"], eager["pays after"], eager["or after requests"]) == ("–", "–", "–")
+    assert "GPU-seconds saved a request" in {row.name for row in payoffs(summary(None)).figures}
 
 
 def test_reports_show_it_and_stay_silent_without_it() -> None:

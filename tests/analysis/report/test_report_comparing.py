@@ -48,12 +48,6 @@ def test_the_chart_shows_what_gates_and_the_same_over_all_traffic(demo):
     ]
 
 
-def test_an_older_summary_gates_on_steady_traffic(demo):
-    for row in demo["comparisons"]:
-        del row["gate"]
-    assert all(row["phase"] in ("steady", "all") for row in comparing.shown_comparisons(demo))
-
-
 def test_beside_a_quantile_stands_its_own_ratio_over_all_traffic(demo):
     rows = {(row["metric"], row["phase"], row["quantile"]): row["ratio"] for row in demo["comparisons"]}
     assert comparing.ratio_of(demo, "compiled-naive", "ttft") == rows["ttft", "all", 0.99]
@@ -62,20 +56,20 @@ def test_beside_a_quantile_stands_its_own_ratio_over_all_traffic(demo):
 
 class TestRates:
     def test_goodput_and_throughput_stand_in_both_reports(self, demo):
-        goodput = comparing.rates(demo)[0]
-        assert (goodput.name, goodput.gate, goodput.least) == ("goodput", False, DASH)
+        goodput = comparing.rates(demo).rows[0]
+        assert (goodput["Rate"], goodput["At least"]) == ("goodput", DASH)
         for report in (html_report(demo), markdown_report(demo)):
             assert "requests completed" in report
-            assert goodput.limits in report
+            assert goodput["Interval"] in report
 
     def test_without_them_there_is_no_section(self, demo):
         del demo["rates"]
-        assert comparing.rates(demo) == []
+        assert comparing.rates(demo).rows == []
         assert "At the same load" not in markdown_report(demo)
         assert "same load" not in html_report(demo)
 
     def test_numbers_that_are_missing_are_dashes(self, nulls):
-        assert {row.limits for row in comparing.rates(nulls)} == {DASH}
+        assert {row["Interval"] for row in comparing.rates(nulls).rows} == {DASH}
 
 
 def test_the_ratio_of_loads_stands_beside_the_knee(demo):

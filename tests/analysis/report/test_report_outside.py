@@ -32,13 +32,14 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_stalls_of_an_external_arm_are_listed_with_their_shape(external: dict[str, Any]) -> None:
-    lines = outside.stalls(external)
+    lines = outside.stalls(external).rows
     assert 4 <= len(lines) <= 5
-    assert {line.cause for line in lines} == {"compile"}
-    assert all(line.took.startswith("3") and line.shape.replace(",", "").isdigit() for line in lines)
+    assert {line["Cause"] for line in lines} == {"compile"}
+    shape = "First-seen length"
+    assert all(line["Took"].startswith("3") and line[shape].replace(",", "").isdigit() for line in lines)
     for report in (html_report(external), markdown_report(external)):
         assert "Stalls seen from outside" in report
-        assert lines[0].shape in report
+        assert lines[0][shape] in report
 
 
 def test_causes_and_their_limits_are_shown_for_arms_with_telemetry(own: dict[str, Any]) -> None:
@@ -70,9 +71,9 @@ def test_where_p99_without_compiles_is_withdrawn_the_reason_stands_in_its_place(
 def test_agreement_is_shown_where_there_is_telemetry(own: dict[str, Any], external: dict[str, Any]) -> None:
     assert ("Beside telemetry", "missed") in {(row.group, row.name) for row in outside.outside(own)}
     assert not any(row.group == "Beside telemetry" for row in outside.outside(external))
-    assert outside.stalls(own) == []
+    assert outside.stalls(own).rows == []
 
 
-def test_an_older_summary_has_no_such_section() -> None:
+def test_a_summary_without_compiles_has_no_such_section() -> None:
     summary: dict[str, Any] = {"arms": [{"name": "eager", "compile": {}}]}
-    assert outside.causes(summary) == outside.outside(summary) == outside.stalls(summary) == []
+    assert outside.causes(summary) == outside.outside(summary) == outside.stalls(summary).rows == []

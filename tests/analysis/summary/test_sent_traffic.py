@@ -39,7 +39,7 @@ def test_a_plain_run_has_nothing_to_tell(tmp_path: Path) -> None:
     assert "traffic" not in summary
     assert "saturation" not in summary
     assert traffic(summary) == []
-    assert knees(summary) == steps(summary) == []
+    assert knees(summary).rows == steps(summary).rows == []
 
 
 def test_lengths_over_the_limits_reach_every_report(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_an_arm_of_weight_nought_gets_no_session() -> None:
 
 def test_a_search_reads_alike_in_every_report(tmp_path: Path) -> None:
     summary = analyze(write_search(tmp_path / "run", {"eager": 17, "new": 9}, [[4, 8, 16, 32], [10, 12, 18, 24]]))
-    found = {knee.arm: knee for knee in knees(summary)}
-    assert (found["eager"].held, found["eager"].failed, found["eager"].trials) == ("16 /s", "18 /s", "2")
-    assert len(steps(summary)) == 16
+    eager = next(knee for knee in knees(summary).rows if knee["Arm"] == "eager")
+    assert (eager["Highest held"], eager["Lowest missed"], eager["Trials"]) == ("16 /s", "18 /s", "2")
+    assert len(steps(summary).rows) == 16
     for report in (html_report(summary), markdown_report(summary), verdict_table(summary, width=120)):
         for value in ("16 /s", "18 /s", "8 /s", "10 /s"):
             assert value in report
