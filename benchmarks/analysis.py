@@ -30,11 +30,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import stats
 
-from analysis.arrays import Floats
-
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.arrays import Floats
 from analysis.judging.comparisons import compared, judge_quantiles
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS

@@ -44,3 +44,20 @@ def test_an_attempt_that_breaks_is_a_row_and_no_end() -> None:
         raise RuntimeError("no memory\nand more")
     assert ledger.rows == [{"section": "decode", "arm": "padded", "batch": 4, "failed": "RuntimeError: no memory"}]
     assert "Traceback" in stream.getvalue()
+
+
+def test_a_goal_may_be_a_floor_or_a_ceiling_and_one_that_is_missed_is_said_so() -> None:
+    ledger = Ledger("load", stream=io.StringIO())
+    ledger.reach("lag", 4.9, 5.0)
+    ledger.reach("lag", 5.1, 5.0)
+    ledger.reach("delivered", 0.995, 0.995, at_least=True)
+    ledger.reach("delivered", 0.99, 0.995, at_least=True)
+    ledger.reach("growth", None, 0.02)
+    assert [(row["goal"], row["reached"]) for row in ledger.rows] == [
+        ("≤ 5", True),
+        ("≤ 5", False),
+        ("≥ 0.995", True),
+        ("≥ 0.995", False),
+    ]
+    assert ledger.missed == ["lag is 5.1", "delivered is 0.99"]
+    assert not ledger.result("generator", complete=True, about={})["ok"]

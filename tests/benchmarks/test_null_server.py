@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import frames
 from benchmarks.contest import Cores, NullProcess
 from benchmarks.null_server import Pace
 from benchmarks.observed import Emitted
+from loadtests.clients import frames
 from servers.clock import now_ns
 from servers.rpc import inference_pb2_grpc
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -132,7 +132,7 @@ def test_a_full_connection_window_holds_tokens_back_until_it_opens(tmp_path: Pat
 def raw(server: NullProcess) -> Iterator[socket.socket]:
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:
-        sock.sendall(frames.PREFACE + frames.settings(()))
+        sock.sendall(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
         yield sock
 
 
