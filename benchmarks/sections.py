@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from benchmarks import quiet
-from benchmarks.baselines import DECODE_KINDS, MIXED_KINDS, Baselines, compiles, questions
+from benchmarks.baselines import DECODE_KINDS, MIXED_KINDS, Baselines, compiles
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.inprocess import InProcess
 from benchmarks.ledger import Ledger, Row
 from benchmarks.measure import (
     NothingMeasuredError,
-    PairedRatio,
     Session,
     SteadyDecode,
+    paired_ratio,
     spread,
     steady_arrivals,
     steady_decode,
@@ -147,9 +147,13 @@ class Bench:
         runner = self.engine.runner
         needed = step_bytes(runner.model)
         bandwidth = measure_bandwidth(runner.device, runner.model.dtype)
-        rates = {f"{key}_gb_s": value / 1e9 for key, value in bandwidth.to_dict().items()}
+        if runner.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        rates = {f"{kind}_gb_s": value / 1e9 for kind, value in bandwidth.items()}
         self.ledger.add("floor", weights_gb=needed.weights / 1e9, kv_bytes_a_position=needed.position, **rates)
-        return needed, bandwidth.best
+        return needed, bandwidth["best"]
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -303,10 +307,10 @@ def _baseline(bench: Bench, plain: Baselines, kind: str, batch: int) -> None:
     work = bench.plan.work
     section, new_tokens = ("decode", work.decode_new) if kind in DECODE_KINDS else ("mixed", work.mixed_new)
 
-    def ask(requests: Sequence[Request]) -> float:
-        return plain.ask(questions(kind, [request.prompt for request in requests], new_tokens))
+    def tokens_per_s(requests: Sequence[Request]) -> float:
+        return plain.tokens_per_s(kind, [request.prompt for request in requests], new_tokens)
 
-    _compare(bench, section, f"transformers-{kind}", ask, batch=batch, vocab_size=plain.vocab_size)
+    _compare(bench, section, f"transformers-{kind}", tokens_per_s, batch=batch, vocab_size=plain.vocab_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,9 +394,9 @@ def _compare(
     if engine is not None and other is not None:
         row |= {"engine_tokens_s": spread(rates["engine"])}
         if through == "grpc":
-            row |= {"over_engine": PairedRatio.of(rates[through], rates["engine"]).to_dict()}
+            row |= {"over_engine": paired_ratio(rates[through], rates["engine"])}
         else:
-            row |= {"engine_over_it": PairedRatio.of(rates["engine"], rates[through]).to_dict()}
+            row |= {"engine_over_it": paired_ratio(rates["engine"], rates[through])}
     bench.ledger.add(section, **row, samples=rates[through])
 
 
@@ -410,7 +414,7 @@ def _on_off(bench: Bench, through: str, batch: int, vocab_size: int, measure: Ca
         batch=batch,
         with_tokens_s=spread(rates["with"]),
         without_tokens_s=spread(rates["without"]),
-        with_over_without=PairedRatio.of(rates["with"], rates["without"]).to_dict(),
+        with_over_without=paired_ratio(rates["with"], rates["without"]),
         **unmeasured,
     )
 

@@ -35,7 +35,7 @@ from analysis.arrays import Ints
 from benchmarks.command import BenchmarkParser, command_line, end_in_order, one_of, run_command, several
 from benchmarks.contest import ContestError, Cores, NullProcess
 from benchmarks.ledger import Ledger, Row
-from benchmarks.measure import PairedRatio, spread
+from benchmarks.measure import paired_ratio, spread
 from benchmarks.observed import Emitted
 from benchmarks.proxies import PATHS, Way, envoy_version, opened
 from loadtests.clients.call import Call
@@ -251,10 +251,9 @@ class Bench:
                 # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
                 pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
                 if pairs:
-                    ratio = PairedRatio.of([a for a, _ in pairs], [b for _, b in pairs])
-                    row["over_bare"] = ratio.to_dict()
-                    if ratio.median > GOAL:
-                        self.ledger.missed.append(f"{section}: tailgate adds {ratio.median:.3f} × bare Envoy")
+                    ratio = row["over_bare"] = paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
+                    if ratio["median"] > GOAL:
+                        self.ledger.missed.append(f"{section}: tailgate adds {ratio['median']:.3f} × bare Envoy")
             self.ledger.add(section, way=name, **row)
 
 

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 from benchmarks.ledger import Ledger, rounded, table
-from benchmarks.measure import PairedRatio, Spread
+from benchmarks.measure import paired_ratio, spread
 
 
 def test_a_row_is_shown_and_kept_at_once(tmp_path: Path) -> None:
     out, stream = tmp_path / "results.jsonl", io.StringIO()
     ledger = Ledger("padded", out=out, stream=stream)
-    ledger.add("decode", batch=1, tokens_s=Spread.of([1.0, 2.0, 3.0]).to_dict(), samples=[1.0, 2.0, 3.0])
+    ledger.add("decode", batch=1, tokens_s=spread([1.0, 2.0, 3.0]), samples=[1.0, 2.0, 3.0])
     ledger.add("quiet", failed="2 recompile while serving")
     kept = [json.loads(line) for line in out.read_text().splitlines()]
     assert kept == ledger.rows
@@ -21,10 +21,10 @@ def test_a_row_is_shown_and_kept_at_once(tmp_path: Path) -> None:
 
 
 def test_a_table_shows_medians_and_intervals_and_leaves_samples_out() -> None:
-    pairs = PairedRatio.of([1.0] * 6, [2.0] * 6).to_dict()
+    pairs = paired_ratio([1.0] * 6, [2.0] * 6)
     text = table(
         [
-            {"section": "decode", "arm": "a", "tokens_s": Spread.of([12345.0]).to_dict(), "samples": [12345.0]},
+            {"section": "decode", "arm": "a", "tokens_s": spread([12345.0]), "samples": [12345.0]},
             {"section": "decode", "arm": "b", "ratio": pairs, "none": None},
         ]
     )
