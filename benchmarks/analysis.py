@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def comparisons(directory: Path) -> dict[str, Any]:
     read = time.perf_counter()
     run = Run.of(records.pop())  # which lets go of the table, as `analyze` does
     cut, before = time.perf_counter(), time.process_time()
-    found = judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
+    ratios = judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
     ended = time.perf_counter()
     return {
         "seconds": ended - began,
@@ -172,7 +173,7 @@ def comparisons(directory: Path) -> dict[str, Any]:
         "compare_s": ended - cut,
         "cpu_s": time.process_time() - worked,
         "compare_cpu_s": time.process_time() - before,
-        "ratios": [[item.low, item.ratio, item.high] for item in found],
+        "ratios": [[item.low, item.ratio, item.high] for item in ratios],
     }
 
 
@@ -230,25 +231,21 @@ def memory_mb(key: str) -> float:
 
 
 def alone(what: str, directory: Path, draws: int) -> dict[str, Any]:
-    """What a fresh process found that did `what` alone."""
-    command = [sys.executable, __file__, "--only", what, "--peer-draws", str(draws), str(directory)]
-    # One thread in the linear algebra, as on a machine that has other work to do.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """`what`, done in a fresh process, and the memory that it took beyond what the loaded modules take."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(here, what, directory, draws).result()
 
 
 def here(what: str, directory: Path, draws: int) -> dict[str, Any]:
-    """`what`, done in this process, and the memory that it took beyond what the loaded modules take."""
+    """`what`, done in this process."""
     before = memory_mb("VmRSS")
     if what == "comparisons":
-        found = comparisons(directory)
+        figures = comparisons(directory)
     elif what == "analyze":
-        found = whole(directory)
+        figures = whole(directory)
     else:
-        found = peer(directory, draws, together=what == "peer")
-    return {**found, "added_mb": memory_mb("VmHWM") - before}
+        figures = peer(directory, draws, together=what == "peer")
+    return {**figures, "added_mb": memory_mb("VmHWM") - before}
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -261,19 +258,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=0, help="token times a request (default: none)")
     parser.add_argument("--peer-draws", type=int, default=DRAWS, help="of scipy's, scaled to 999; 0: no peer")
     parser.add_argument("--repeats", type=int, default=3, help="of the comparisons; the median counts (%(default)s)")
-    parser.add_argument("--only", choices=("comparisons", "analyze", "peer", "peer-apart"), help=argparse.SUPPRESS)
-    parser.add_argument("directory", nargs="?", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.only:
-        print(json.dumps(here(options.only, options.directory, options.peer_draws)))
-        return 0
     if options.requests < 2 * SECONDS:
         parser.error(f"--requests is {options.requests}: give at least {2 * SECONDS}, one a second and arm")
+    # One thread in the linear algebra, as on a machine that has other work to do.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         size = write_run(directory, requests=options.requests, tokens=options.tokens, seed=1)
-        told = f"{options.requests:,} requests, {size / 1e6:.0f} MB of records"
-        print(f"{told}, {options.tokens} token times each" if options.tokens else told)
+        times = f", {options.tokens} token times each" if options.tokens else ""
+        print(f"{options.requests:,} requests, {size / 1e6:.0f} MB of records{times}")
         tries = [alone("comparisons", directory, 0) for _ in range(options.repeats)]
         own = {key: statistics.median(row[key] for row in tries) for key in tries[0] if key != "ratios"}
         print(
@@ -293,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "analyze": analyzed,
         }
         if options.peer_draws:
-            for name, told in (("peer", "all quantiles at once"), ("peer-apart", "a call a quantile")):
+            for name, way in (("peer", "all quantiles at once"), ("peer-apart", "a call a quantile")):
                 other = alone(name, directory, options.peer_draws)
                 scale = DRAWS / other["draws"]
                 # In processor time, which other work on the machine changes less than it does the clock.
@@ -303,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 }
                 result[name] = other | {"seconds_999": scale * other["seconds"], "times_faster": ratios}
                 print(
-                    f"bootstrap    {scale * other['seconds']:8.2f} s  ({other['draws']} draws, {told}): "
+                    f"bootstrap    {scale * other['seconds']:8.2f} s  ({other['draws']} draws, {way}): "
                     f"{ratios['all']:.0f} × all, "
                     f"{ratios['comparing']:.0f} × the comparing alone, in processor time"
                 )
