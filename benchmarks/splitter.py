@@ -101,7 +101,7 @@ def body_of(name: str, tokens: int) -> bytes:
     return GenerateRequest(request_id=name, max_tokens=tokens).SerializeToString()
 
 
-def ask(client: InferenceClient, count: int) -> Ints:
+def call_in_turn(client: InferenceClient, count: int) -> Ints:
     """The times (ns) of `count` calls, one after the other."""
     body, took, ended = body_of("unary", 1), array("q"), Event()
 
@@ -175,8 +175,10 @@ class Bench:
         """Calls one after the other."""
         with served(self.ways, (), folder=self._folder / "unary", cores=self._cores) as (_, clients):
             for _, client in clients.values():
-                ask(client, CALLS)
-            turns = self._in_turn(lambda name: Turn(p50_ms=float(np.quantile(ask(clients[name][1], CALLS), 0.5)) / 1e6))
+                call_in_turn(client, CALLS)
+            turns = self._in_turn(
+                lambda name: Turn(p50_ms=float(np.quantile(call_in_turn(clients[name][1], CALLS), 0.5)) / 1e6)
+            )
         self._added("unary", turns)
 
     def token(self) -> None:
