@@ -81,13 +81,8 @@ WORKLOADS = {
 
 def prompts(lengths: Sequence[int] | IntArray, vocab_size: int, rng: np.random.Generator) -> list[list[int]]:
     """One prompt of random token ids for each length."""
-    sizes = [int(length) for length in lengths]
-    ids = rng.integers(FIRST_TOKEN_ID, vocab_size, size=sum(sizes)).tolist()
-    found, start = [], 0
-    for size in sizes:
-        found.append(ids[start : start + size])
-        start += size
-    return found
+    ids = rng.integers(FIRST_TOKEN_ID, vocab_size, size=int(np.sum(lengths)))
+    return [prompt.tolist() for prompt in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
 
 
 def decode_set(work: Workload, batch: int, vocab_size: int, rng: np.random.Generator) -> list[Request]:
@@ -165,13 +160,13 @@ def paced(rows: Rows, *, tokens_per_s: float, share: float, duration_s: float) -
 
     The rows are as many as hold share × tokens_per_s × duration_s output tokens; the last is due at the end.
     """
-    wanted = share * tokens_per_s * duration_s
+    needed = share * tokens_per_s * duration_s
     produced = np.cumsum(rows.output_tokens)
-    count = int(np.searchsorted(produced, wanted, side="right"))
+    count = int(np.searchsorted(produced, needed, side="right"))
     if count >= len(rows):
         raise ConfigError(
             f"the trace has {len(rows)} requests with {int(produced[-1])} output tokens, {duration_s:g} s at this pace "
-            f"take {wanted:.0f}: lower --duration or --saturation-share"
+            f"take {needed:.0f}: lower --duration or --saturation-share"
         )
     if count < 2 or rows.offset_ns[count - 1] == 0:
         raise ConfigError(f"{duration_s:g} s hold {count} requests at this pace: raise --duration")
