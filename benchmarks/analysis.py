@@ -43,13 +43,12 @@ from analysis.records.tables import END_OF_STREAM
 from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
+from benchmarks.simulation.records import EPOCH_NS, request_table, to_ns, token_lists
 
 QUANTILES = (0.5, 0.95, 0.99)
 DRAWS = 999
 METRIC = "e2e"
 SECONDS = 3600
-
-_START_NS = 1_700_000_000_000_000_000
 
 _PEER_BATCH = 1  # what a batch larger than the processor's cache gains is lost in fetching it
 
@@ -72,7 +71,7 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
     trial = {
         "trial": 1,
         "design": "mirrored",
-        "start_ns": _START_NS,
+        "start_ns": EPOCH_NS,
         "duration_s": seconds,
         "block_s": 30,
         "open_loop": True,
@@ -108,50 +107,49 @@ def _batch(first: int, due: Floats, level: float, tokens: int, rng: np.random.Ge
     count = len(due)
     output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
     prompt = rng.integers(16, 4096, count).astype(np.int32)
-    columns: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
+    numbers = np.arange(first, first + count)
+    names = pa.array(numbers).cast(pa.string())
+    scheduled = to_ns(due)
+    arms = []
     for arm in ("eager", "compiled"):
-        numbers = np.arange(first, first + count)
-        names = pa.array(numbers).cast(pa.string())
-        scheduled = _START_NS + (due * 1e9).astype(np.int64)
         wait = np.exp(0.3 * rng.standard_normal(count)) * level
         ttft = (0.08e9 * wait).astype(np.int64)
         took = ttft + (0.02e9 * wait * (output - 1)).astype(np.int64)
-        known: dict[str, Any] = {
-            "request_id": pc.binary_join_element_wise("1", names, arm, "-"),
-            "session_id": pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
-            "turn": pa.array((numbers % 3).astype(np.int32)),
-            "trial": pa.repeat(pa.scalar(1, pa.int32()), count),
-            "arm": pa.repeat(arm, count),
-            "replica": pa.repeat(f"{arm}-0", count),
-            "pair_id": pc.binary_join_element_wise("1", names, "-"),
-            "scheduled_ns": scheduled,
-            "sent_ns": scheduled + 300_000,
-            "first_token_ns": scheduled + ttft,
-            "end_ns": scheduled + took,
-            "status": pa.repeat("OK", count),
-            "prompt_tokens": prompt,
-            "max_tokens": pa.repeat(pa.scalar(2048, pa.int32()), count),
-            "output_tokens": output,
-            "queue_ns": ttft // 4,
-            "prefill_ns": ttft // 2,
-            "decode_ns": took - ttft,
-            "compile_stall_ns": np.zeros(count, dtype=np.int64),
-            "batch_id": numbers // 4,
-            "batch_size": np.full(count, 4, dtype=np.int32),
-            "padded_batch": np.full(count, 4, dtype=np.int32),
-            "padded_length": np.full(count, 4096, dtype=np.int32),
-            "server_recv_ns": scheduled + 400_000,
-            "server_end_ns": scheduled + took - 100_000,
-            "phase": pa.repeat("measure", count),
-        }
+        times = None
         if tokens:
             shares = np.linspace(0.0, 1.0, tokens)
-            times = (ttft[:, None] + shares * (took - ttft)[:, None]).astype(np.int64).ravel()
-            known["token_ns"] = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * tokens, times)
-        for field in REQUESTS:
-            values = known.get(field.name)
-            columns[field.name].append(pa.nulls(count, field.type) if values is None else pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(parts) for parts in columns.values()], schema=REQUESTS)
+            offsets = (ttft[:, None] + shares * (took - ttft)[:, None]).astype(np.int64).ravel()
+            times = token_lists(offsets, np.full(count, tokens))
+        arms.append(
+            request_table(
+                scheduled + 300_000,
+                scheduled_ns=scheduled,
+                request_id=pc.binary_join_element_wise("1", names, arm, "-"),
+                session_id=pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
+                turn=numbers % 3,
+                arm=arm,
+                replica=f"{arm}-0",
+                pair_id=pc.binary_join_element_wise("1", names, "-"),
+                first_token_ns=scheduled + ttft,
+                end_ns=scheduled + took,
+                prompt_tokens=prompt,
+                max_tokens=2048,
+                output_tokens=output,
+                token_ns=times,
+                queue_ns=ttft // 4,
+                prefill_ns=ttft // 2,
+                decode_ns=took - ttft,
+                compile_stall_ns=0,
+                batch_id=numbers // 4,
+                batch_size=4,
+                padded_batch=4,
+                padded_length=4096,
+                server_recv_ns=scheduled + 400_000,
+                server_end_ns=scheduled + took - 100_000,
+                phase="measure",
+            )
+        )
+    return pa.concat_tables(arms).combine_chunks().to_batches()[0]
 
 
 # --- The contestants, each in a process of its own --------------------------------------------------------------------

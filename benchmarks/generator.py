@@ -15,6 +15,7 @@ something failed or missed its goal, 2 bad usage.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
@@ -61,31 +62,17 @@ SUSTAINED_SHARE, SUSTAINED_MS = 0.99, 50.0
 SUSTAINED_RATES: Final = tuple(8000 * 1.25**step for step in range(8))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How long and how often."""
-
-    sections: tuple[str, ...]
-    contestants: tuple[str, ...]
-    repeats: int
-    window_s: float
-    rates: tuple[float, ...]
-    seed: int
-    nice: int
-    recorder_s: float
-    folder: Path
-
-
 def parser() -> BenchmarkParser:
     """The command line."""
     parser = BenchmarkParser("generator.py", __doc__, repeats=3)
     parser.add_argument("sections", nargs="+", type=one_of(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--contestants", type=several(one_of(CONTESTANTS), "stock,tailgate"), default=CONTESTANTS,
                         help=f"which ones (default {','.join(CONTESTANTS)})")  # fmt: skip
-    parser.add_argument("--window", type=real(1, 600), default=10.0, help="seconds that count (default %(default)s)")
+    parser.add_argument("--window", dest="window_s", type=real(1, 600), default=10.0,
+                        help="seconds that count in each (default %(default)s)")  # fmt: skip
     parser.add_argument("--rates", type=several(real(1, 1e6, "rate"), "1000,10000"), default=(1e3, 3e3, 1e4),
                         help="open: requests/s (default 1000,3000,10000)")  # fmt: skip
-    parser.add_argument("--recorder-seconds", type=real(5, 3600), default=60.0,
+    parser.add_argument("--recorder-seconds", dest="recorder_s", type=real(5, 3600), default=60.0,
                         help="recorder: how long (default %(default)s)")  # fmt: skip
     parser.add_argument("--nice", type=int, default=0, help="of all processes; below 0 where neighbours are noisy")
     parser.add_argument("--keep", default="", help="keep what every run left behind in this new folder")
@@ -95,8 +82,9 @@ def parser() -> BenchmarkParser:
 class Bench:
     """Runs the contests of every section and keeps what they gave."""
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: argparse.Namespace, folder: Path, ledger: Ledger) -> None:
         self.settings = settings
+        self.folder = folder
         self.ledger = ledger
         self.cores = Cores.of_this_machine(nice=settings.nice)
         self._runs = 0
@@ -115,7 +103,7 @@ class Bench:
 
     def _run(self, name: str, work: Work) -> Outcome:
         self._runs += 1
-        folder = self.settings.folder / f"{self._runs:03d}-{name.replace(' ', '-')}"
+        folder = self.folder / f"{self._runs:03d}-{name.replace(' ', '-')}"
         return run(name.split()[0], work, folder=folder, cores=self.cores)
 
     def plan(self, mode: str, **fields: Any) -> Plan:
@@ -129,7 +117,7 @@ class Bench:
         for style, options in (("as gRPC writes headers", ()), ("as Envoy writes headers", ("--huffman",))):
             rates, costs = [], []
             for repeat in range(self.settings.repeats):
-                folder = self.settings.folder / f"server-{len(options)}-{repeat}"
+                folder = self.folder / f"server-{len(options)}-{repeat}"
                 folder.mkdir()
                 with NullProcess(options, folder=folder, cores=self.cores) as server:
                     rate = blast(server.address, seconds=min(3.0, self.settings.window_s))
@@ -259,9 +247,7 @@ class Bench:
         seconds = self.settings.recorder_s
         command = [sys.executable, str(ROOT / "benchmarks" / "recorder.py"), "--rate", "10000"]
         command += ["--seconds", f"{seconds:g}"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=self.settings.folder, env=child_environment()
-        )
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=child_environment())
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
             raise ContestError(f"benchmarks/recorder.py ended with {done.returncode}: {last[0]}")
@@ -349,26 +335,17 @@ def measure(arguments: Sequence[str]) -> Row:
             if folder.exists():
                 raise ConfigError(f'--keep "{options.keep}" exists already: give a new folder')
             folder.mkdir(parents=True)
-        settings = Settings(
-            sections=tuple(section for section in SECTIONS if section in options.sections),
-            contestants=options.contestants,
-            repeats=options.repeats,
-            window_s=options.window,
-            rates=options.rates,
-            seed=options.seed,
-            nice=options.nice,
-            recorder_s=options.recorder_seconds,
-            folder=folder,
-        )
+        options.sections = [section for section in SECTIONS if section in options.sections]
+        settings = {name: value for name, value in vars(options).items() if name not in ("out", "keep")}
         ledger = Ledger("load", out=Path(options.out) if options.out else None)
         about = {
             "command": command_line("generator.py", arguments),
             "machine": describe_environment(),
-            "settings": {**dataclasses.asdict(settings), "folder": None},
+            "settings": {**settings, "folder": None},
         }
         ledger.head(**about)
-        bench = Bench(settings, ledger)
-        complete = ledger.run((section, getattr(bench, section)) for section in settings.sections)
+        bench = Bench(options, folder, ledger)
+        complete = ledger.run((section, getattr(bench, section)) for section in options.sections)
     return ledger.result("generator", complete=complete, about=about)
 
 

@@ -12,8 +12,8 @@ measured and the goal reached, 1 something failed or missed it, 2 bad usage.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import dataclasses
 import gc
 import itertools
 import sys
@@ -51,15 +51,6 @@ STREAMS, TOKENS_PER_S, STREAM_S = 100, 20.0, 1.5
 BUSY, BUSY_S = 32, 1.0
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One way's turn in one repeat: p50 (ms) of calls or tokens; or the cost of many calls."""
-
-    p50_ms: float = 0.0
-    per_s: float = 0.0
-    cpu_us: float = 0.0
 
 
 def parser() -> BenchmarkParser:
@@ -161,71 +152,65 @@ def hammer(client: InferenceClient) -> tuple[int, float]:
 class Bench:
     """All ways, measured in turn."""
 
-    def __init__(
-        self, ways: Sequence[str], *, repeats: int, seed: int, folder: Path, cores: Cores, ledger: Ledger
-    ) -> None:
-        self.ways = list(ways)
-        self.repeats = repeats
+    def __init__(self, ways: Sequence[str], options: argparse.Namespace, folder: Path, ledger: Ledger) -> None:
+        self.ways = ways
+        self.repeats = options.repeats
         self.ledger = ledger
         self._folder = folder
-        self._cores = cores
-        self._rng = np.random.default_rng(seed)
+        self._cores = Cores.of_this_machine(nice=options.nice)
+        self._rng = np.random.default_rng(options.seed)
 
     def unary(self) -> None:
         """Calls one after the other."""
         with served(self.ways, (), folder=self._folder / "unary", cores=self._cores) as (_, clients):
-            for _, client in clients.values():
-                call_in_turn(client, CALLS)
-            turns = self._in_turn(
-                lambda name: Turn(p50_ms=float(np.quantile(call_in_turn(clients[name][1], CALLS), 0.5)) / 1e6)
-            )
-        self._added("unary", turns)
+
+            def one(name: str) -> float:
+                return float(np.quantile(call_in_turn(clients[name][1], CALLS), 0.5)) / 1e6
+
+            for name in self.ways:
+                one(name)
+            p50s_ms = self._in_turn(one)
+        self._added("unary", p50s_ms, {})
 
     def token(self) -> None:
         """Paced streams: the server's send time against the client's stamp."""
         options = ("--tokens-per-s", str(TOKENS_PER_S))
+        numbers = itertools.count()
         with served(self.ways, options, folder=self._folder / "token", cores=self._cores) as (server, clients):
-            numbers = itertools.count()
 
             def one(name: str) -> tuple[dict[str, Call], float]:
                 way, client = clients[name]
                 before = way.cpu_s()
                 calls = stream(client, f"{name}-{next(numbers)}")
-                return calls, way.cpu_s() - before
+                return calls, (way.cpu_s() - before) / (STREAMS * int(TOKENS_PER_S * STREAM_S)) * 1e6
 
-            streamed = self._in_turn(one)
+            turns = self._in_turn(one)
             log = self._folder / "token" / "server.npz"
             report = server.ask(f"report {log}")
             sent = Emitted.read(log)
         first = dict(zip(sent.names, sent.first_ticks, strict=True))
-        turns = {
-            name: [
-                Turn(
-                    p50_ms=float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6,
-                    cpu_us=cpu_s / (STREAMS * int(TOKENS_PER_S * STREAM_S)) * 1e6,
-                )
-                for calls, cpu_s in of_way
-            ]
-            for name, of_way in streamed.items()
+        p50s_ms = {
+            name: [float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6 for calls, _ in some]
+            for name, some in turns.items()
         }
         self.ledger.note(f"the server itself was late by {report['tick_lag_ms']}")
-        self._added("token", turns)
+        self._added("token", p50s_ms, {name: [cpu_us for _, cpu_us in some] for name, some in turns.items()})
 
     def busy(self) -> None:
         """Many calls at once, for the processor time of a call in the proxy."""
         with served(self.ways, (), folder=self._folder / "busy", cores=self._cores) as (_, clients):
 
-            def one(name: str) -> Turn:
+            def one(name: str) -> tuple[float, float]:
                 way, client = clients[name]
                 before = way.cpu_s()
                 count, seconds = hammer(client)
-                return Turn(per_s=count / seconds, cpu_us=(way.cpu_s() - before) / max(1, count) * 1e6)
+                return count / seconds, (way.cpu_s() - before) / max(1, count) * 1e6
 
             turns = self._in_turn(one)
-        for name, mine in turns.items():
-            row = {"calls_s": spread([turn.per_s for turn in mine])}
+        for name, some in turns.items():
+            row = {"calls_s": spread([per_s for per_s, _ in some])}
             if name != "direct":
-                row["cpu_us_a_call"] = spread([turn.cpu_us for turn in mine])
+                row["cpu_us_a_call"] = spread([cpu_us for _, cpu_us in some])
             self.ledger.add("busy", way=name, **row)
 
     def _in_turn(self, one: Callable[[str], T]) -> dict[str, list[T]]:
@@ -238,17 +223,17 @@ class Bench:
                 self.ledger.note(f"repeat {repeat + 1} of {self.repeats}")
         return turns
 
-    def _added(self, section: str, turns: dict[str, list[Turn]]) -> None:
-        direct = [turn.p50_ms for turn in turns["direct"]]
+    def _added(self, section: str, p50s_ms: dict[str, list[float]], cpu_us: dict[str, list[float]]) -> None:
         added = {
-            name: [turn.p50_ms - base for turn, base in zip(mine, direct, strict=True)] for name, mine in turns.items()
+            name: [p50 - direct for p50, direct in zip(some, p50s_ms["direct"], strict=True)]
+            for name, some in p50s_ms.items()
         }
-        for name, mine in turns.items():
-            row: dict[str, Any] = {"p50_ms": spread([turn.p50_ms for turn in mine])}
+        for name, some in p50s_ms.items():
+            row: Row = {"p50_ms": spread(some)}
             if name != "direct":
                 row["added_ms"] = spread(added[name])
-                if any(turn.cpu_us for turn in mine):
-                    row["cpu_us_a_token"] = spread([turn.cpu_us for turn in mine])
+                if name in cpu_us:
+                    row["cpu_us_a_token"] = spread(cpu_us[name])
             if name == "tailgate" and "envoy" in added:
                 # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
                 pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
@@ -281,14 +266,7 @@ def measure(arguments: Sequence[str]) -> Row:
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-") as scratch:
-        bench = Bench(
-            ways,
-            repeats=options.repeats,
-            seed=options.seed,
-            folder=Path(scratch),
-            cores=Cores.of_this_machine(nice=options.nice),
-            ledger=ledger,
-        )
+        bench = Bench(ways, options, Path(scratch), ledger)
         sections = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
         complete = ledger.run((section, getattr(bench, section)) for section in sections)
     return ledger.result(

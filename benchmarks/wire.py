@@ -40,39 +40,30 @@ class WireError(RuntimeError):
 
 
 class Wire:
-    """A served, warm arm behind Envoy. Use it from one thread; `close` ends its processes."""
-
-    name = "grpc"
+    """A served, warm arm behind Envoy. Use it from one thread; `close()` ends its processes."""
 
     def __init__(self, arm: ArmConfig, *, folder: Path, cache_dir: str, note: Callable[[str], None]) -> None:
-        self._closing = contextlib.ExitStack()
-        try:
-            self._start(arm, folder, cache_dir, note)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, arm: ArmConfig, folder: Path, cache_dir: str, note: Callable[[str], None]) -> None:
         config = folder / "arm.json"
         config.write_text(json.dumps(arm.to_dict()))
         command = [sys.executable, "-m", "servers.front.serve", "--config", str(config), "--port", "0"]
         command += ["--cache-dir", cache_dir]
-        self._server = Child(
-            "serve", command, log_path=folder / "serve.log", environment=child_environment(), folder=ROOT
-        )
-        self._closing.callback(self._server.stop, 5.0)
-        self.address = f"127.0.0.1:{self._port()}"
-        self._channel = arm_channel(self.address)
-        self._closing.callback(self._channel.close)
-        splitter = SplitterConfig(arms=(ArmTarget(name=arm.name, backends=(self.address,), weight=1),))
-        self._envoy = Envoy.start(splitter, log_path=folder / "envoy.log", work_dir=folder)
-        self._closing.callback(self._envoy.stop, 0.0)
-        self._wait_until_warm(note)
-        self._client = InferenceClient(self._envoy.target, max_connections=1)
-        self._closing.callback(self._client.close)
-        failure = self._client.connect(10.0)
-        if failure:
-            raise WireError(f"no connection to Envoy at {self._envoy.target}: {failure}")
+        with contextlib.ExitStack() as started:
+            self._server = Child(
+                "serve", command, log_path=folder / "serve.log", environment=child_environment(), folder=ROOT
+            )
+            started.callback(self._server.stop, 5.0)
+            self.address = f"127.0.0.1:{self._port()}"
+            self._channel = started.enter_context(arm_channel(self.address))
+            splitter = SplitterConfig(arms=(ArmTarget(name=arm.name, backends=(self.address,), weight=1),))
+            self._envoy = Envoy.start(splitter, log_path=folder / "envoy.log", work_dir=folder)
+            started.callback(self._envoy.stop, 0.0)
+            self._wait_until_warm(note)
+            self._client = InferenceClient(self._envoy.target, max_connections=1)
+            started.callback(self._client.close)
+            failure = self._client.connect(10.0)
+            if failure:
+                raise WireError(f"no connection to Envoy at {self._envoy.target}: {failure}")
+            self.close = started.pop_all().close
 
     def _port(self) -> int:
         while True:
@@ -99,10 +90,6 @@ class Wire:
             if time.monotonic() - noted > 15:
                 noted = time.monotonic()
                 note(f"waiting for the served arm to be warm, {noted - started:.0f} s so far")
-
-    def close(self) -> None:
-        """Server, Envoy and client are gone."""
-        self._closing.close()
 
     @property
     def vocab_size(self) -> int:
