@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -313,27 +313,26 @@ def _baseline(bench: Bench, plain: Baselines, kind: str, batch: int) -> None:
     _compare(bench, section, f"transformers-{kind}", tokens_per_s, batch=batch, vocab_size=plain.vocab_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """A piece of a section: what runs, and through what (empty: neither engine nor wire decides)."""
 
     section: str
+    through: str
     run: Callable[[Bench], None]
-    through: str = ""
 
 
 # Cold starts come before anything has been compiled, the engine before what takes minutes to start beside it.
 PARTS = (
-    Part(section="startup", run=startup),
-    Part(section="floor", run=floor),
-    Part(section="quiet", run=quiet_section),
-    Part(section="decode", run=decode_engine, through="engine"),
-    Part(section="mixed", run=mixed_engine, through="engine"),
-    Part(section="recorder", run=recorder_engine, through="engine"),
-    Part(section="decode", run=decode_wire, through="grpc"),
-    Part(section="mixed", run=mixed_wire, through="grpc"),
-    Part(section="recorder", run=recorder_wire, through="grpc"),
-    Part(section="baselines", run=baselines),
+    Part("startup", "", startup),
+    Part("floor", "", floor),
+    Part("quiet", "", quiet_section),
+    Part("decode", "engine", decode_engine),
+    Part("mixed", "engine", mixed_engine),
+    Part("recorder", "engine", recorder_engine),
+    Part("decode", "grpc", decode_wire),
+    Part("mixed", "grpc", mixed_wire),
+    Part("recorder", "grpc", recorder_wire),
+    Part("baselines", "", baselines),
 )
 
 
