@@ -35,6 +35,13 @@ from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.flags import real
 from servers.config import PRESETS, ArmConfig
 
+# Flags that are sizes of the work where they are given, and those that the plan takes as they are.
+SIZES = ("decode_prompt", "decode_new", "mixed_requests", "churn_requests")
+PLANNED = (
+    *("through", "repeats", "baselines", "starts", "pairs", "seed", "trace", "duration_s", "time_scale"),
+    *("saturation_share", "saturation_s"),
+)
+
 
 def parser() -> BenchmarkParser:
     """The command line."""
@@ -48,10 +55,16 @@ def parser() -> BenchmarkParser:
     add("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
         help="model., engine., shapes. or compile. setting of the arm, as in an experiment")  # fmt: skip
     add("--workload", choices=WORKLOADS, default="full", help="sizes of the work (default %(default)s)")
-    add("--prompt-tokens", dest="decode_prompt", type=count, help="decode: prompt length, instead of the workload's")
-    add("--new-tokens", dest="decode_new", type=count, help="decode: tokens to generate")
+    add(
+        "--prompt-tokens",
+        dest="decode_prompt",
+        metavar="N",
+        type=count,
+        help="decode: prompt length, instead of the workload's",
+    )
+    add("--new-tokens", dest="decode_new", metavar="N", type=count, help="decode: tokens to generate")
     add("--mixed-requests", type=count, help="mixed: requests at once")
-    add("--churn", dest="churn_requests", type=count, help="quiet: random requests")
+    add("--churn", dest="churn_requests", metavar="N", type=count, help="quiet: random requests")
     add("--batch", type=several(count, "1,32"), help="decode batch sizes, with commas (default 1 and all slots)")
     add("--through", type=several(one_of(THROUGH), "engine,grpc"), default=("engine",),
         help="engine, grpc or both with a comma (default engine)")  # fmt: skip
@@ -60,11 +73,19 @@ def parser() -> BenchmarkParser:
     add("--starts", type=count, default=1, help="startup: cold and warm starts (default %(default)s)")
     add("--pairs", type=count, default=20, help="recorder: pairs (default %(default)s)")
     add("--trace", default="", help="quiet: replay this trace (Azure CSV or Mooncake JSON Lines)")
-    add("--duration", type=seconds, default=60.0, help="seconds of replay (default %(default)s)")
+    add(
+        "--duration",
+        dest="duration_s",
+        metavar="SECONDS",
+        type=seconds,
+        default=60.0,
+        help="seconds of replay (default %(default)s)",
+    )
     add("--time-scale", type=seconds, default=1.0, help="the trace's time times this (default 1)")
     add("--saturation-share", type=real(0, 2, "share"), default=0.0,
         help="replay at this share of a full queue's throughput, measured first, not --time-scale")  # fmt: skip
-    add("--saturation-seconds", type=seconds, default=20.0, help="how long to measure it (default 20)")
+    add("--saturation-seconds", dest="saturation_s", metavar="SECONDS", type=seconds, default=20.0,
+        help="how long to measure it (default 20)")  # fmt: skip
     add("--cache-dir", default="", help="keep compiler artifacts here; default: a fresh folder")
     return parser
 
@@ -81,25 +102,12 @@ def arm_of(options: argparse.Namespace, preset: str) -> ArmConfig:
 
 def plan_of(options: argparse.Namespace, arm: ArmConfig) -> Plan:
     """What to run. Sections run in an order of their own: a cold start before anything has been compiled."""
-    sizes = {
-        name: getattr(options, name) for name in ("decode_prompt", "decode_new", "mixed_requests", "churn_requests")
-    }
-    given = {name: size for name, size in sizes.items() if size is not None}
+    work = {name: size for name in SIZES if (size := getattr(options, name)) is not None}
     plan = Plan(
         sections=tuple(section for section in SECTIONS if section in options.sections),
-        through=options.through,
-        work=dataclasses.replace(WORKLOADS[options.workload], **given),
+        work=dataclasses.replace(WORKLOADS[options.workload], **work),
         batches=options.batch or tuple(sorted({1, arm.engine.slots})),
-        repeats=options.repeats,
-        baselines=options.baselines,
-        starts=options.starts,
-        pairs=options.pairs,
-        seed=options.seed,
-        trace=options.trace,
-        duration_s=options.duration,
-        time_scale=options.time_scale,
-        saturation_share=options.saturation_share,
-        saturation_s=options.saturation_seconds,
+        **{name: getattr(options, name) for name in PLANNED},
     )
     check(plan, arm)
     return plan

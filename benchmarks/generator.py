@@ -68,11 +68,11 @@ def parser() -> BenchmarkParser:
     parser.add_argument("sections", nargs="+", type=one_of(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--contestants", type=several(one_of(CONTESTANTS), "stock,tailgate"), default=CONTESTANTS,
                         help=f"which ones (default {','.join(CONTESTANTS)})")  # fmt: skip
-    parser.add_argument("--window", dest="window_s", type=real(1, 600), default=10.0,
+    parser.add_argument("--window", dest="window_s", metavar="SECONDS", type=real(1, 600), default=10.0,
                         help="seconds that count in each (default %(default)s)")  # fmt: skip
     parser.add_argument("--rates", type=several(real(1, 1e6, "rate"), "1000,10000"), default=(1e3, 3e3, 1e4),
                         help="open: requests/s (default 1000,3000,10000)")  # fmt: skip
-    parser.add_argument("--recorder-seconds", dest="recorder_s", type=real(5, 3600), default=60.0,
+    parser.add_argument("--recorder-seconds", dest="recorder_s", metavar="SECONDS", type=real(5, 3600), default=60.0,
                         help="recorder: how long (default %(default)s)")  # fmt: skip
     parser.add_argument("--nice", type=int, default=0, help="of all processes; below 0 where neighbours are noisy")
     parser.add_argument("--keep", default="", help="keep what every run left behind in this new folder")

@@ -24,7 +24,6 @@ PATHS: Final = ("direct", "envoy", "tailgate")
 class Way:
     """One way to the server. `cpu_s` is the processor time of what stands in between, 0 for nothing."""
 
-    name: str
     address: str
     cpu_s: Callable[[], float]
 
@@ -40,7 +39,7 @@ def envoy_version() -> str:
 def opened(name: str, target: str, *, folder: Path, cores: Cores) -> Iterator[Way]:
     """The way `name` to the server at `target`, ready for calls."""
     if name == "direct":
-        yield Way(name=name, address=target, cpu_s=lambda: 0.0)
+        yield Way(address=target, cpu_s=lambda: 0.0)
         return
     if name == "tailgate":
         config = SplitterConfig(arms=(ArmTarget(name="null", backends=(target,)),))
@@ -49,7 +48,7 @@ def opened(name: str, target: str, *, folder: Path, cores: Cores) -> Iterator[Wa
                 cores.settle(int(task.name), cores.server)
             envoy.wait_ready(20.0)
             pid = envoy.pid
-            yield Way(name=name, address=envoy.target, cpu_s=lambda: process_cpu_s(pid))
+            yield Way(address=envoy.target, cpu_s=lambda: process_cpu_s(pid))
         return
     (host, backend), port = host_port(target), _free_port()
     path = folder / "bare.yaml"
@@ -60,7 +59,7 @@ def opened(name: str, target: str, *, folder: Path, cores: Cores) -> Iterator[Wa
     with Process(name, command, folder=folder, cores=cores, core=cores.server) as process:
         address = f"127.0.0.1:{port}"
         _wait_for(address, process)
-        yield Way(name=name, address=address, cpu_s=process.cpu_s)
+        yield Way(address=address, cpu_s=process.cpu_s)
 
 
 # The least of a configuration with which Envoy forwards gRPC: one listener, one route, one cluster.

@@ -62,11 +62,11 @@ class Plan:
     starts: int
     pairs: int
     seed: int
-    trace: str = ""
-    duration_s: float = 60.0
-    time_scale: float = 1.0
-    saturation_share: float = 0.0
-    saturation_s: float = 20.0
+    trace: str
+    duration_s: float
+    time_scale: float
+    saturation_share: float
+    saturation_s: float
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
