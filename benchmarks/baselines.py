@@ -157,7 +157,7 @@ class Runs:
 
         settings: dict[str, Any] = {"use_cuda_graph": kind == "continuous-graphs"}
         if self.model.device.type == "cpu":
-            # By default it takes most of the memory that is free, which on a processor is everybody's.
+            # By default it takes most of the free memory, which on a processor is also that of other programs.
             blocks = sum(2 + (len(prompt) + new_tokens) // 256 for prompt in prompts)
             settings |= {"num_blocks": blocks, "max_batch_tokens": 256}
         started = time.perf_counter()

@@ -36,7 +36,7 @@ class ContestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """Where the processes run, None for wherever the kernel puts them, and how nice they are to their neighbours."""
+    """Where the processes run (None: wherever the kernel puts them), and their niceness."""
 
     server: int | None
     load: int | None
@@ -51,7 +51,7 @@ class Cores:
         return cls(server=usable[-1], load=usable[0], nice=nice)
 
     def settle(self, pid: int, core: int | None) -> None:
-        """A process that has one thread so far, and all that it will have, run on `core` as nicely as they shall."""
+        """A process that has one thread so far runs on `core` with this niceness, and so do all threads to come."""
         try:
             if self.nice:
                 os.setpriority(os.PRIO_PROCESS, pid, self.nice)
@@ -114,7 +114,7 @@ class NullProcess(Process):
         super().__init__("null-server", command, folder=folder, cores=cores, core=cores.server, commands=True)
         self.address = f"127.0.0.1:{self._answer()['port']}"
 
-    def ask(self, command: str) -> dict[str, Any]:
+    def request(self, command: str) -> dict[str, Any]:
         """The answer to one command."""
         self.command(command)
         return self._answer()
@@ -139,7 +139,7 @@ def process_cpu_s(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is asked of a contestant; the counted window begins `settle_s` after all of it runs."""
+    """What a contestant is given to do; the counted window begins `settle_s` after all of it runs."""
 
     plan: Plan  # `address` and `out` are filled in here
     server: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     out = folder / ("requests-0.arrow" if contestant == "tailgate" else "notes.npz")
     with NullProcess(work.server, folder=folder, cores=cores) as server:
         if work.stall_s is not None:
-            server.ask("stall {} {}".format(*work.stall_s))
+            server.request("stall {} {}".format(*work.stall_s))
         plan = dataclasses.replace(work.plan, address=server.address, out=str(out))
         with start(contestant, plan, work, folder=folder, cores=cores) as load:
             _wait_for_load(server, load, plan)
@@ -190,7 +190,7 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
                 time.sleep(0.3)
                 load.ask_to_stop()
                 load.finish(_PATIENCE_S)
-        report = server.ask(f"report {folder / 'server.npz'}")
+        report = server.request(f"report {folder / 'server.npz'}")
     if not out.exists():
         raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
     account = folder / "generator-0.json"
@@ -209,11 +209,11 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
 
 
 def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
-    """All streams are on, or the first request has come; a load process that never gets there has what it has."""
+    """All streams are on, or the first request has come; a load process that never gets there is measured as it is."""
     deadline = time.monotonic() + _PATIENCE_S
     most, since = 0, time.monotonic()
     while time.monotonic() < deadline:
-        status = server.ask("status")
+        status = server.request("status")
         if status["streaming"] >= plan.streams if plan.mode == "streams" else status["requests"]:
             return
         if status["streaming"] > most:

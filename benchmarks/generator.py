@@ -1,4 +1,4 @@
-"""How honest is the load generator, beside what everybody else would use: one command, one JSON line.
+"""How honest is the load generator, beside stock clients: one command, one JSON line.
 
     python benchmarks/generator.py streams short open stall --repeats 3
 
@@ -55,7 +55,7 @@ STREAM_GOALS: Final = {20.0: (0.995, 5.0, 5.0), 50.0: (0.99, 10.0, math.inf)}
 STALL_AFTER_S, STALL_S, STALL_RUN_S = 8.0, 3.0, 25.0
 STALL_RATE, STALL_SERVICE_S, STALL_CAP = 200.0, 0.05, 32
 USERS: Final = 64  # requests in flight in a closed loop
-# Beyond these a contestant only makes heat: it was seen to fall behind for good.
+# Beyond this rate a contestant falls behind for good, and its run says nothing.
 MOST_RATE: Final = {"stock": 1000.0}
 # Sustained: this share of what was due was answered, and the generator's own error stayed below this at p99.
 SUSTAINED_SHARE, SUSTAINED_MS = 0.99, 50.0
@@ -121,7 +121,7 @@ class Bench:
                 folder.mkdir()
                 with NullProcess(options, folder=folder, cores=self.cores) as server:
                     rate = blast(server.address, seconds=min(3.0, self.settings.window_s))
-                    report = server.ask(f"report {folder / 'server.npz'}")
+                    report = server.request(f"report {folder / 'server.npz'}")
                 rates.append(rate)
                 costs.append(report["cpu_s"] / report["answered"] * 1e6)
             self.ledger.add("server", what=style, answers_s=spread(rates), cpu_us=spread(costs))

@@ -122,10 +122,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as aligned text, grouped by section; columns are the keys of the section's rows."""
     parts = []
     for section in dict.fromkeys(row["section"] for row in rows):
-        mine = [row for row in rows if row["section"] == section]
-        columns = [key for key in dict.fromkeys(key for row in mine for key in row) if key != "section"]
-        columns = [key for key in columns if all(_is_short(row[key]) for row in mine if key in row)]
-        cells = [columns] + [[_shown(row[key]) if key in row else "" for key in columns] for row in mine]
+        group = [row for row in rows if row["section"] == section]
+        columns = [key for key in dict.fromkeys(key for row in group for key in row) if key != "section"]
+        columns = [key for key in columns if all(_is_short(row[key]) for row in group if key in row)]
+        cells = [columns] + [[_shown(row[key]) if key in row else "" for key in columns] for row in group]
         widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
         parts.append("\n".join([section, *("  " + line.rstrip() for line in lines)]))

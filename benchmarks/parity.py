@@ -41,7 +41,7 @@ presets.RANDOM_PRESETS["middle"] = {
 
 
 def quiet(*_: object) -> None:
-    """Nobody listens."""
+    """Progress is not shown."""
 
 
 def measured(arm: ArmConfig, plan: parity.Plan | None, seed: int, fault: float = 0.0) -> tuple[Answers, parity.Plan]:

@@ -186,7 +186,7 @@ class Bench:
 
             turns = self._in_turn(one)
             log = self._folder / "token" / "server.npz"
-            report = server.ask(f"report {log}")
+            report = server.request(f"report {log}")
             sent = Emitted.read(log)
         first = dict(zip(sent.names, sent.first_ticks, strict=True))
         p50s_ms = {

@@ -1,4 +1,4 @@
-"""The load generator that everybody would write: stock Locust, synchronous grpcio under gevent, statistics by events.
+"""The usual load generator: stock Locust, synchronous grpcio under gevent, statistics by events.
 
 A locustfile. It reads its plan from the file that BENCHMARK_PLAN names (benchmarks.observed.Plan).
 """

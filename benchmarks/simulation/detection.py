@@ -96,14 +96,10 @@ ONE_ADDRESS = {
 }
 # Stalls that no prompt explains and no compile made.
 BEYOND_WORK = ("two replicas, unrelated stalls", "stalls of long prompts")
+# The largest share of runs that may have a false call.
 FALSE_CALLS = {
-    "clean": 0.01,
-    "GC": 0.01,
-    "burst": 0.01,
-    "host stall": 0.01,
-    "dynamic shapes": 0.01,
-    "unrelated arm stalls": 0.05,
-    "unrelated arm stalls, dynamic shapes": 0.05,
+    **dict.fromkeys(("clean", "GC", "burst", "host stall", "dynamic shapes"), 0.01),
+    **dict.fromkeys(("unrelated arm stalls", "unrelated arm stalls, dynamic shapes"), 0.05),
 }
 
 
