@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import stats
 
-from analysis.arrays import Floats
-
 # First, since this file has the name of the package beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.arrays import Floats
 from analysis.judging.comparisons import compared, judge_quantiles
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
@@ -43,13 +43,12 @@ from analysis.records.tables import END_OF_STREAM
 from analysis.report import write_reports
 from analysis.run.run import Run
 from analysis.summary.summary import analyze, write_summary
+from benchmarks.simulation.records import EPOCH_NS, request_table, to_ns, token_lists
 
 QUANTILES = (0.5, 0.95, 0.99)
 DRAWS = 999
 METRIC = "e2e"
 SECONDS = 3600
-
-_START_NS = 1_700_000_000_000_000_000
 
 _PEER_BATCH = 1  # what a batch larger than the processor's cache gains is lost in fetching it
 
@@ -72,7 +71,7 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
     trial = {
         "trial": 1,
         "design": "mirrored",
-        "start_ns": _START_NS,
+        "start_ns": EPOCH_NS,
         "duration_s": seconds,
         "block_s": 30,
         "open_loop": True,
@@ -108,50 +107,49 @@ def _batch(first: int, due: Floats, level: float, tokens: int, rng: np.random.Ge
     count = len(due)
     output = np.clip(rng.lognormal(5.019, 0.859, count), 1, 2000).astype(np.int32)
     prompt = rng.integers(16, 4096, count).astype(np.int32)
-    columns: dict[str, list[Any]] = {name: [] for name in REQUESTS.names}
+    numbers = np.arange(first, first + count)
+    names = pa.array(numbers).cast(pa.string())
+    scheduled = to_ns(due)
+    arms = []
     for arm in ("eager", "compiled"):
-        numbers = np.arange(first, first + count)
-        names = pa.array(numbers).cast(pa.string())
-        scheduled = _START_NS + (due * 1e9).astype(np.int64)
         wait = np.exp(0.3 * rng.standard_normal(count)) * level
         ttft = (0.08e9 * wait).astype(np.int64)
         took = ttft + (0.02e9 * wait * (output - 1)).astype(np.int64)
-        known: dict[str, Any] = {
-            "request_id": pc.binary_join_element_wise("1", names, arm, "-"),
-            "session_id": pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
-            "turn": pa.array((numbers % 3).astype(np.int32)),
-            "trial": pa.repeat(pa.scalar(1, pa.int32()), count),
-            "arm": pa.repeat(arm, count),
-            "replica": pa.repeat(f"{arm}-0", count),
-            "pair_id": pc.binary_join_element_wise("1", names, "-"),
-            "scheduled_ns": scheduled,
-            "sent_ns": scheduled + 300_000,
-            "first_token_ns": scheduled + ttft,
-            "end_ns": scheduled + took,
-            "status": pa.repeat("OK", count),
-            "prompt_tokens": prompt,
-            "max_tokens": pa.repeat(pa.scalar(2048, pa.int32()), count),
-            "output_tokens": output,
-            "queue_ns": ttft // 4,
-            "prefill_ns": ttft // 2,
-            "decode_ns": took - ttft,
-            "compile_stall_ns": np.zeros(count, dtype=np.int64),
-            "batch_id": numbers // 4,
-            "batch_size": np.full(count, 4, dtype=np.int32),
-            "padded_batch": np.full(count, 4, dtype=np.int32),
-            "padded_length": np.full(count, 4096, dtype=np.int32),
-            "server_recv_ns": scheduled + 400_000,
-            "server_end_ns": scheduled + took - 100_000,
-            "phase": pa.repeat("measure", count),
-        }
+        times = None
         if tokens:
             shares = np.linspace(0.0, 1.0, tokens)
-            times = (ttft[:, None] + shares * (took - ttft)[:, None]).astype(np.int64).ravel()
-            known["token_ns"] = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * tokens, times)
-        for field in REQUESTS:
-            values = known.get(field.name)
-            columns[field.name].append(pa.nulls(count, field.type) if values is None else pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(parts) for parts in columns.values()], schema=REQUESTS)
+            offsets = (ttft[:, None] + shares * (took - ttft)[:, None]).astype(np.int64).ravel()
+            times = token_lists(offsets, np.full(count, tokens))
+        arms.append(
+            request_table(
+                scheduled + 300_000,
+                scheduled_ns=scheduled,
+                request_id=pc.binary_join_element_wise("1", names, arm, "-"),
+                session_id=pc.binary_join_element_wise("1", pa.array(numbers // 3).cast(pa.string()), "-"),
+                turn=numbers % 3,
+                arm=arm,
+                replica=f"{arm}-0",
+                pair_id=pc.binary_join_element_wise("1", names, "-"),
+                first_token_ns=scheduled + ttft,
+                end_ns=scheduled + took,
+                prompt_tokens=prompt,
+                max_tokens=2048,
+                output_tokens=output,
+                token_ns=times,
+                queue_ns=ttft // 4,
+                prefill_ns=ttft // 2,
+                decode_ns=took - ttft,
+                compile_stall_ns=0,
+                batch_id=numbers // 4,
+                batch_size=4,
+                padded_batch=4,
+                padded_length=4096,
+                server_recv_ns=scheduled + 400_000,
+                server_end_ns=scheduled + took - 100_000,
+                phase="measure",
+            )
+        )
+    return pa.concat_tables(arms).combine_chunks().to_batches()[0]
 
 
 # --- The contestants, each in a process of its own --------------------------------------------------------------------
@@ -164,7 +162,7 @@ def comparisons(directory: Path) -> dict[str, Any]:
     read = time.perf_counter()
     run = Run.of(records.pop())  # which lets go of the table, as `analyze` does
     cut, before = time.perf_counter(), time.process_time()
-    found = judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
+    ratios = judge_quantiles(run, "compiled", METRIC, "steady", qs=QUANTILES)
     ended = time.perf_counter()
     return {
         "seconds": ended - began,
@@ -173,7 +171,7 @@ def comparisons(directory: Path) -> dict[str, Any]:
         "compare_s": ended - cut,
         "cpu_s": time.process_time() - worked,
         "compare_cpu_s": time.process_time() - before,
-        "ratios": [[item.low, item.ratio, item.high] for item in found],
+        "ratios": [[item.low, item.ratio, item.high] for item in ratios],
     }
 
 
@@ -231,25 +229,21 @@ def memory_mb(key: str) -> float:
 
 
 def alone(what: str, directory: Path, draws: int) -> dict[str, Any]:
-    """What a fresh process found that did `what` alone."""
-    command = [sys.executable, __file__, "--only", what, "--peer-draws", str(draws), str(directory)]
-    # One thread in the linear algebra, as on a machine that has other work to do.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """`what`, done in a fresh process, and the memory that it took beyond what the loaded modules take."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(here, what, directory, draws).result()
 
 
 def here(what: str, directory: Path, draws: int) -> dict[str, Any]:
-    """`what`, done in this process, and the memory that it took beyond what the loaded modules take."""
+    """`what`, done in this process."""
     before = memory_mb("VmRSS")
     if what == "comparisons":
-        found = comparisons(directory)
+        figures = comparisons(directory)
     elif what == "analyze":
-        found = whole(directory)
+        figures = whole(directory)
     else:
-        found = peer(directory, draws, together=what == "peer")
-    return {**found, "added_mb": memory_mb("VmHWM") - before}
+        figures = peer(directory, draws, together=what == "peer")
+    return {**figures, "added_mb": memory_mb("VmHWM") - before}
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -262,19 +256,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=0, help="token times a request (default: none)")
     parser.add_argument("--peer-draws", type=int, default=DRAWS, help="of scipy's, scaled to 999; 0: no peer")
     parser.add_argument("--repeats", type=int, default=3, help="of the comparisons; the median counts (%(default)s)")
-    parser.add_argument("--only", choices=("comparisons", "analyze", "peer", "peer-apart"), help=argparse.SUPPRESS)
-    parser.add_argument("directory", nargs="?", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.only:
-        print(json.dumps(here(options.only, options.directory, options.peer_draws)))
-        return 0
     if options.requests < 2 * SECONDS:
         parser.error(f"--requests is {options.requests}: give at least {2 * SECONDS}, one a second and arm")
+    # One thread in the linear algebra, as on a machine that has other work to do.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         size = write_run(directory, requests=options.requests, tokens=options.tokens, seed=1)
-        told = f"{options.requests:,} requests, {size / 1e6:.0f} MB of records"
-        print(f"{told}, {options.tokens} token times each" if options.tokens else told)
+        times = f", {options.tokens} token times each" if options.tokens else ""
+        print(f"{options.requests:,} requests, {size / 1e6:.0f} MB of records{times}")
         tries = [alone("comparisons", directory, 0) for _ in range(options.repeats)]
         own = {key: statistics.median(row[key] for row in tries) for key in tries[0] if key != "ratios"}
         print(
@@ -294,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "analyze": analyzed,
         }
         if options.peer_draws:
-            for name, told in (("peer", "all quantiles at once"), ("peer-apart", "a call a quantile")):
+            for name, way in (("peer", "all quantiles at once"), ("peer-apart", "a call a quantile")):
                 other = alone(name, directory, options.peer_draws)
                 scale = DRAWS / other["draws"]
                 # In processor time, which other work on the machine changes less than it does the clock.
@@ -304,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 }
                 result[name] = other | {"seconds_999": scale * other["seconds"], "times_faster": ratios}
                 print(
-                    f"bootstrap    {scale * other['seconds']:8.2f} s  ({other['draws']} draws, {told}): "
+                    f"bootstrap    {scale * other['seconds']:8.2f} s  ({other['draws']} draws, {way}): "
                     f"{ratios['all']:.0f} × all, "
                     f"{ratios['comparing']:.0f} × the comparing alone, in processor time"
                 )

@@ -1,7 +1,7 @@
 """What a user would run instead of a server: transformers' `generate` and its continuous batching.
 
-They live in a process of their own, so that their compiled code and the arm's cannot meet, and answer one question at
-a time, so that each measurement can stand next to one of the arm's.
+They live in a process of their own, so that their compiled code and the arm's cannot meet, and run once at a time,
+so that each measurement can stand next to one of the arm's.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from servers.config import ModelConfig
@@ -24,97 +26,53 @@ KINDS = (*DECODE_KINDS, *MIXED_KINDS)
 _SKIP_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Run `kind` on these prompts, `new_tokens` each."""
-
-    kind: str
-    prompts: list[list[int]]
-    new_tokens: int
-
-
 class BaselineError(RuntimeError):
     """The baseline could not be run; the message says why."""
 
 
 class Baselines:
-    """The process that holds the plain model. Answers are tokens per second: of decode alone, or of the mixed set."""
+    """The process that holds the plain model. Results are tokens per second: of decode alone, or of the mixed set."""
 
     def __init__(self, model: ModelConfig, *, threads: int = 0) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=answer, args=(theirs, model, threads), name="baselines", daemon=True)
-        self._process.start()
-        theirs.close()
-        self._vocab_size = 0
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        self.pid = self._pool.submit(os.getpid).result()
+        self._vocab_size = self._pool.submit(_load, model, threads)
 
     @property
     def vocab_size(self) -> int:
-        """Token ids go from 0 to this, exclusive. Waits until the model is loaded."""
-        self._vocab_size = self._vocab_size or int(self._receive())
-        return self._vocab_size
+        """Token ids go from 0 to this, exclusive. Waits until the model is loaded, and raises what made that fail."""
+        return self._vocab_size.result()
 
-    def ask(self, question: Question) -> float:
-        """Tokens per second. Raises BaselineError when it fails."""
-        _ = self.vocab_size  # the process's first word
-        try:
-            self._pipe.send(question)
-        except OSError:
-            raise BaselineError("the baseline's process is gone") from None
-        return self._receive()
-
-    def _receive(self) -> float:
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(5.0)
-            raise BaselineError(f"the baseline's process ended with exit code {self._process.exitcode}") from None
-        if isinstance(answer, str):
-            raise BaselineError(answer)
-        return float(answer)
+    def tokens_per_s(self, kind: str, prompts: Sequence[list[int]], new_tokens: int) -> float:
+        """The rate of `kind` on these prompts, `new_tokens` each. Raises what made it fail there."""
+        return self._pool.submit(_run, kind, [list(prompt) for prompt in prompts], new_tokens).result()
 
     def close(self) -> None:
-        """The process is gone."""
-        with contextlib.suppress(OSError):
-            self._pipe.send(None)
-        self._pipe.close()
-        self._process.join(10.0)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        """The process is gone, whatever it was at."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._pool.shutdown(cancel_futures=True)
 
 
-def answer(pipe: Any, config: ModelConfig, threads: int) -> None:
-    """The body of the process: the vocabulary's size, then an answer to each question; a text says what failed."""
+# --- In that process --------------------------------------------------------------------------------------------------
+
+_runs: list[Runs] = []  # one, once the model is loaded
+
+
+def _load(config: ModelConfig, threads: int) -> int:
     # it warns of a persistent manager at every call
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-    try:
-        if threads:
-            import torch
+    if threads:
+        import torch
 
-            torch.set_num_threads(threads)
-        model = load_plain(config)
-        pipe.send(float(model.config.get_text_config().vocab_size))
-    except Exception as error:
-        pipe.send(_reason(error))
-        return
-    runs = Runs(model)
-    while True:
-        try:
-            question = pipe.recv()
-        except EOFError:
-            return
-        if question is None:
-            return
-        try:
-            pipe.send(runs.run(question))
-        except Exception as error:
-            pipe.send(_reason(error))
+        torch.set_num_threads(threads)
+    model = load_plain(config)
+    _runs.append(Runs(model))
+    return int(model.config.get_text_config().vocab_size)
 
 
-def _reason(error: Exception) -> str:
-    first = str(error).splitlines()[0] if str(error) else "no detail"
-    return f"{type(error).__name__}: {first}"
+def _run(kind: str, prompts: list[list[int]], new_tokens: int) -> float:
+    return _runs[0].run(kind, prompts, new_tokens)
 
 
 def load_plain(config: ModelConfig) -> Any:
@@ -144,22 +102,22 @@ class Runs:
         self.model = model
         self._last: tuple[str, int] | None = None
 
-    def run(self, question: Question) -> float:
+    def run(self, kind: str, prompts: list[list[int]], new_tokens: int) -> float:
         """Tokens per second; a run that does not count goes before the first of a kind and batch size."""
         import torch
 
-        work = self._mixed if question.kind in MIXED_KINDS else self._decode
-        now = (question.kind, 0 if question.kind in MIXED_KINDS else len(question.prompts))
+        work = self._mixed if kind in MIXED_KINDS else self._decode
+        now = (kind, 0 if kind in MIXED_KINDS else len(prompts))
         if now != self._last:
             if self._last is not None:
                 self._forget()
-            if question.kind == "static":
+            if kind == "static":
                 # Otherwise a second batch size makes the batch dynamic and its decode slower than a first would be.
                 torch._dynamo.reset()
             # backwards: the same lengths, and nothing that prefix caching could find again
-            work(replace(question, prompts=[prompt[::-1] for prompt in question.prompts]))
+            work(kind, [prompt[::-1] for prompt in prompts], new_tokens)
             self._last = now
-        return work(question)
+        return work(kind, prompts, new_tokens)
 
     def _forget(self) -> None:
         if hasattr(self.model, "destroy_cached_continuous_batching_manager"):
@@ -169,44 +127,44 @@ class Runs:
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _decode(self, question: Question) -> float:
+    def _decode(self, kind: str, prompts: list[list[int]], new_tokens: int) -> float:
         """Decode tokens per second of one `generate`, the prefill and the first tokens left out."""
         import torch
         from transformers import GenerationConfig
 
-        batch, length = len(question.prompts), len(question.prompts[0])
-        watch = _Watch(self.model.device, last=question.new_tokens)
-        ids = torch.tensor(question.prompts, device=self.model.device)
+        batch, length = len(prompts), len(prompts[0])
+        watch = _Watch(self.model.device, last=new_tokens)
+        ids = torch.tensor(prompts, device=self.model.device)
         config = GenerationConfig(  # type: ignore[no-untyped-call]
-            max_new_tokens=question.new_tokens,
+            max_new_tokens=new_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
-            **({"cache_implementation": "static"} if question.kind == "static" else {}),
+            **({"cache_implementation": "static"} if kind == "static" else {}),
         )
         # generate() completes what it is given from the model's own configuration, the end of sequence among it
         self.model.generation_config.eos_token_id = None
         output = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), generation_config=config, stopping_criteria=[watch]
         )
-        if output.shape != (batch, length + question.new_tokens):
-            raise BaselineError(f"generate returned {tuple(output.shape)}, not {question.new_tokens} new tokens a row")
+        if output.shape != (batch, length + new_tokens):
+            raise BaselineError(f"generate returned {tuple(output.shape)}, not {new_tokens} new tokens a row")
         return batch * watch.steps / watch.seconds
 
-    def _mixed(self, question: Question) -> float:
+    def _mixed(self, kind: str, prompts: list[list[int]], new_tokens: int) -> float:
         """Output tokens per second of all prompts at once through continuous batching, its set-up left out."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        settings: dict[str, Any] = {"use_cuda_graph": question.kind == "continuous-graphs"}
+        settings: dict[str, Any] = {"use_cuda_graph": kind == "continuous-graphs"}
         if self.model.device.type == "cpu":
-            # By default it takes most of the memory that is free, which on a processor is everybody's.
-            blocks = sum(2 + (len(prompt) + question.new_tokens) // 256 for prompt in question.prompts)
+            # By default it takes most of the free memory, which on a processor is also that of other programs.
+            blocks = sum(2 + (len(prompt) + new_tokens) // 256 for prompt in prompts)
             settings |= {"num_blocks": blocks, "max_batch_tokens": 256}
         started = time.perf_counter()
         results = self.model.generate_batch(
-            question.prompts,
+            prompts,
             generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
-                max_new_tokens=question.new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+                max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
             ),
             continuous_batching_config=ContinuousBatchingConfig(**settings),
             progress_bar=False,
@@ -215,9 +173,9 @@ class Runs:
         # the last answer, not the return: the manager's thread is joined in between
         seconds = max((result.lifespan[1] for result in results.values()), default=started) - started
         produced = sum(len(result.generated_tokens) for result in results.values())
-        wanted = question.new_tokens * len(question.prompts)
-        if produced != wanted or seconds <= 0:
-            raise BaselineError(f"continuous batching produced {produced} tokens of {wanted}")
+        expected = new_tokens * len(prompts)
+        if produced != expected or seconds <= 0:
+            raise BaselineError(f"continuous batching produced {produced} tokens of {expected}")
         return produced / seconds
 
 
@@ -261,8 +219,3 @@ def compiles(kind: str, device: str) -> bool:
     from servers.engine.model import resolve_device
 
     return kind == "static" and resolve_device(device).type != "cpu"
-
-
-def questions(kind: str, prompts: Sequence[list[int]], new_tokens: int) -> Question:
-    """The question about `kind` on these prompts."""
-    return Question(kind=kind, prompts=[list(prompt) for prompt in prompts], new_tokens=new_tokens)

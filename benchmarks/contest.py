@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.observed import Emitted, Observed, Plan
+from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import SCHEDULE, Schedule
 from loadtests.trials.load import locust_command
 from loadtests.trials.processes import Child
@@ -36,7 +36,7 @@ class ContestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """Where the processes run, None for wherever the kernel puts them, and how nice they are to their neighbours."""
+    """Where the processes run (None: wherever the kernel puts them), and their niceness."""
 
     server: int | None
     load: int | None
@@ -46,11 +46,12 @@ class Cores:
     def of_this_machine(cls, *, nice: int = 0) -> Cores:
         """The last usable core for the server, the first for the load; nothing where there is one or no choice."""
         usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        both = (usable[-1], usable[0]) if len(usable) > 1 else (None, None)
-        return cls(server=both[0], load=both[1], nice=nice)
+        if len(usable) < 2:
+            return cls(server=None, load=None, nice=nice)
+        return cls(server=usable[-1], load=usable[0], nice=nice)
 
     def settle(self, pid: int, core: int | None) -> None:
-        """A process that has one thread so far, and all that it will have, run on `core` as nicely as they shall."""
+        """A process that has one thread so far runs on `core` with this niceness, and so do all threads to come."""
         try:
             if self.nice:
                 os.setpriority(os.PRIO_PROCESS, pid, self.nice)
@@ -113,7 +114,7 @@ class NullProcess(Process):
         super().__init__("null-server", command, folder=folder, cores=cores, core=cores.server, commands=True)
         self.address = f"127.0.0.1:{self._answer()['port']}"
 
-    def ask(self, command: str) -> dict[str, Any]:
+    def request(self, command: str) -> dict[str, Any]:
         """The answer to one command."""
         self.command(command)
         return self._answer()
@@ -137,22 +138,8 @@ def process_cpu_s(pid: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One contestant's run: what it saw, what was sent, the window that counts, and the use of both cores in it."""
-
-    seen: Observed
-    sent: Emitted
-    start_ns: int
-    end_ns: int
-    load_core: float
-    server_core: float
-    server: dict[str, Any]
-    generator: dict[str, Any]  # tailgate's own account, empty for others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is asked of a contestant; the counted window begins `settle_s` after all of it runs."""
+    """What a contestant is given to do; the counted window begins `settle_s` after all of it runs."""
 
     plan: Plan  # `address` and `out` are filled in here
     server: tuple[str, ...] = ()
@@ -162,13 +149,33 @@ class Work:
     stall_s: tuple[float, float] | None = None  # after the first request, for so long
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One contestant's run: what it saw, what was sent, the window that counts, and the use of both cores in it."""
+
+    work: Work
+    seen: Observed
+    sent: Emitted
+    start_ns: int
+    end_ns: int
+    load_core: float
+    server_core: float
+    server: dict[str, Any]
+    generator: dict[str, Any]  # tailgate's own account, empty for others
+
+    @property
+    def window(self) -> dict[str, int]:
+        """The window as the arguments of what counts in it."""
+        return {"start_ns": self.start_ns, "end_ns": self.end_ns}
+
+
 def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
     """Run it once in `folder`."""
     folder.mkdir(parents=True)
     out = folder / ("requests-0.arrow" if contestant == "tailgate" else "notes.npz")
     with NullProcess(work.server, folder=folder, cores=cores) as server:
         if work.stall_s is not None:
-            server.ask("stall {} {}".format(*work.stall_s))
+            server.request("stall {} {}".format(*work.stall_s))
         plan = dataclasses.replace(work.plan, address=server.address, out=str(out))
         with start(contestant, plan, work, folder=folder, cores=cores) as load:
             _wait_for_load(server, load, plan)
@@ -183,12 +190,13 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
                 time.sleep(0.3)
                 load.ask_to_stop()
                 load.finish(_PATIENCE_S)
-        report = server.ask(f"report {folder / 'server.npz'}")
+        report = server.request(f"report {folder / 'server.npz'}")
     if not out.exists():
         raise ContestError(f"{contestant} left nothing: {load.log_tail()}")
     account = folder / "generator-0.json"
     seconds = (after[0] - before[0]) / 1e9
     return Outcome(
+        work=work,
         seen=Observed.of_records(out) if contestant == "tailgate" else Observed.of_notes(out),
         sent=Emitted.read(folder / "server.npz"),
         start_ns=ANCHOR_NS + before[0],
@@ -201,11 +209,11 @@ def run(contestant: str, work: Work, *, folder: Path, cores: Cores) -> Outcome:
 
 
 def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
-    """All streams are on, or the first request has come; a load process that never gets there has what it has."""
+    """All streams are on, or the first request has come; a load process that never gets there is measured as it is."""
     deadline = time.monotonic() + _PATIENCE_S
     most, since = 0, time.monotonic()
     while time.monotonic() < deadline:
-        status = server.ask("status")
+        status = server.request("status")
         if status["streaming"] >= plan.streams if plan.mode == "streams" else status["requests"]:
             return
         if status["streaming"] > most:
@@ -217,34 +225,33 @@ def _wait_for_load(server: NullProcess, load: Process, plan: Plan) -> None:
     raise ContestError(f"{load.name} sent nothing within {_PATIENCE_S:g} s: {load.log_tail()}")
 
 
-@contextmanager
-def start(contestant: str, plan: Plan, work: Work, *, folder: Path, cores: Cores) -> Iterator[Process]:
+def start(contestant: str, plan: Plan, work: Work, *, folder: Path, cores: Cores) -> Process:
     """The contestant's process."""
     path = folder / "plan.json"
     path.write_text(json.dumps(dataclasses.asdict(plan)))
-    variables = {"BENCHMARK_PLAN": str(path)}
     if contestant == "tailgate":
         command = _tailgate(plan, work, folder)
     elif contestant == "stock":
         users = {"streams": plan.streams, "closed": plan.users, "open": 1}[plan.mode]
-        rate = max(1.0, users / plan.ramp_s)
         command = [sys.executable, "-P", "-m", "locust", "-f", str(_PEERS / "stock.py"), "--headless", "--only-summary"]
-        command += ["-u", str(users), "-r", str(rate)]
+        command += ["-u", str(users), "-r", str(max(1.0, users / plan.ramp_s))]
     else:
         command = [sys.executable, "-m", "benchmarks.peers.bare", str(path)]
-    with Process(contestant, command, folder=folder, cores=cores, core=cores.load, variables=variables) as process:
-        yield process
+    variables = {"BENCHMARK_PLAN": str(path)}
+    return Process(contestant, command, folder=folder, cores=cores, core=cores.load, variables=variables)
 
 
 def _tailgate(plan: Plan, work: Work, folder: Path) -> list[str]:
     """A real Locust process with loadtests/chat.py that replays a schedule and records."""
     write_schedule(plan, work, folder / "schedule.arrow")
-    config: dict[str, Any] = {"targets": {"*": plan.address}, "timeout_s": 600.0, "drain_s": 60.0}
-    if work.cap:
-        config["max_concurrency"] = work.cap
-    if plan.mode == "closed":
-        config |= {"concurrency": plan.users, "duration_s": work.settle_s + work.window_s + 0.5}
-    (folder / "generator.json").write_text(json.dumps(config))
+    closed = plan.mode == "closed"
+    TrialConfig(
+        targets={"*": plan.address},
+        timeout_s=600.0,
+        max_concurrency=work.cap,
+        concurrency=plan.users if closed else 0,
+        duration_s=work.settle_s + work.window_s + 0.5 if closed else 0.0,
+    ).write(folder / "generator.json")
     return locust_command(
         schedule=folder / "schedule.arrow", trial_config=folder / "generator.json", records=folder, workers=1
     )
@@ -263,23 +270,21 @@ def write_schedule(plan: Plan, work: Work, path: Path) -> None:
         offsets = np.cumsum(rng.exponential(1 / plan.rate, int(plan.rate * seconds * 1.2) + 100))
         offsets = offsets[offsets < seconds]
     count = len(offsets)
-    columns = {
-        "index": np.arange(count),
-        "offset_ns": (offsets * 1e9).astype(np.int64),
-        "session_id": [f"1-{number}" for number in range(count)],
-        "turn": np.zeros(count, np.int32),
-        "prompt_tokens": np.full(count, 16, np.int32),
-        "max_tokens": np.full(count, plan.tokens, np.int32),
-        "prompt_seed": rng.integers(0, 2**62, count),
-        "arm": [None] * count,
-        "phase": ["measure"] * count,
-        "prefix_seed": rng.integers(0, 2**62, count),
-    }
-    arrays = [
-        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
-        for field in SCHEDULE
-    ]
-    table = pa.table(arrays, schema=SCHEDULE)
+    table = pa.table(
+        {
+            "index": np.arange(count),
+            "offset_ns": (offsets * 1e9).astype(np.int64),
+            "session_id": [f"1-{number}" for number in range(count)],
+            "turn": np.zeros(count, np.int32),
+            "prompt_tokens": np.full(count, 16, np.int32),
+            "max_tokens": np.full(count, plan.tokens, np.int32),
+            "prompt_seed": rng.integers(0, 2**62, count),
+            "arm": [None] * count,
+            "phase": ["measure"] * count,
+            "prefix_seed": rng.integers(0, 2**62, count),
+        },
+        schema=SCHEDULE,
+    )
     Schedule(
         table=table, design="split", arms=(), trial=1, seed=plan.seed, duration_s=seconds, block_s=30.0, dropped={}
     ).write(path)

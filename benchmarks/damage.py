@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -24,9 +25,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 # The project may not be installed where this runs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -48,8 +49,8 @@ class Outcome:
     """What judging a run directory came to. `ended` is "judged", "refused" (one line), "traceback" or "crash"."""
 
     ended: str
-    verdicts: dict[str, str]  # of the run under "", and of each gate
-    failed: frozenset[str]  # checks that failed
+    verdicts: dict[str, str] = field(default_factory=dict)  # of the run under "", and of each gate
+    failed: frozenset[str] = frozenset()  # checks that failed
     detail: str = ""
 
 
@@ -121,38 +122,34 @@ def judged(directory: Path, *, reports: bool = False) -> Outcome:
         os.close(reader)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         signal.alarm(TIME_LIMIT_S)
-        with os.fdopen(writer, "w") as out:
-            json.dump(_judge(directory, reports=reports), out)
+        with os.fdopen(writer, "wb") as out:
+            pickle.dump(_judge(directory, reports=reports), out)
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
-        told = pipe.read()
+    with os.fdopen(reader, "rb") as pipe:
+        outcome = pipe.read()
     _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) or not told:
-        return Outcome(ended="crash", verdicts={}, failed=frozenset(), detail=f"status {status}")
-    found = json.loads(told)
-    return Outcome(
-        ended=found["ended"], verdicts=found["verdicts"], failed=frozenset(found["failed"]), detail=found["detail"]
-    )
+    if os.WIFSIGNALED(status) or not outcome:
+        return Outcome(ended="crash", detail=f"status {status}")
+    return cast("Outcome", pickle.loads(outcome))
 
 
-def _judge(directory: Path, *, reports: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"ended": "judged", "verdicts": {}, "failed": [], "detail": ""}
+def _judge(directory: Path, *, reports: bool) -> Outcome:
     try:
         summary = analyze(directory)
         if reports:
             write_reports(summary, directory)
     except (RecordError, OSError) as error:
-        lines = str(error).splitlines()
-        return {**found, "ended": "refused" if len(lines) == 1 else "traceback", "detail": str(error)}
+        return Outcome(ended="refused" if len(str(error).splitlines()) == 1 else "traceback", detail=str(error))
     except BaseException:
-        return {**found, "ended": "traceback", "detail": traceback.format_exc()}
-    found["verdicts"] = {f"{row['arm']}: {row['gate']}": row["verdict"] for row in summary["gates"]}
-    found["verdicts"][""] = summary["overall"]
-    found["failed"] = [
-        f"{row['check']} {row['arm']} {row['reason']}" for row in summary["validity"] if not row["ok"] and row["reason"]
-    ]
-    return found
+        return Outcome(ended="traceback", detail=traceback.format_exc())
+    verdicts = {f"{row['arm']}: {row['gate']}": row["verdict"] for row in summary["gates"]}
+    failed = (row for row in summary["validity"] if not row["ok"] and row["reason"])
+    return Outcome(
+        ended="judged",
+        verdicts={**verdicts, "": summary["overall"]},
+        failed=frozenset(f"{row['check']} {row['arm']} {row['reason']}" for row in failed),
+    )
 
 
 def fault_of(whole: Outcome, damaged: Outcome) -> str | None:
@@ -224,7 +221,7 @@ def attempts(runs: Sequence[Path], *, tries: int, seed: int, processes: int, rep
 
 
 def main() -> int:
-    """Print what was found, one line a fault, and the counts."""
+    """Print one line a fault, and the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--tries", type=int, default=3000)
@@ -236,15 +233,14 @@ def main() -> int:
     ends: Counter[str] = Counter()
     changed = done = 0
     runs = [path.resolve() for path in options.runs]
-    for found in attempts(
-        runs, tries=options.tries, seed=options.seed, processes=options.processes, reports=options.reports
+    for done, one in enumerate(
+        attempts(runs, tries=options.tries, seed=options.seed, processes=options.processes, reports=options.reports), 1
     ):
-        done += 1
-        ends[found.ended] += 1
-        changed += found.changed
-        if found.fault:
-            faults[found.fault] += 1
-            print(f"{found.fault}: {found.run}/{found.file}, {found.damage}, try {found.seed}: {found.detail}")
+        ends[one.ended] += 1
+        changed += one.changed
+        if one.fault:
+            faults[one.fault] += 1
+            print(f"{one.fault}: {one.run}/{one.file}, {one.damage}, try {one.seed}: {one.detail}")
         if done % 100 == 0:
             print(f"{done} of {options.tries}: {dict(faults) or 'no fault'}", file=sys.stderr, flush=True)
     counts = {name: faults[name] for name in FAULTS}

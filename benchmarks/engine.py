@@ -14,12 +14,10 @@ import argparse
 import dataclasses
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -28,144 +26,92 @@ from typing import Any
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from loadtests.commands.flags import real
+
 from benchmarks.baselines import KINDS
-from benchmarks.ledger import Ledger, end_in_order, table
+from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, one_of, run_command, several
+from benchmarks.ledger import Ledger, Row, table
 from benchmarks.sections import SECTIONS, THROUGH, Bench, Plan, check, parts_of
 from benchmarks.traffic import WORKLOADS
-from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig
-from servers.fields import ConfigError, override
+from loadtests.commands.arm_flags import preset_arm
+from servers.config import PRESETS, ArmConfig
+
+# Flags that are sizes of the work where they are given, and those that the plan takes as they are.
+SIZES = ("decode_prompt", "decode_new", "mixed_requests", "churn_requests")
+PLANNED = (
+    *("through", "repeats", "baselines", "starts", "pairs", "seed", "trace", "duration_s", "time_scale"),
+    *("saturation_share", "saturation_s"),
+)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parser() -> BenchmarkParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python benchmarks/engine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = BenchmarkParser("engine.py", __doc__, repeats=5)
+    add = parser.add_argument
+    seconds = real(0, 1e6, "time", above=True)
+    add("sections", nargs="+", type=one_of(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    add("--model", default="random:tiny", help="model id, as model.id (default %(default)s)")
+    add("--arm", type=several(one_of(PRESETS), "eager"), default=("compiled-bucketed",),
+        help="one preset or several, with commas (default compiled-bucketed)")  # fmt: skip
+    add("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+        help="model., engine., shapes. or compile. setting of the arm, as in an experiment")  # fmt: skip
+    add("--workload", choices=WORKLOADS, default="full", help="sizes of the work (default %(default)s)")
+    add(
+        "--prompt-tokens",
+        dest="decode_prompt",
+        metavar="N",
+        type=count,
+        help="decode: prompt length, instead of the workload's",
     )
-    parser.add_argument("sections", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS))
-    parser.add_argument("--model", default="random:tiny", help="model id, as model.id (default %(default)s)")
-    parser.add_argument("--arm", default="compiled-bucketed", help="one preset or several, with commas")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="model., engine., shapes. or "
-                        "compile. setting of the arm, as in an experiment")  # fmt: skip
-    parser.add_argument("--workload", choices=WORKLOADS, default="full", help="sizes of the work (default %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, help="decode: prompt length, instead of the workload's")
-    parser.add_argument("--new-tokens", type=int, help="decode: tokens to generate")
-    parser.add_argument("--mixed-requests", type=int, help="mixed: requests at once")
-    parser.add_argument("--churn", type=int, help="quiet: random requests")
-    parser.add_argument("--batch", default="", help="decode batch sizes, with commas (default 1 and all slots)")
-    parser.add_argument("--through", default="engine", help="engine, grpc or both with a comma (default %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="measured repeats or pairs (default %(default)s)")
-    parser.add_argument("--baselines", default=",".join(KINDS), help="which ones (default %(default)s)")
-    parser.add_argument("--starts", type=int, default=1, help="startup: cold and warm starts (default %(default)s)")
-    parser.add_argument("--pairs", type=int, default=20, help="recorder: pairs (default %(default)s)")
-    parser.add_argument("--trace", default="", help="quiet: replay this trace (Azure CSV or Mooncake JSON Lines)")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of replay (default %(default)s)")
-    parser.add_argument("--time-scale", type=float, default=1.0, help="the trace's time times this (default 1)")
-    parser.add_argument("--saturation-share", type=float, default=0.0, help="replay at this share of the throughput "
-                        "that a full queue gives, measured first, instead of --time-scale")  # fmt: skip
-    parser.add_argument("--saturation-seconds", type=float, default=20.0, help="how long to measure it (default 20)")
-    parser.add_argument("--cache-dir", default="", help="keep compiler artifacts here; default: a fresh folder")
-    parser.add_argument("--out", default="", help="append each result to this JSON Lines file as soon as it is there")
-    parser.add_argument("--seed", type=int, default=0, help="for prompts, lengths and orders (default 0)")
-    return parser.parse_args(arguments)
-
-
-def settings(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """{"engine": {"slots": 32}, …} from ["engine.slots=32", …]; values are TOML, and strings when they are none."""
-    found: dict[str, dict[str, Any]] = {"model": {}, "engine": {}, "shapes": {}, "compile": {}}
-    for pair in pairs:
-        path, equals, text = pair.partition("=")
-        part, dot, key = path.strip().partition(".")
-        if not equals or not dot or part not in found:
-            raise ConfigError(f'--set "{pair}" is not KEY=VALUE with a key in {", ".join(found)}: try engine.slots=32')
-        try:
-            value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        name, dot, inner = key.partition(".")  # compile.options.NAME
-        if dot:
-            found[part].setdefault(name, {})[inner] = value
-        else:
-            found[part][name] = value
-    return found
+    add("--new-tokens", dest="decode_new", metavar="N", type=count, help="decode: tokens to generate")
+    add("--mixed-requests", type=count, help="mixed: requests at once")
+    add("--churn", dest="churn_requests", metavar="N", type=count, help="quiet: random requests")
+    add("--batch", type=several(count, "1,32"), help="decode batch sizes, with commas (default 1 and all slots)")
+    add("--through", type=several(one_of(THROUGH), "engine,grpc"), default=("engine",),
+        help="engine, grpc or both with a comma (default engine)")  # fmt: skip
+    add("--baselines", type=several(one_of(KINDS), "static"), default=KINDS,
+        help=f"which ones (default {','.join(KINDS)})")  # fmt: skip
+    add("--starts", type=count, default=1, help="startup: cold and warm starts (default %(default)s)")
+    add("--pairs", type=count, default=20, help="recorder: pairs (default %(default)s)")
+    add("--trace", default="", help="quiet: replay this trace (Azure CSV or Mooncake JSON Lines)")
+    add(
+        "--duration",
+        dest="duration_s",
+        metavar="SECONDS",
+        type=seconds,
+        default=60.0,
+        help="seconds of replay (default %(default)s)",
+    )
+    add("--time-scale", type=seconds, default=1.0, help="the trace's time times this (default 1)")
+    add("--saturation-share", type=real(0, 2, "share"), default=0.0,
+        help="replay at this share of a full queue's throughput, measured first, not --time-scale")  # fmt: skip
+    add("--saturation-seconds", dest="saturation_s", metavar="SECONDS", type=seconds, default=20.0,
+        help="how long to measure it (default 20)")  # fmt: skip
+    add("--cache-dir", default="", help="keep compiler artifacts here; default: a fresh folder")
+    return parser
 
 
 def arm_of(options: argparse.Namespace, preset: str) -> ArmConfig:
     """The arm to measure: the preset on the workload's engine limits, then what --set changes."""
     work = WORKLOADS[options.workload]
-    changes = settings(options.set)
-    engine = EngineConfig(
-        slots=work.slots,
-        max_queue=work.max_queue,
-        max_prompt_tokens=work.max_prompt_tokens,
-        max_new_tokens=work.max_new_tokens,
-    )
-    arm = ArmConfig.from_preset(
-        preset,
-        model=override(ModelConfig(id=options.model), changes["model"], where="model"),
-        engine=override(engine, changes["engine"], where="engine"),
-    )
-    return dataclasses.replace(
-        arm,
-        shapes=override(arm.shapes, changes["shapes"], where="shapes"),
-        compile=override(arm.compile, changes["compile"], where="compile"),
-    )
+    limits = [f"engine.{name}={getattr(work, name)}" for name in
+              ("slots", "max_queue", "max_prompt_tokens", "max_new_tokens")]  # fmt: skip
+    flags: dict[str, Any] = dict.fromkeys(("name", "device", "dtype", "slots", "max_prompt_tokens", "max_new_tokens"))
+    settings = [*limits, *options.settings]
+    return preset_arm(argparse.Namespace(**flags, preset=preset, model=options.model, settings=settings))
 
 
 def plan_of(options: argparse.Namespace, arm: ArmConfig) -> Plan:
     """What to run. Sections run in an order of their own: a cold start before anything has been compiled."""
-    work = WORKLOADS[options.workload]
-    given = {
-        "decode_prompt": options.prompt_tokens,
-        "decode_new": options.new_tokens,
-        "mixed_requests": options.mixed_requests,
-        "churn_requests": options.churn,
-    }
-    work = dataclasses.replace(work, **{key: value for key, value in given.items() if value is not None})
-    for flag, value in (("--repeats", options.repeats), ("--starts", options.starts), ("--pairs", options.pairs)):
-        if value < 1:
-            raise ConfigError(f"{flag} is {value}: give 1 or more")
-    if not 0 <= options.saturation_share <= 2:
-        raise ConfigError(f"--saturation-share is {options.saturation_share:g}: give a share such as 0.7")
-    if options.duration <= 0 or options.saturation_seconds <= 0 or options.time_scale <= 0:
-        raise ConfigError("--duration, --saturation-seconds and --time-scale must be above 0")
+    work = {name: size for name in SIZES if (size := getattr(options, name)) is not None}
     plan = Plan(
         sections=tuple(section for section in SECTIONS if section in options.sections),
-        through=_names("--through", options.through, THROUGH),
-        work=work,
-        batches=_batches(options.batch) if options.batch else tuple(sorted({1, arm.engine.slots})),
-        repeats=options.repeats,
-        baselines=_names("--baselines", options.baselines, KINDS),
-        starts=options.starts,
-        pairs=options.pairs,
-        seed=options.seed,
-        trace=options.trace,
-        duration_s=options.duration,
-        time_scale=options.time_scale,
-        saturation_share=options.saturation_share,
-        saturation_s=options.saturation_seconds,
+        work=dataclasses.replace(WORKLOADS[options.workload], **work),
+        batches=options.batch or tuple(sorted({1, arm.engine.slots})),
+        **{name: getattr(options, name) for name in PLANNED},
     )
     check(plan, arm)
     return plan
-
-
-def _names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in names:
-        if name not in known:
-            raise ConfigError(f'{flag} "{name}" is unknown: use {", ".join(known)}')
-    if not names:
-        raise ConfigError(f"{flag} is empty: use {', '.join(known)}")
-    return names
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(item) for item in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(f'--batch "{text}" is no list of sizes: give for example 1,32')
-    return sizes
 
 
 def measure(arm: ArmConfig, plan: Plan, ledger: Ledger, cache_dir: str) -> bool:
@@ -178,7 +124,7 @@ def measure(arm: ArmConfig, plan: Plan, ledger: Ledger, cache_dir: str) -> bool:
         bench.close()
 
 
-def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) -> dict[str, Any]:
+def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) -> Row:
     """Measure one arm in this process; the JSON object that says everything. `arguments` is the command as given."""
     arm = arm_of(options, preset)
     plan = plan_of(options, arm)
@@ -187,18 +133,16 @@ def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) 
     # before torch is imported, which reads it once
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
     try:
-        where = machine(arm)
-        command = shlex.join(["python", "benchmarks/engine.py", *arguments])
-        ledger.head(command=command, machine=where, arm=arm.to_dict(), plan=dataclasses.asdict(plan))
+        about = {"machine": machine(arm), "arm": arm.to_dict(), "plan": dataclasses.asdict(plan)}
+        ledger.head(command=command_line("engine.py", arguments), **about)
         complete = measure(arm, plan, ledger, cache_dir)
     finally:
         if not options.cache_dir:
             shutil.rmtree(cache_dir, ignore_errors=True)
-    shown = {"arm": arm.to_dict(), "plan": dataclasses.asdict(plan)}
-    return ledger.result("engine", complete=complete, about={"machine": where, **shown, "seed": plan.seed})
+    return ledger.result("engine", complete=complete, about={**about, "seed": plan.seed})
 
 
-def machine(arm: ArmConfig) -> dict[str, Any]:
+def machine(arm: ArmConfig) -> Row:
     """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
     from loadtests.trials.environment import describe_environment
     from servers.engine.model import resolve_device
@@ -212,9 +156,9 @@ def machine(arm: ArmConfig) -> dict[str, Any]:
     return {"device": name, **describe_environment()}
 
 
-def run_each(arguments: Sequence[str], presets: Sequence[str]) -> dict[str, Any]:
+def run_each(arguments: Sequence[str], presets: Sequence[str]) -> Row:
     """Measure several arms, each in a process of its own: compiled code and compiler options do not leave a process."""
-    runs: list[dict[str, Any]] = []
+    runs: list[Row] = []
     interrupted = False
     for preset in presets:
         if interrupted:
@@ -244,23 +188,19 @@ def run_each(arguments: Sequence[str], presets: Sequence[str]) -> dict[str, Any]
     }
 
 
+def run(arguments: Sequence[str]) -> Row:
+    """What the command line asks for, as one JSON object."""
+    options = parser().parse_args(arguments)
+    if len(options.arm) == 1:
+        return run_one(options, options.arm[0], arguments)
+    for preset in options.arm:
+        plan_of(options, arm_of(options, preset))  # what is wrong is said before the first arm starts
+    return run_each(arguments, options.arm)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(given)
-    try:
-        presets = _names("--arm", options.arm, PRESETS)
-        if len(presets) > 1:
-            for preset in presets:
-                plan_of(options, arm_of(options, preset))  # what is wrong is said before the first arm starts
-            outcome = run_each(given, presets)
-        else:
-            outcome = run_one(options, presets[0], given)
-    except ConfigError as error:
-        print(f"benchmarks/engine.py: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(outcome), flush=True)
-    return 0 if outcome["ok"] else 1
+    return run_command("engine.py", run, arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -45,40 +45,17 @@ def step_bytes(model: Any) -> StepBytes:
     return StepBytes(weights=sum(parameters.values()), position=position)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth:
-    """Bytes per second on random data, medians. Each is a lower bound of what the device can do."""
+def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> dict[str, float]:
+    """Bytes per second on random data, medians: each is a lower bound of what the device can do.
 
-    copy: float  # device to device, bytes read and bytes written
-    sum: float  # a reduction to one number
-    matvec: float  # a matrix times a vector, as decode's projections at batch 1
-
-    @property
-    def best(self) -> float:
-        """The fastest that the device was seen to move bytes: what the floor is computed with."""
-        return max(self.copy, self.sum, self.matvec)
-
-    def to_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self) | {"best": self.best}
-
-
-def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> Bandwidth:
-    """What `device` gives tensors of `tensor_bytes` (0: 4 GiB on a GPU, 256 MiB on a CPU: far past every cache)."""
-    import torch
-
-    with torch.no_grad():
-        found = _measure(device, dtype, tensor_bytes or (4 << 30 if device.type == "cuda" else 256 << 20), repeats)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return found
-
-
-def _measure(device: Any, dtype: Any, tensor_bytes: int, repeats: int) -> Bandwidth:
+    copy: device to device, bytes read and bytes written; sum: a reduction to one number; matvec: a matrix times a
+    vector, as decode's projections at batch 1; best: the fastest of them, which the floor is computed with.
+    tensor_bytes 0: 4 GiB on a GPU, 256 MiB on a CPU, far past every cache. A GPU's stay with torch's allocator.
+    """
     import torch
 
     columns = 8192
-    rows = tensor_bytes // (dtype.itemsize * columns)
+    rows = (tensor_bytes or (4 << 30 if device.type == "cuda" else 256 << 20)) // (dtype.itemsize * columns)
     matrix = torch.empty((rows, columns), dtype=dtype, device=device).normal_()
     target = torch.empty_like(matrix)
     vector = torch.empty((1, columns), dtype=dtype, device=device).normal_()
@@ -88,11 +65,13 @@ def _measure(device: Any, dtype: Any, tensor_bytes: int, repeats: int) -> Bandwi
         work()  # the first call picks a kernel
         return moved / median(_seconds(work, device) for _ in range(repeats))
 
-    return Bandwidth(
-        copy=rate(lambda: target.copy_(matrix), 2 * held),
-        sum=rate(matrix.sum, held),
-        matvec=rate(lambda: torch.nn.functional.linear(vector, matrix), held),
-    )
+    with torch.no_grad():
+        rates = {
+            "copy": rate(lambda: target.copy_(matrix), 2 * held),
+            "sum": rate(matrix.sum, held),
+            "matvec": rate(lambda: torch.nn.functional.linear(vector, matrix), held),
+        }
+    return {**rates, "best": max(rates.values())}
 
 
 def _seconds(work: Callable[[], object], device: Any) -> float:

@@ -61,13 +61,10 @@ Feed = Callable[[Line], bool]
 class InProcess:
     """A warm arm in this process. Every method belongs to the thread that called `load`."""
 
-    name = "engine"
-
     def __init__(self, arm: ArmConfig, runner: Any, recorder: Any) -> None:
         self.arm = arm
         self.runner = runner
         self.recorder = recorder
-        self._recording = True
 
     @classmethod
     def load(cls, arm: ArmConfig, note: Callable[[str], None]) -> InProcess:
@@ -96,32 +93,28 @@ class InProcess:
 
     def close(self) -> None:
         """The recorder's taps are out of the compiler again."""
-        if self._recording:
-            self.recorder.remove()
-            self._recording = False
+        self.recorder.remove()
         gc.unfreeze()
 
     @contextmanager
     def recording(self, on: bool) -> Iterator[None]:
         """Inside, the compile recorder is installed, or not."""
-        assert self._recording
-        if not on:
-            self.recorder.remove()
-            self._recording = False
+        if on:
+            yield
+            return
+        self.recorder.remove()
         try:
             yield
         finally:
-            if not self._recording:
-                self.recorder.install()
-                self._recording = True
+            self.recorder.install()
 
     def serve(self, requests: Sequence[Request]) -> Session:
         """All `requests` at once, until the last is answered."""
-        pending = list(requests)
 
         def feed(line: Line) -> bool:
-            while pending:
-                line.send(pending.pop(0))
+            if not line.sent:
+                for request in requests:
+                    line.send(request)
             return False
 
         return self.run(feed)

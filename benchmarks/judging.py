@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,7 +26,12 @@ from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.promises import promises_table
 from benchmarks.simulation.table import Table
 
-SECTIONS = ("comparisons", "promises", "detection", "closed")
+SECTIONS = {
+    "comparisons": calibration_table,
+    "promises": promises_table,
+    "detection": detection_table,
+    "closed": closed_loop_table,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,15 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     table = Table(options.seeds, processes=options.processes, show=partial(print, flush=True))
     for section in options.sections or SECTIONS:
-        if section == "comparisons":
-            calibration_table(table)
-        elif section == "promises":
-            promises_table(table)
-        elif section == "detection":
-            detection_table(table)
-        else:
-            with tempfile.TemporaryDirectory() as place:
-                closed_loop_table(table, folder=Path(place))
+        SECTIONS[section](table)
     rows = table.rows
     missed = [row.check.strip() for row in rows if row.ok is False]
     seconds = time.monotonic() - started

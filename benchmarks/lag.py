@@ -24,10 +24,10 @@ def stream_figures(seen: Observed, sent: Emitted, *, start_ns: int, end_ns: int)
     reached when the window ended. Inter-token error: |gap seen − gap sent| of neighbours sent in the window.
     """
     rows = {name: row for row, name in enumerate(sent.names)}
-    mine = np.array([rows.get(name, -1) for name in seen.names], np.int64)
-    if ((mine < 0) & (seen.counts > 0)).any():
+    stream = np.array([rows.get(name, -1) for name in seen.names], np.int64)
+    if ((stream < 0) & (seen.counts > 0)).any():
         raise TooLittleError("a client saw tokens of streams that the server does not know: names do not match")
-    first = np.where(mine < 0, 0, sent.first_ticks[mine])
+    first = np.where(stream < 0, 0, sent.first_ticks[stream])
     starts = np.concatenate([[0], np.cumsum(seen.counts)[:-1]]).astype(np.int64)
     order = np.arange(len(seen.stamps)) - np.repeat(starts, seen.counts)
     ticks = np.repeat(first, seen.counts) + order * sent.phases
@@ -36,7 +36,7 @@ def stream_figures(seen: Observed, sent: Emitted, *, start_ns: int, end_ns: int)
     came = int(((seen.stamps >= start_ns) & (seen.stamps < end_ns)).sum())
     lags = [(seen.stamps - emits)[known & (emits >= start_ns) & (emits < end_ns)]]
     received = np.zeros(len(sent.names), np.int64)
-    received[mine[mine >= 0]] = seen.counts[mine >= 0]
+    received[stream[stream >= 0]] = seen.counts[stream >= 0]
     left = 0
     for begin, count, got in zip(sent.first_ticks, sent.tokens, received, strict=True):
         at = sent.at(begin + np.arange(count) * sent.phases)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 import traceback
@@ -24,6 +23,7 @@ class Ledger:
     def __init__(self, arm: str, *, out: Path | None = None, stream: IO[str] | None = None) -> None:
         self.arm = arm
         self.rows: list[Row] = []
+        self.missed: list[str] = []  # goals
         self._out = out
         self._stream = stream or sys.stderr
         self._started = time.monotonic()
@@ -39,6 +39,15 @@ class Ledger:
         self.note("RESULT " + one_line(row))
         self._keep(row)
         return row
+
+    def reach(self, what: str, value: float | None, limit: float, *, at_least: bool = False) -> None:
+        """A goal and how far it was reached; nothing where there is no value."""
+        if value is None:
+            return
+        reached = value >= limit if at_least else value <= limit
+        self.add("goals", what=what, value=value, goal=f"{'≥' if at_least else '≤'} {limit:g}", reached=reached)
+        if not reached:
+            self.missed.append(f"{what} is {value:.4g}")
 
     def head(self, **values: Any) -> None:
         """The file of results says first what was run, so that it can be read by itself."""
@@ -72,17 +81,17 @@ class Ledger:
             self.note("interrupted: what was measured so far follows")
             return False
 
-    def result(self, benchmark: str, *, complete: bool, about: Row, missed: Sequence[str] = ()) -> Row:
+    def result(self, benchmark: str, *, complete: bool, about: Row) -> Row:
         """The JSON object that says everything; its table and what did not hold are on stderr."""
         print("\n" + table(self.rows) + "\n", file=self._stream)
-        for line in (*self.failures, *missed):
+        for line in (*self.failures, *self.missed):
             print(f"NOT HELD  {line}", file=self._stream)
         return {
             "benchmark": benchmark,
-            "ok": complete and not self.failures and not missed,
+            "ok": complete and not self.failures and not self.missed,
             "complete": complete,
             "failures": self.failures,
-            "missed": list(missed),
+            "missed": self.missed,
             **about,
             "results": self.rows,
         }
@@ -91,16 +100,6 @@ class Ledger:
     def failures(self) -> list[str]:
         """What did not hold or could not run."""
         return [f"{row['section']}: {row['failed']}" for row in self.rows if row.get("failed")]
-
-
-def end_in_order() -> None:
-    """SIGTERM ends the run as Ctrl-C does, once: the processes are gone and what was measured is shown."""
-
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.exit(143)
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 def rounded(value: Any) -> Any:
@@ -123,10 +122,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as aligned text, grouped by section; columns are the keys of the section's rows."""
     parts = []
     for section in dict.fromkeys(row["section"] for row in rows):
-        mine = [row for row in rows if row["section"] == section]
-        columns = [key for key in dict.fromkeys(key for row in mine for key in row) if key != "section"]
-        columns = [key for key in columns if all(_is_short(row[key]) for row in mine if key in row)]
-        cells = [columns] + [[_shown(row[key]) if key in row else "" for key in columns] for row in mine]
+        group = [row for row in rows if row["section"] == section]
+        columns = [key for key in dict.fromkeys(key for row in group for key in row) if key != "section"]
+        columns = [key for key in columns if all(_is_short(row[key]) for row in group if key in row)]
+        cells = [columns] + [[_shown(row[key]) if key in row else "" for key in columns] for row in group]
         widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
         parts.append("\n".join([section, *("  " + line.rstrip() for line in lines)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -127,31 +127,10 @@ def throughput(session: Session) -> float:
     return session.output_tokens / ((last_ns - session.start_ns) / 1e9)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """A sample: its size, extremes, quartiles and median (linear between order statistics)."""
-
-    n: int
-    min: float
-    q1: float
-    median: float
-    q3: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of `values`, at least one."""
-        low, q1, median, q3, high = (float(item) for item in np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
-        return cls(n=len(values), min=low, q1=q1, median=median, q3=q3, max=high)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """The spread of `values` as a value of a row."""
-    return Spread.of(values).to_dict()
+    """A sample of at least one: its size, extremes, quartiles and median (linear between order statistics)."""
+    low, q1, median, q3, high = (float(item) for item in np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
+    return {"n": len(values), "min": low, "q1": q1, "median": median, "q3": q3, "max": high}
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
@@ -161,37 +140,25 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """
     ordered = sorted(values)
     n = len(ordered)
-    found = None
+    interval = None
     below = 0.0  # P(Binomial(n, 1/2) <= rank - 1)
     for rank in range(n // 2):
         below += math.comb(n, rank) / 2**n
         if 1.0 - 2.0 * below < confidence:
             break
-        found = (ordered[rank], ordered[n - 1 - rank])
-    return found
+        interval = (ordered[rank], ordered[n - 1 - rank])
+    return interval
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRatio:
-    """a ÷ b over pairs measured next to each other."""
+def paired_ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
+    """a ÷ b over pairs measured next to each other: low … high is a distribution-free 95 % interval of the median.
 
-    pairs: int
-    median: float
-    low: float | None  # a distribution-free 95 % interval of the median; none below six pairs
-    high: float | None
-    spread: Spread
-
-    @classmethod
-    def of(cls, a: Sequence[float], b: Sequence[float]) -> PairedRatio:
-        """The ratio of each pair, summed up."""
-        ratios = [one / other for one, other in zip(a, b, strict=True)]
-        interval = median_interval(ratios) or (None, None)
-        found = Spread.of(ratios)
-        return cls(pairs=len(ratios), median=found.median, low=interval[0], high=interval[1], spread=found)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+    None below six pairs.
+    """
+    ratios = [one / other for one, other in zip(a, b, strict=True)]
+    low, high = median_interval(ratios) or (None, None)
+    sample = spread(ratios)
+    return {"pairs": len(ratios), "median": sample["median"], "low": low, "high": high, "spread": sample}
 
 
 def latencies(answers: Iterable[Answer]) -> dict[str, float | None]:
@@ -200,16 +167,15 @@ def latencies(answers: Iterable[Answer]) -> dict[str, float | None]:
     first = [(answer.token_ns[0] - answer.due_ns) / 1e6 for answer in finished]
     gaps = [np.diff(answer.token_ns) / 1e6 for answer in finished if len(answer.token_ns) > 1]
     pooled = np.concatenate(gaps) if gaps else np.array([])
-    found: dict[str, float | None] = {
+    p50, p99 = _quantile(pooled, 0.5), _quantile(pooled, 0.99)
+    return {
         "p50_ttft_ms": _quantile(first, 0.5),
         "p99_ttft_ms": _quantile(first, 0.99),
-        "p50_itl_ms": _quantile(pooled, 0.5),
-        "p99_itl_ms": _quantile(pooled, 0.99),
+        "p50_itl_ms": p50,
+        "p99_itl_ms": p99,
         "max_itl_ms": _quantile(pooled, 1.0),
+        "p99_itl_over_median": p99 / p50 if p50 and p99 is not None else None,
     }
-    p50, p99 = found["p50_itl_ms"], found["p99_itl_ms"]
-    found["p99_itl_over_median"] = p99 / p50 if p50 and p99 is not None else None
-    return found
 
 
 def _quantile(values: Any, q: float) -> float | None:
@@ -219,8 +185,3 @@ def _quantile(values: Any, q: float) -> float | None:
 def tokens_in_window(outputs: Iterable[StepOutput], start_ns: int, end_ns: int) -> int:
     """Tokens emitted after `start_ns` and not after `end_ns`."""
     return sum(len(output.tokens) for output in outputs if start_ns < output.emit_ns <= end_ns)
-
-
-def events_by_kind(events: Iterable[CompileEvent]) -> dict[str, int]:
-    """How often the compiler did what."""
-    return dict(Counter(event.kind for event in events))

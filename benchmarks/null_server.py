@@ -36,8 +36,9 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import frames
-from benchmarks.frames import FIXED64, HEAD, TOKEN_WINDOW, UINT32
+from benchmarks.frames import FIXED64, TOKEN_WINDOW, Answers, token_head
+from loadtests.clients import frames
+from loadtests.clients.frames import HEAD, UINT32
 from servers.clock import now_ns
 from servers.rpc.inference_pb2 import GenerateRequest
 
@@ -75,7 +76,7 @@ class _Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.left = b""
-        self.out: deque[memoryview] = deque()  # beyond what the socket's buffer takes
+        self.out = bytearray()  # beyond what the socket's buffer takes
         self.window = frames.DEFAULT_WINDOW
         self.stream_window = frames.DEFAULT_WINDOW
         self.held: deque[tuple[int, bytes]] = deque()  # beyond the window
@@ -86,35 +87,13 @@ class _Peer:
 
     def send(self, data: bytes, window: int = 0) -> None:
         """`data` is on its way in order; `window` bytes of it count against the peer's window."""
-        if self.held or window > self.window:
-            self.held.append((window, data))
-            return
-        self.window -= window
-        self._put(data)
-
-    def _put(self, data: bytes) -> None:
-        if self.out:
-            self.out.append(memoryview(data))
-            return
-        try:
-            sent = self.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.closed = True
-            return
-        if sent < len(data):
-            self.out.append(memoryview(data)[sent:])
+        self.held.append((window, data))
+        self.widen(0)
 
     def drain(self) -> None:
         """As much as the socket takes now has left."""
         try:
-            while self.out:
-                sent = self.sock.send(self.out[0])
-                if sent < len(self.out[0]):
-                    self.out[0] = self.out[0][sent:]
-                    return
-                self.out.popleft()
+            del self.out[: self.sock.send(self.out)]
         except BlockingIOError:
             pass
         except OSError:
@@ -126,7 +105,10 @@ class _Peer:
         while self.held and self.held[0][0] <= self.window:
             window, data = self.held.popleft()
             self.window -= window
-            self._put(data)
+            full = bool(self.out)  # the socket's buffer: the loop drains it once it takes more
+            self.out += data
+            if not full:
+                self.drain()
 
 
 class _Group:
@@ -139,7 +121,7 @@ class _Group:
 
     def add(self, stream_id: int, *, tokens: int, recv_ns: int, last_tick: int) -> None:
         """The stream gets a token each round, the last at `last_tick`."""
-        self.heads[stream_id] = frames.token_head(stream_id, stream_id // 2 % 128)
+        self.heads[stream_id] = token_head(stream_id, stream_id // 2 % 128)
         self.ends.setdefault(last_tick, []).append((stream_id, tokens, recv_ns))
         self._pieces = None
 
@@ -158,13 +140,11 @@ class _Group:
 class NullServer:
     """Serves on `port` until `run` returns. `tokens_per_s` 0: answers come whole, `service_s` after the request."""
 
-    def __init__(
-        self, *, port: int = 0, tokens_per_s: float = 0.0, service_s: float = 0.0, huffman: bool = False
-    ) -> None:
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+    def __init__(self, *, tokens_per_s: float, service_s: float, huffman: bool) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._answers = frames.Answers(huffman=huffman)
+        self._answers = Answers(huffman=huffman)
         self._pace = Pace(tokens_per_s, base_ns=now_ns()) if tokens_per_s else None
         self._service_ns = round(service_s * 1e9)
         self._peers: dict[int, _Peer] = {}
@@ -188,9 +168,9 @@ class NullServer:
         stdin = sys.stdin.fileno()
         os.set_blocking(stdin, False)
         while True:
-            wanted = [self._listener.fileno(), stdin, *self._peers]
+            sources = [self._listener.fileno(), stdin, *self._peers]
             full = [number for number, peer in self._peers.items() if peer.out]
-            readable, writable, _ = select.select(wanted, full, [], self._patience())
+            readable, writable, _ = select.select(sources, full, [], self._patience())
             began_ns = now_ns()
             for number in writable:
                 self._peers[number].drain()
@@ -236,10 +216,10 @@ class NullServer:
                 peer = _Peer(sock)
                 self._peers[sock.fileno()] = peer
                 ample = frames.LARGEST_WINDOW
-                hello = frames.settings(
-                    ((frames.MAX_CONCURRENT_STREAMS, ample), (frames.INITIAL_WINDOW_SIZE, ample))
-                ) + frames.frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(ample - frames.DEFAULT_WINDOW))
-                peer.send(hello)
+                settings = (frames.MAX_CONCURRENT_STREAMS, ample), (frames.INITIAL_WINDOW_SIZE, ample)
+                values = b"".join(frames.SETTING.pack(*setting) for setting in settings)
+                peer.send(frames.frame(frames.SETTINGS, 0, 0, values))
+                peer.send(frames.frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(ample - frames.DEFAULT_WINDOW)))
 
     def _forget(self, number: int) -> None:
         peer = self._peers.pop(number)
@@ -276,15 +256,14 @@ class NullServer:
             if kind == frames.DATA:
                 payload = data[position + 9 : end]
                 if flags & frames.PADDED:
-                    payload = frames.without_padding(flags, payload)
+                    payload = frames.without_padding(payload)
                 peer.unacknowledged += end - position - 9
-                known = bodies.get(stream_id)
-                if known is not None:
+                if stream_id in bodies:
+                    body = bodies.pop(stream_id) + payload
                     if flags & frames.END_STREAM:
-                        del bodies[stream_id]
-                        self._take(peer, stream_id, known + payload if known else payload, recv_ns)
+                        self._take(peer, stream_id, body, recv_ns)
                     else:
-                        bodies[stream_id] = known + payload
+                        bodies[stream_id] = body
             elif kind == frames.HEADERS:
                 bodies[stream_id] = b""  # trailers of a request do not occur: gRPC clients send none
             else:
@@ -395,7 +374,7 @@ class NullServer:
                 lot = lots.setdefault(peer, [])
                 used[peer] = used.get(peer, 0) + tokens * TOKEN_WINDOW
                 lot.append(self._answers.opening(stream_id))
-                lot.extend([frames.token_head(stream_id, 1) + stamp] * tokens)
+                lot.extend([token_head(stream_id, 1) + stamp] * tokens)
                 lot.append(self._answers.ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
                 self._answered += 1
             for peer, lot in lots.items():
@@ -424,23 +403,21 @@ class NullServer:
         """`path` holds what was sent when; the answer says how late this server was, in ms, and what it used."""
         np.savez(
             path,
-            ticks=np.array(self._ticks, dtype=np.int64),
-            emits=np.array(self._emits, dtype=np.int64),
+            ticks=np.array(self._ticks),
+            emits=np.array(self._emits),
             names=np.array(self._names, dtype=np.str_),
-            first_ticks=np.array(self._first_ticks, dtype=np.int64),
-            tokens=np.array(self._lengths, dtype=np.int64),
+            first_ticks=np.array(self._first_ticks),
+            tokens=np.array(self._lengths),
             phases=np.array(self._pace.phases if self._pace else 0),
         )
-        wall_s = (now_ns() - self._started_ns) / 1e9
-        cpu_s = time.process_time() - self._cpu_s
         return {
             "requests": self._requests,
             "answered": self._answered,
             "refused": self._refused,
             "tick_lag_ms": _quantiles(self._late),
             "burst_ms": _quantiles(self._bursts),
-            "cpu_s": round(cpu_s, 3),
-            "wall_s": round(wall_s, 3),
+            "cpu_s": round(time.process_time() - self._cpu_s, 3),
+            "wall_s": round((now_ns() - self._started_ns) / 1e9, 3),
             "stall_ns": self._stall,
         }
 
@@ -457,17 +434,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.null_server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--port", type=int, default=0, help="default: a free one")
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="of each stream; 0: answers come whole")
     parser.add_argument("--service-ms", type=float, default=0.0, help="from a request to its whole answer")
     parser.add_argument("--huffman", action="store_true", help="write headers as Envoy does, not as gRPC does")
     options = parser.parse_args(arguments)
-    server = NullServer(
-        port=options.port,
-        tokens_per_s=options.tokens_per_s,
-        service_s=options.service_ms / 1e3,
-        huffman=options.huffman,
-    )
+    server = NullServer(tokens_per_s=options.tokens_per_s, service_s=options.service_ms / 1e3, huffman=options.huffman)
     gc.collect()
     gc.freeze()
     gc.disable()

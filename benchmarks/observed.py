@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from analysis.arrays import Ints
+from analysis.records.arrow import integers
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,42 +44,36 @@ class Plan:
         return cls(**json.loads(path.read_text()))
 
 
-class Notes:
-    """A peer's own record, in flat arrays: nothing here makes work for a garbage collector."""
+@dataclass(slots=True, kw_only=True)
+class Note:
+    """A peer's own record of one request; `stamps` are its tokens' times. Times are 0 where it has not ended."""
 
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._columns = {name: array("q") for name in ("scheduled", "sent", "end", "recv", "answer", "ok")}
-        self._stamps: list[array[int]] = []
+    name: str
+    scheduled: int
+    sent: int
+    stamps: array[int] = field(default_factory=partial(array, "q"))
+    end: int = 0
+    recv: int = 0
+    answer: int = 0
+    ok: bool = False
 
-    def begin(self, name: str, *, scheduled_ns: int, sent_ns: int) -> tuple[int, array[int]]:
-        """(number, where its tokens' stamps go) of a request that has not ended."""
-        self._names.append(name)
-        for column, value in (("scheduled", scheduled_ns), ("sent", sent_ns)):
-            self._columns[column].append(value)
-        for column in ("end", "recv", "answer", "ok"):
-            self._columns[column].append(0)
-        stamps = array("q")
-        self._stamps.append(stamps)
-        return len(self._names) - 1, stamps
-
-    def end(self, number: int, *, end_ns: int, ok: bool, trailing: Mapping[str, Any]) -> None:
+    def ended(self, *, end_ns: int, ok: bool, trailing: Mapping[str, Any]) -> None:
         """The request ended with these trailing metadata."""
-        columns = self._columns
-        columns["end"][number], columns["ok"][number] = end_ns, ok
-        columns["recv"][number] = int(trailing.get("tailgate-recv-ns", 0))
-        columns["answer"][number] = int(trailing.get("tailgate-end-ns", 0))
+        self.end, self.ok = end_ns, ok
+        self.recv = int(trailing.get("tailgate-recv-ns", 0))
+        self.answer = int(trailing.get("tailgate-end-ns", 0))
 
-    def write(self, path: Path) -> None:
-        """The file holds all of it, whole or not at all."""
-        partial = path.with_name("partial-" + path.name)
-        stamps = [np.array(item, np.int64) for item in self._stamps]
-        columns: dict[str, Any] = {name: np.array(column, np.int64) for name, column in self._columns.items()}
-        columns["names"] = np.array(self._names, dtype=np.str_)
-        columns["stamps"] = np.concatenate([np.zeros(0, np.int64), *stamps])
-        columns["counts"] = np.array([len(item) for item in stamps], np.int64)
-        np.savez(partial, **columns)
-        partial.replace(path)
+
+def write_notes(notes: Sequence[Note], path: Path) -> None:
+    """The file holds all of them, whole or not at all."""
+    partly = path.with_name("partial-" + path.name)
+    numbers = ("scheduled", "sent", "end", "recv", "answer", "ok")
+    columns: dict[str, Any] = {key: np.array([getattr(note, key) for note in notes], np.int64) for key in numbers}
+    columns["names"] = np.array([note.name for note in notes], dtype=np.str_)
+    columns["stamps"] = np.concatenate([np.zeros(0, np.int64), *(np.array(note.stamps) for note in notes)])
+    columns["counts"] = np.array([len(note.stamps) for note in notes], np.int64)
+    np.savez(partly, **columns)
+    partly.replace(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +102,14 @@ class Observed:
     @classmethod
     def of_records(cls, path: Path) -> Self:
         """What tailgate recorded: requests-N.arrow. A torn tail is left out."""
-        batches = []
-        with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as reader:
-            with contextlib.suppress(pa.ArrowInvalid, OSError):
-                batches.extend(reader)
-            table = pa.Table.from_batches(batches, schema=reader.schema)
+        table = read_table(path, REQUESTS)[0]
 
         def column(name: str) -> Ints:
-            return np.asarray(table[name].fill_null(0).to_numpy(), dtype=np.int64)
+            return np.asarray(integers(table[name], 0), dtype=np.int64)
 
-        offsets = table["token_ns"].combine_chunks()
-        counts = np.asarray(offsets.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        times = table["token_ns"].combine_chunks()
+        counts = np.asarray(integers(times.value_lengths(), 0), np.int64)
         sent = column("sent_ns")
-        stamps = np.asarray(offsets.flatten().to_numpy(zero_copy_only=False), np.int64) + np.repeat(sent, counts)
         status = np.array(table["status"].to_pylist(), dtype=np.str_)
         return cls(
             names=np.array(table["request_id"].to_pylist(), dtype=np.str_),
@@ -128,7 +119,7 @@ class Observed:
             recv=column("server_recv_ns"),
             answer=column("server_end_ns"),
             ok=(status == "OK").astype(np.int64),
-            stamps=stamps,
+            stamps=np.asarray(times.flatten(), np.int64) + np.repeat(sent, counts),
             counts=counts,
         )
 
@@ -155,8 +146,5 @@ class Emitted:
         """When these ticks were sent; 0 for one that was not."""
         if not len(self.ticks):
             return np.zeros(len(ticks), np.int64)
-        low, high = int(self.ticks[0]), int(self.ticks[-1])
-        dense = np.zeros(high - low + 1, np.int64)
-        dense[self.ticks - low] = self.emits
-        within = (ticks >= low) & (ticks <= high)
-        return np.where(within, dense[np.clip(ticks, low, high) - low], 0)
+        place = np.searchsorted(self.ticks, ticks).clip(max=len(self.ticks) - 1)
+        return np.where(self.ticks[place] == ticks, self.emits[place], 0)

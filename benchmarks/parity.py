@@ -41,7 +41,7 @@ presets.RANDOM_PRESETS["middle"] = {
 
 
 def quiet(*_: object) -> None:
-    """Nobody listens."""
+    """Progress is not shown."""
 
 
 def measured(arm: ArmConfig, plan: parity.Plan | None, seed: int, fault: float = 0.0) -> tuple[Answers, parity.Plan]:
@@ -54,14 +54,14 @@ def measured(arm: ArmConfig, plan: parity.Plan | None, seed: int, fault: float =
     runner.warm_up(quiet)
     with torch.no_grad():
         runner.model.model.layers[1].mlp.down_proj.weight.mul_(1.0 + fault)
-    asked = plan or parity.make_plan([arm], vocab_size=runner.vocab_size, prompts=16, tokens=24, seed=seed)
-    free = parity.free_run(arm, runner, recorder, asked)
+    given = plan or parity.make_plan([arm], vocab_size=runner.vocab_size, prompts=16, tokens=24, seed=seed)
+    free = parity.free_run(arm, runner, recorder, given)
     if plan is None:
-        asked = replace(asked, continuations=tuple(map(tuple, free)))
-    logits = np.zeros((asked.positions, runner.vocab_size), dtype=np.float32)
-    parity.forced_logits(runner, asked, logits, quiet)
+        given = replace(given, continuations=tuple(map(tuple, free)))
+    logits = np.zeros((given.positions, runner.vocab_size), dtype=np.float32)
+    parity.forced_logits(runner, given, logits, quiet)
     recorder.remove()
-    return Answers(name=arm.name, tokens=free, logits=logits), asked
+    return Answers(name=arm.name, tokens=free, logits=logits), given
 
 
 def calibrate(model_id: str, dtype: Dtype, seeds: int) -> dict[str, Any]:
@@ -76,32 +76,32 @@ def calibrate(model_id: str, dtype: Dtype, seeds: int) -> dict[str, Any]:
         control, plan = measured(arms["eager"], None, seed)
         reference = np.zeros(control.logits.shape)
         parity.reference_logits(parity.load_reference(model), plan, reference, quiet)
-        said = [(equal[name], measured(arms[name], plan, seed)[0]) for name in equal if name != "compiled-padded"]
+        answers = [(equal[name], measured(arms[name], plan, seed)[0]) for name in equal if name != "compiled-padded"]
         if seed < COMPILED_SEEDS:
-            said.append((equal["compiled-padded"], measured(arms["compiled-padded"], plan, seed)[0]))
-        said += [(found, measured(arms["eager-padded"], plan, seed, fault)[0]) for fault, found in faulty.items()]
+            answers.append((equal["compiled-padded"], measured(arms["compiled-padded"], plan, seed)[0]))
+        answers += [(judged, measured(arms["eager-padded"], plan, seed, fault)[0]) for fault, judged in faulty.items()]
         lengths = [len(prompt) for prompt in plan.prompts]
-        outcome = judge(control, [arm for _, arm in said], reference, dtype=dtype, prompts=lengths, seed=seed)
-        for (found, _), arm in zip(said, outcome.arms, strict=True):
-            found.append(arm)
+        outcome = judge(control, [arm for _, arm in answers], reference, dtype=dtype, prompts=lengths, seed=seed)
+        for (judged, _), arm in zip(answers, outcome.arms, strict=True):
+            judged.append(arm)
     return {
         "model": model_id,
         "dtype": dtype,
-        "equal": {name: summary(found) for name, found in equal.items()},
-        "faulty": {f"{fault:g}": summary(found) for fault, found in faulty.items()},
+        "equal": {name: summary(judged) for name, judged in equal.items()},
+        "faulty": {f"{fault:g}": summary(judged) for fault, judged in faulty.items()},
     }
 
 
-def summary(found: Sequence[ArmParity]) -> dict[str, Any]:
+def summary(judged: Sequence[ArmParity]) -> dict[str, Any]:
     """Verdicts, and the range of each ratio."""
     names = ("error", "tail error", "worst error", "divergence")
     return {
-        "verdicts": dict(Counter(arm.verdict for arm in found)),
-        "flips": sum(int(arm.figures["flips"]) for arm in found),
-        "largest share of the bound": max(float(arm.figures["flips_share"]) for arm in found),
-        "unexplained": sum(int(arm.figures["flips_unexplained"]) for arm in found),
+        "verdicts": dict(Counter(arm.verdict for arm in judged)),
+        "flips": sum(int(arm.figures["flips"]) for arm in judged),
+        "largest share of the bound": max(float(arm.figures["flips_share"]) for arm in judged),
+        "unexplained": sum(int(arm.figures["flips_unexplained"]) for arm in judged),
         **{
-            name: extent(finding.value for arm in found for finding in arm.findings if finding.name == name)
+            name: extent(finding.value for arm in judged for finding in arm.findings if finding.name == name)
             for name in names
         },
     }
@@ -126,7 +126,7 @@ def main() -> int:
         for dtype in options.dtype or get_args(Dtype):
             row = calibrate(model, dtype, options.seeds)
             rows.append(row)
-            print(model, dtype, {name: found["verdicts"] for name, found in (row["equal"] | row["faulty"]).items()})
+            print(model, dtype, {name: figures["verdicts"] for name, figures in (row["equal"] | row["faulty"]).items()})
     print(json.dumps({"seeds": options.seeds, "torch": torch.__version__, "rows": rows}))
     return 0
 

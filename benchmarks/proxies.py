@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import subprocess
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.contest import ContestError, Cores, Process, process_cpu_s
 from servers.address import host_port
@@ -25,7 +24,6 @@ PATHS: Final = ("direct", "envoy", "tailgate")
 class Way:
     """One way to the server. `cpu_s` is the processor time of what stands in between, 0 for nothing."""
 
-    name: str
     address: str
     cpu_s: Callable[[], float]
 
@@ -41,7 +39,7 @@ def envoy_version() -> str:
 def opened(name: str, target: str, *, folder: Path, cores: Cores) -> Iterator[Way]:
     """The way `name` to the server at `target`, ready for calls."""
     if name == "direct":
-        yield Way(name=name, address=target, cpu_s=lambda: 0.0)
+        yield Way(address=target, cpu_s=lambda: 0.0)
         return
     if name == "tailgate":
         config = SplitterConfig(arms=(ArmTarget(name="null", backends=(target,)),))
@@ -50,68 +48,53 @@ def opened(name: str, target: str, *, folder: Path, cores: Cores) -> Iterator[Wa
                 cores.settle(int(task.name), cores.server)
             envoy.wait_ready(20.0)
             pid = envoy.pid
-            yield Way(name=name, address=envoy.target, cpu_s=lambda: process_cpu_s(pid))
+            yield Way(address=envoy.target, cpu_s=lambda: process_cpu_s(pid))
         return
-    port = _free_port()
-    path = folder / "bare.json"
-    path.write_text(json.dumps(bare_envoy(target, port)))
+    (host, backend), port = host_port(target), _free_port()
+    path = folder / "bare.yaml"
+    path.write_text(BARE.format(port=port, host=host, backend=backend))
     workers = str(SplitterConfig.__dataclass_fields__["workers"].default)
     command = [str(envoy_path()), "--config-path", str(path), "--concurrency", workers]
     command += ["--log-level", "warning", "--disable-hot-restart"]
     with Process(name, command, folder=folder, cores=cores, core=cores.server) as process:
         address = f"127.0.0.1:{port}"
         _wait_for(address, process)
-        yield Way(name=name, address=address, cpu_s=process.cpu_s)
+        yield Way(address=address, cpu_s=process.cpu_s)
 
 
-def bare_envoy(target: str, port: int) -> dict[str, Any]:
-    """The least of a configuration with which Envoy forwards gRPC: one listener, one route, one cluster."""
-    host, number = host_port(target)
-
-    def typed(kind: str, **fields: Any) -> dict[str, Any]:
-        return {"@type": f"type.googleapis.com/envoy.extensions.{kind}", **fields}
-
-    def socket_address(address: str, value: int) -> dict[str, Any]:
-        return {"socket_address": {"address": address, "port_value": value}}
-
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "server", "timeout": "0s"}}
-    manager = typed(
-        "filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix="bare",
-        codec_type="HTTP2",
-        route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
-        http_filters=[
-            {"name": "envoy.filters.http.router", "typed_config": typed("filters.http.router.v3.Router")},
-        ],
-    )
-    upstream = typed("upstreams.http.v3.HttpProtocolOptions", explicit_http_config={"http2_protocol_options": {}})
-    endpoint = {"endpoint": {"address": socket_address(host, number)}}
-    return {
-        "static_resources": {
-            "listeners": [
-                {
-                    "address": socket_address("127.0.0.1", port),
-                    "filter_chains": [
-                        {
-                            "filters": [
-                                {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
-                            ]
-                        }
-                    ],
-                }
-            ],
-            "clusters": [
-                {
-                    "name": "server",
-                    "type": "STATIC",
-                    "load_assignment": {"cluster_name": "server", "endpoints": [{"lb_endpoints": [endpoint]}]},
-                    "typed_extension_protocol_options": {
-                        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream
-                    },
-                }
-            ],
-        }
-    }
+# The least of a configuration with which Envoy forwards gRPC: one listener, one route, one cluster.
+BARE: Final = """
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: bare
+          codec_type: HTTP2
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{{match: {{prefix: /}}, route: {{cluster: server, timeout: 0s}}}}]
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: server
+    type: STATIC
+    load_assignment:
+      cluster_name: server
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: {host}, port_value: {backend}}}}}}}
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {{http2_protocol_options: {{}}}}
+"""
 
 
 def _free_port() -> int:

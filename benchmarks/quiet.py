@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.inprocess import InProcess, Line
-from benchmarks.measure import Session, events_by_kind, latencies, throughput, tokens_in_window
+from benchmarks.measure import Session, latencies, throughput, tokens_in_window
 from benchmarks.traffic import Request, Rows
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
@@ -49,7 +50,7 @@ def noise(events: Sequence[CompileEvent]) -> str:
     """
     if not events:
         return ""
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(events_by_kind(events).items()))
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(event.kind for event in events).items()))
     seconds = sum(event.end_ns - event.start_ns for event in events) / 1e9
     first = events[0]
     why = f": {first.reason.splitlines()[0]}" if first.reason else ""
@@ -59,11 +60,11 @@ def noise(events: Sequence[CompileEvent]) -> str:
 def quietness(session: Session) -> dict[str, Any]:
     """The compile events of a session as values of a row; `failed` when there are any, or when requests failed."""
     lost = {status: count for status, count in session.failed.items() if status != "CANCELLED"}
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "requests": len(session.answers),
         "steps": sum(output.step is not None for output in session.outputs),
         "output_tokens": session.output_tokens,
-        "events": events_by_kind(session.events),
+        "events": dict(Counter(event.kind for event in session.events)),
         "event_s": sum(event.end_ns - event.start_ns for event in session.events) / 1e9,
         "event_shapes": [f"{event.kind} {event.shape}" for event in session.events[:20]],
     }
@@ -71,7 +72,7 @@ def quietness(session: Session) -> dict[str, Any]:
     if lost:
         reasons.append("requests ended " + ", ".join(f"{status} ({count})" for status, count in lost.items()))
     reason = "; ".join(item for item in reasons if item)
-    return found | ({"failed": reason} if reason else {})
+    return row | ({"failed": reason} if reason else {})
 
 
 def saturate(target: InProcess, rows: Rows, *, seconds: float, rng: np.random.Generator) -> float:

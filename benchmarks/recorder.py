@@ -15,9 +15,11 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent
 import numpy as np
@@ -39,7 +41,8 @@ def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str
     """The figures of one run, for JSON. `folder` takes a file of some 400 bytes a record."""
     window = GarbageWindow()
     window.open()  # as the generator does
-    idle_s = _paced(lambda number: None, lambda: None, rate=rate, seconds=min(seconds, 10.0)).cpu_share
+    pacing = partial(_paced, each_second=lambda: None, rate=rate, seconds=min(seconds, 10.0))
+    idle = pacing(lambda number: None).cpu_share
     recorder = RequestRecorder(record_file(folder / "requests-0.arrow", remedy=""))
     log = LoadLog(folder, worker=0, planned=None, arms=("eager", "compiled"), recorder=recorder)
     log.start_ns = now_ns()
@@ -57,9 +60,7 @@ def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str
         log.refresh()
 
     # The rows themselves are made by the generator: their cost is measured apart and not the recorder's.
-    made_s = _paced(
-        lambda number: _record(number, times), lambda: None, rate=rate, seconds=min(seconds, 10.0)
-    ).cpu_share
+    made = pacing(lambda number: _record(number, times)).cpu_share
     run = _paced(record, each_second, rate=rate, seconds=seconds)
     recorder.close()
     window.close()
@@ -73,13 +74,24 @@ def measure(*, rate: int, seconds: float, tokens: int, folder: Path) -> dict[str
         "read_back": read,
         "lost": run.appended - read,
         "bytes_per_record": round((folder / "requests-0.arrow").stat().st_size / max(1, read), 1),
-        "recorder_cpu_share": round(run.cpu_share - made_s, 4),
-        "rows_cpu_share": round(made_s - idle_s, 4),
-        "pacing_cpu_share": round(idle_s, 4),
+        "recorder_cpu_share": round(run.cpu_share - made, 4),
+        "rows_cpu_share": round(made - idle, 4),
+        "pacing_cpu_share": round(idle, 4),
         "longest_hold_ms": round(run.longest_s * 1e3, 3),
         "late_ticks_p99_ms": round(float(np.percentile(run.late_s, 99)) * 1e3, 3),
         "rss_mib": [round(value, 1) for value in run.rss_mib],
     }
+
+
+class _Paced(NamedTuple):
+    """What a paced run took."""
+
+    appended: int
+    seconds: float
+    cpu_share: float
+    longest_s: float
+    late_s: Sequence[float]
+    rss_mib: Sequence[float]
 
 
 def _record(number: int, times: Any) -> RequestRecord:
@@ -109,42 +121,30 @@ def _record(number: int, times: Any) -> RequestRecord:
     )
 
 
-class _Paced:
-    """What a paced run took."""
-
-    def __init__(self) -> None:
-        self.appended = 0
-        self.seconds = 0.0
-        self.cpu_share = 0.0
-        self.longest_s = 0.0
-        self.late_s: list[float] = []
-        self.rss_mib: list[float] = []
-
-
 def _paced(act: Callable[[int], object], each_second: Callable[[], None], *, rate: int, seconds: float) -> _Paced:
-    run = _Paced()
+    """What `rate` calls of `act` a second took, for `seconds`, and one of `each_second`."""
+    appended, longest_s, late_s, rss_mib = 0, 0.0, array("d"), []
     cpu, began = time.process_time(), time.perf_counter()
     second = 0
     while (elapsed := time.perf_counter() - began) < seconds:
         due = int(elapsed * rate)
-        while run.appended < due:
+        while appended < due:
             at = time.perf_counter()
-            act(run.appended)
-            run.longest_s = max(run.longest_s, time.perf_counter() - at)
-            run.appended += 1
+            act(appended)
+            longest_s = max(longest_s, time.perf_counter() - at)
+            appended += 1
         if elapsed >= second + 1:
             second += 1
             at = time.perf_counter()
             each_second()
-            run.longest_s = max(run.longest_s, time.perf_counter() - at)
+            longest_s = max(longest_s, time.perf_counter() - at)
             if second % max(1, int(seconds) // 10) == 0:
-                run.rss_mib.append(_rss_mib())
+                rss_mib.append(_rss_mib())
         asleep = time.perf_counter()
         gevent.sleep(_TICK_S)
-        run.late_s.append(time.perf_counter() - asleep - _TICK_S)
-    run.seconds = time.perf_counter() - began
-    run.cpu_share = (time.process_time() - cpu) / run.seconds
-    return run
+        late_s.append(time.perf_counter() - asleep - _TICK_S)
+    taken_s = time.perf_counter() - began
+    return _Paced(appended, taken_s, (time.process_time() - cpu) / taken_s, longest_s, late_s, rss_mib)
 
 
 def _rss_mib() -> float:

@@ -7,23 +7,24 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from benchmarks import quiet
-from benchmarks.baselines import DECODE_KINDS, MIXED_KINDS, Baselines, compiles, questions
+from benchmarks.baselines import DECODE_KINDS, MIXED_KINDS, Baselines, compiles
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.inprocess import InProcess
 from benchmarks.ledger import Ledger, Row
 from benchmarks.measure import (
     NothingMeasuredError,
-    PairedRatio,
     Session,
-    Spread,
+    SteadyDecode,
+    paired_ratio,
     spread,
     steady_arrivals,
     steady_decode,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from benchmarks.wire import Wire
 
 T = TypeVar("T")
+Measure = Callable[[Sequence[Request]], float]  # tokens per second
 
 SECTIONS = ("startup", "floor", "quiet", "decode", "mixed", "recorder", "baselines")
 THROUGH = ("engine", "grpc")
@@ -60,32 +62,26 @@ class Plan:
     starts: int
     pairs: int
     seed: int
-    trace: str = ""
-    duration_s: float = 60.0
-    time_scale: float = 1.0
-    saturation_share: float = 0.0
-    saturation_s: float = 20.0
+    trace: str
+    duration_s: float
+    time_scale: float
+    saturation_share: float
+    saturation_s: float
 
 
-class Once(Generic[T]):
-    """Something made at its first use. A failure is kept as well: what took minutes to fail is not tried again."""
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """`make`, called at the first use. A failure is kept as well: what took minutes to fail is not tried again."""
+    outcome: Future[T] = Future()
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._made: T | None = None
-        self._error: Exception | None = None
-
-    def get(self) -> T:
-        """The thing, or the error that making it raised."""
-        if self._error is not None:
-            raise self._error
-        if self._made is None:
+    def get() -> T:
+        if not outcome.done():
             try:
-                self._made = self._make()
+                outcome.set_result(make())
             except Exception as error:
-                self._error = error
-                raise
-        return self._made
+                outcome.set_exception(error)
+        return outcome.result()
+
+    return get
 
 
 class Bench:
@@ -98,9 +94,9 @@ class Bench:
         self.cache_dir = cache_dir
         self._closing = contextlib.ExitStack()
         self._streams = 0
-        self._engine = Once(self._load)
-        self._wire = Once(self._serve)
-        self._floor = Once(self._measure_floor)
+        self._engine = once(self._load)
+        self._wire = once(self._serve)
+        self._floor = once(self._measure_floor)
 
     def close(self) -> None:
         """Every process and tap is gone."""
@@ -114,17 +110,17 @@ class Bench:
     @property
     def engine(self) -> InProcess:
         """The arm in this process, warm."""
-        return self._engine.get()
+        return self._engine()
 
     @property
     def wire(self) -> Wire:
         """The arm served behind Envoy, warm; its compiler finds what this process has compiled."""
-        return self._wire.get()
+        return self._wire()
 
     @property
     def floor(self) -> tuple[StepBytes, float]:
         """(the bytes of a decode step, bytes per second of the device), with a row in the ledger."""
-        return self._floor.get()
+        return self._floor()
 
     @property
     def partner(self) -> InProcess | None:
@@ -151,9 +147,13 @@ class Bench:
         runner = self.engine.runner
         needed = step_bytes(runner.model)
         bandwidth = measure_bandwidth(runner.device, runner.model.dtype)
-        rates = {f"{key}_gb_s": value / 1e9 for key, value in bandwidth.to_dict().items()}
+        if runner.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        rates = {f"{kind}_gb_s": value / 1e9 for kind, value in bandwidth.items()}
         self.ledger.add("floor", weights_gb=needed.weights / 1e9, kv_bytes_a_position=needed.position, **rates)
-        return needed, bandwidth.best
+        return needed, bandwidth["best"]
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -218,27 +218,30 @@ def decode_engine(bench: Bench) -> None:
 
 
 def _decode_engine(bench: Bench, batch: int) -> None:
-    rates, steps, positions = [], [], []
-    for repeat in range(1 + bench.plan.repeats):
-        requests = decode_set(bench.plan.work, batch, bench.engine.vocab_size, bench.rng())
-        seen = _steady(bench.engine.serve(requests), batch)
-        if repeat == 0:
-            continue  # warms caches and clocks
-        bench.ledger.note(f"decode, engine, batch {batch}, repeat {repeat}: {seen.tokens_per_s:,.1f} tok/s")
-        rates.append(seen.tokens_per_s)
-        steps.append(seen.step_ms)
-        positions.append(seen.positions)
+    decodes: list[SteadyDecode] = []
+
+    def tokens_per_s(requests: Sequence[Request]) -> float:
+        decodes.append(_steady(bench.engine.serve(requests), batch))
+        return decodes[-1].tokens_per_s
+
+    drawn = partial(decode_set, bench.plan.work, batch, bench.engine.vocab_size)
+    by_name, unmeasured = _in_turn(
+        bench, f"decode, batch {batch}", {"engine": tokens_per_s}, drawn, repeats=bench.plan.repeats
+    )
+    rates = by_name["engine"]
+    steady = decodes[-len(rates) :]
     needed, bytes_per_s = bench.floor
-    bound = needed.floor_tokens_per_s(batch=batch, positions=float(np.mean(positions)), bytes_per_s=bytes_per_s)
-    rate = Spread.of(rates)
+    positions = float(np.mean([decode.positions for decode in steady]))
+    bound = needed.floor_tokens_per_s(batch=batch, positions=positions, bytes_per_s=bytes_per_s)
     bench.ledger.add(
         "decode",
         through="engine",
         batch=batch,
-        tokens_s=rate.to_dict(),
-        step_ms=spread(steps),
+        tokens_s=spread(rates),
+        step_ms=spread([decode.step_ms for decode in steady]),
         floor_tokens_s=bound,
-        share_of_floor=rate.median / bound,
+        share_of_floor=float(np.median(rates)) / bound,
+        **unmeasured,
         samples=rates,
     )
 
@@ -252,15 +255,7 @@ def decode_wire(bench: Bench) -> None:
 
 def mixed_engine(bench: Bench) -> None:
     """Prompts of very different lengths at once, in the engine."""
-    rates = []
-    for repeat in range(1 + bench.plan.repeats):
-        requests = mixed_set(bench.plan.work, bench.engine.vocab_size, bench.rng())
-        rate = throughput(_whole(bench.engine.serve(requests)))
-        if repeat == 0:
-            continue
-        bench.ledger.note(f"mixed, engine, repeat {repeat}: {rate:,.1f} tok/s")
-        rates.append(rate)
-    bench.ledger.add("mixed", through="engine", **_mixed_size(bench), tokens_s=spread(rates), samples=rates)
+    _compare(bench, "mixed", "engine")
 
 
 def mixed_wire(bench: Bench) -> None:
@@ -293,13 +288,13 @@ def recorder_wire(bench: Bench) -> None:
 def baselines(bench: Bench) -> None:
     """transformers on the same machine, each run next to one of the engine's on the same prompts."""
     for kinds in (DECODE_KINDS, MIXED_KINDS):  # a process for each: what the first leaves on the device goes with it
-        wanted = [kind for kind in kinds if kind in bench.plan.baselines]
-        if not wanted:
+        planned = [kind for kind in kinds if kind in bench.plan.baselines]
+        if not planned:
             continue
         bench.ledger.note("starting the process that holds the plain model")
         plain = Baselines(bench.arm.model, threads=bench.arm.engine.threads)
         try:
-            for kind in wanted:
+            for kind in planned:
                 for batch in bench.plan.batches if kinds is DECODE_KINDS else (0,):
                     identity = {"through": f"transformers-{kind}"} | ({"batch": batch} if batch else {})
                     with bench.ledger.attempt("baselines", **identity):
@@ -312,33 +307,32 @@ def _baseline(bench: Bench, plain: Baselines, kind: str, batch: int) -> None:
     work = bench.plan.work
     section, new_tokens = ("decode", work.decode_new) if kind in DECODE_KINDS else ("mixed", work.mixed_new)
 
-    def ask(requests: Sequence[Request]) -> float:
-        return plain.ask(questions(kind, [request.prompt for request in requests], new_tokens))
+    def tokens_per_s(requests: Sequence[Request]) -> float:
+        return plain.tokens_per_s(kind, [request.prompt for request in requests], new_tokens)
 
-    _compare(bench, section, f"transformers-{kind}", ask, batch=batch, vocab_size=plain.vocab_size)
+    _compare(bench, section, f"transformers-{kind}", tokens_per_s, batch=batch, vocab_size=plain.vocab_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """A piece of a section: what runs, and through what (empty: neither engine nor wire decides)."""
 
     section: str
+    through: str
     run: Callable[[Bench], None]
-    through: str = ""
 
 
 # Cold starts come before anything has been compiled, the engine before what takes minutes to start beside it.
 PARTS = (
-    Part(section="startup", run=startup),
-    Part(section="floor", run=floor),
-    Part(section="quiet", run=quiet_section),
-    Part(section="decode", run=decode_engine, through="engine"),
-    Part(section="mixed", run=mixed_engine, through="engine"),
-    Part(section="recorder", run=recorder_engine, through="engine"),
-    Part(section="decode", run=decode_wire, through="grpc"),
-    Part(section="mixed", run=mixed_wire, through="grpc"),
-    Part(section="recorder", run=recorder_wire, through="grpc"),
-    Part(section="baselines", run=baselines),
+    Part("startup", "", startup),
+    Part("floor", "", floor),
+    Part("quiet", "", quiet_section),
+    Part("decode", "engine", decode_engine),
+    Part("mixed", "engine", mixed_engine),
+    Part("recorder", "engine", recorder_engine),
+    Part("decode", "grpc", decode_wire),
+    Part("mixed", "grpc", mixed_wire),
+    Part("recorder", "grpc", recorder_wire),
+    Part("baselines", "", baselines),
 )
 
 
@@ -358,7 +352,7 @@ def _whole(session: Session) -> Session:
     return session
 
 
-def _steady(session: Session, batch: int) -> Any:
+def _steady(session: Session, batch: int) -> SteadyDecode:
     sizes = {name: answer.prompt_tokens for name, answer in _whole(session).answers.items()}
     return steady_decode(session.outputs, sizes, batch)
 
@@ -367,90 +361,50 @@ def _steady_through(wire: Wire, requests: Sequence[Request]) -> float:
     return steady_arrivals(_whole(wire.serve(requests)).answers.values())
 
 
+def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float:
+    session = engine.serve(requests)
+    return _steady(session, len(requests)).tokens_per_s if section == "decode" else throughput(_whole(session))
+
+
 def _compare(
-    bench: Bench,
-    section: str,
-    through: str,
-    other: Callable[[Sequence[Request]], float],
-    *,
-    batch: int = 0,
-    vocab_size: int = 0,
+    bench: Bench, section: str, through: str, other: Measure | None = None, *, batch: int = 0, vocab_size: int = 0
 ) -> None:
-    """Put a row for `other` into the ledger: alone, or paired with the engine in random order where it is measured."""
+    """The row of `through` is in the ledger: of the engine, or of `other`, in pairs with the engine if measured too."""
     engine = bench.partner
     vocab_size = vocab_size or (engine.vocab_size if engine else bench.wire.vocab_size)
-    measures = {through: other}
+    measures: dict[str, Measure] = {} if other is None else {through: other}
     if engine is not None:
         measures["engine"] = partial(_rate, engine, section)
 
-    def requests(rng: np.random.Generator) -> list[Request]:
+    def drawn(rng: np.random.Generator) -> list[Request]:
         work = bench.plan.work
         return decode_set(work, batch, vocab_size, rng) if section == "decode" else mixed_set(work, vocab_size, rng)
 
     label = f"{section}{f', batch {batch}' if batch else ''}"
-    rates, unmeasured = _side_by_side(bench, label, measures, requests, repeats=bench.plan.repeats)
+    rates, unmeasured = _in_turn(bench, label, measures, drawn, repeats=bench.plan.repeats)
     row: Row = {"through": through}
-    row |= {"batch": batch} if section == "decode" else _mixed_size(bench)
+    if section == "decode":
+        row |= {"batch": batch}
+    else:
+        row |= {"requests": bench.plan.work.mixed_requests, "new_tokens": bench.plan.work.mixed_new}
     if through.startswith("transformers-"):
-        kind = through.removeprefix("transformers-")
-        row |= {"compiled": compiles(kind, bench.arm.model.device)}
-    row["tokens_s"] = spread(rates[through])
-    if unmeasured:
-        row["unmeasured_pairs"] = unmeasured
-    if engine is not None:
+        row |= {"compiled": compiles(through.removeprefix("transformers-"), bench.arm.model.device)}
+    row |= {"tokens_s": spread(rates[through]), **unmeasured}
+    if engine is not None and other is not None:
         row |= {"engine_tokens_s": spread(rates["engine"])}
         if through == "grpc":
-            row |= {"over_engine": PairedRatio.of(rates[through], rates["engine"]).to_dict()}
+            row |= {"over_engine": paired_ratio(rates[through], rates["engine"])}
         else:
-            row |= {"engine_over_it": PairedRatio.of(rates["engine"], rates[through]).to_dict()}
+            row |= {"engine_over_it": paired_ratio(rates["engine"], rates[through])}
     bench.ledger.add(section, **row, samples=rates[through])
 
 
-def _side_by_side(
-    bench: Bench,
-    label: str,
-    measures: Mapping[str, Callable[[Sequence[Request]], float]],
-    requests: Callable[[np.random.Generator], list[Request]],
-    *,
-    repeats: int,
-) -> tuple[dict[str, list[float]], int]:
-    """The rates of each measure on the same requests, in random order; and in how many repeats nothing was measured."""
-    rates: dict[str, list[float]] = {name: [] for name in measures}
-    unmeasured = 0
-    for repeat in range(1 + repeats):
-        rng = bench.rng()
-        same = requests(rng)
-        try:
-            found = {str(name): measures[str(name)](same) for name in rng.permutation(list(measures))}
-        except NothingMeasuredError as nothing:
-            # a front that is starved of a processor delivers in bursts; the row says how often
-            unmeasured += repeat > 0
-            if unmeasured == repeats:
-                raise
-            bench.ledger.note(f"{label}, pair {repeat}: {nothing}")
-            continue
-        if repeat == 0:
-            continue  # warms caches and clocks
-        shown = ", ".join(f"{name} {rate:,.1f} tok/s" for name, rate in found.items())
-        bench.ledger.note(f"{label}, pair {repeat}: {shown}")
-        for name, rate in found.items():
-            rates[name].append(rate)
-    return rates, unmeasured
-
-
-def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float:
-    session = _whole(engine.serve(requests))
-    return float(_steady(session, len(requests)).tokens_per_s) if section == "decode" else throughput(session)
-
-
-def _on_off(
-    bench: Bench, through: str, batch: int, vocab_size: int, measure: Callable[[bool, Sequence[Request]], float]
-) -> None:
-    rates, unmeasured = _side_by_side(
+def _on_off(bench: Bench, through: str, batch: int, vocab_size: int, measure: Callable[..., float]) -> None:
+    rates, unmeasured = _in_turn(
         bench,
         f"recorder, {through}",
         {"without": partial(measure, False), "with": partial(measure, True)},
-        lambda rng: decode_set(bench.plan.work, batch, vocab_size, rng),
+        partial(decode_set, bench.plan.work, batch, vocab_size),
         repeats=bench.plan.pairs,
     )
     bench.ledger.add(
@@ -459,13 +413,41 @@ def _on_off(
         batch=batch,
         with_tokens_s=spread(rates["with"]),
         without_tokens_s=spread(rates["without"]),
-        with_over_without=PairedRatio.of(rates["with"], rates["without"]).to_dict(),
-        **({"unmeasured_pairs": unmeasured} if unmeasured else {}),
+        with_over_without=paired_ratio(rates["with"], rates["without"]),
+        **unmeasured,
     )
 
 
-def _mixed_size(bench: Bench) -> Row:
-    return {"requests": bench.plan.work.mixed_requests, "new_tokens": bench.plan.work.mixed_new}
+def _in_turn(
+    bench: Bench,
+    label: str,
+    measures: Mapping[str, Measure],
+    drawn: Callable[[np.random.Generator], list[Request]],
+    *,
+    repeats: int,
+) -> tuple[dict[str, list[float]], Row]:
+    """The rates of each measure on the same requests, in random order; and how often nothing was measured, if ever."""
+    rates: dict[str, list[float]] = {name: [] for name in measures}
+    unmeasured = 0
+    for repeat in range(1 + repeats):
+        rng = bench.rng()
+        requests = drawn(rng)
+        try:
+            pair = {str(name): measures[str(name)](requests) for name in rng.permutation(list(measures))}
+        except NothingMeasuredError as nothing:
+            # a front that is starved of a processor delivers in bursts; the row says how often
+            unmeasured += repeat > 0
+            if unmeasured == repeats:
+                raise
+            bench.ledger.note(f"{label}, repeat {repeat}: {nothing}")
+            continue
+        if repeat == 0:
+            continue  # warms caches and clocks
+        shown = ", ".join(f"{name} {rate:,.1f} tok/s" for name, rate in pair.items())
+        bench.ledger.note(f"{label}, repeat {repeat}: {shown}")
+        for name, rate in pair.items():
+            rates[name].append(rate)
+    return rates, {"unmeasured_pairs": unmeasured} if unmeasured else {}
 
 
 def check(plan: Plan, arm: ArmConfig) -> None:

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import gc
-import json
-import shlex
+import itertools
 import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import gevent
 import numpy as np
@@ -34,15 +32,16 @@ if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analysis.arrays import Ints
+from benchmarks.command import BenchmarkParser, command_line, end_in_order, one_of, run_command, several
 from benchmarks.contest import ContestError, Cores, NullProcess
-from benchmarks.ledger import Ledger, end_in_order
-from benchmarks.measure import PairedRatio, spread
+from benchmarks.ledger import Ledger, Row
+from benchmarks.measure import paired_ratio, spread
 from benchmarks.observed import Emitted
 from benchmarks.proxies import PATHS, Way, envoy_version, opened
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
+from loadtests.trials.environment import describe_environment
 from servers.clock import now_ns
-from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
 
 SECTIONS: Final = ("unary", "token", "busy")
@@ -51,42 +50,18 @@ CALLS: Final = 200  # one after the other, in each turn of a way
 STREAMS, TOKENS_PER_S, STREAM_S = 100, 20.0, 1.5
 BUSY, BUSY_S = 32, 1.0
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One way's turn in one repeat: p50 (ms) of calls or tokens; or the cost of many calls."""
-
-    p50_ms: float = 0.0
-    per_s: float = 0.0
-    cpu_us: float = 0.0
+T = TypeVar("T")
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parser() -> BenchmarkParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python benchmarks/splitter.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} (default: all)")
-    parser.add_argument("--ways", default=",".join(PATHS), help="which ones (default %(default)s)")
-    parser.add_argument("--repeats", type=int, default=20, help="turns of each way (default %(default)s)")
+    parser = BenchmarkParser("splitter.py", __doc__, repeats=20)
+    parser.add_argument("sections", nargs="*", type=one_of(SECTIONS), metavar="SECTION",
+                        help=f"{', '.join(SECTIONS)} (default: all)")  # fmt: skip
+    parser.add_argument("--ways", type=several(one_of(PATHS), "envoy,tailgate"), default=PATHS,
+                        help=f"which ones; direct always is (default {','.join(PATHS)})")  # fmt: skip
     parser.add_argument("--nice", type=int, default=0, help="of all processes; below 0 where neighbours are noisy")
-    parser.add_argument("--out", default="", help="append each result to this JSON Lines file as soon as it is there")
-    parser.add_argument("--seed", type=int, default=0, help="for the order of turns (default 0)")
-    return parser.parse_args(arguments)
-
-
-def ways_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The ways to measure, direct always among them."""
-    asked = [name.strip() for name in options.ways.split(",") if name.strip()]
-    for name in asked:
-        if name not in PATHS:
-            raise ConfigError(f'--ways "{name}" is unknown: use {", ".join(PATHS)}')
-    for section in options.sections:
-        if section not in SECTIONS:
-            raise ConfigError(f'section "{section}" is unknown: use {", ".join(SECTIONS)}')
-    if options.repeats < 1:
-        raise ConfigError(f"--repeats is {options.repeats}: give 1 or more")
-    return tuple(dict.fromkeys(["direct", *asked]))
+    return parser
 
 
 @contextmanager
@@ -117,7 +92,7 @@ def body_of(name: str, tokens: int) -> bytes:
     return GenerateRequest(request_id=name, max_tokens=tokens).SerializeToString()
 
 
-def ask(client: InferenceClient, count: int) -> Ints:
+def call_in_turn(client: InferenceClient, count: int) -> Ints:
     """The times (ns) of `count` calls, one after the other."""
     body, took, ended = body_of("unary", 1), array("q"), Event()
 
@@ -175,78 +150,72 @@ def hammer(client: InferenceClient) -> tuple[int, float]:
 
 
 class Bench:
-    """All ways, measured in turn; `turns` has one list a way, equal in length."""
+    """All ways, measured in turn."""
 
-    def __init__(
-        self, ways: Sequence[str], *, repeats: int, seed: int, folder: Path, cores: Cores, ledger: Ledger
-    ) -> None:
-        self.ways = list(ways)
-        self.repeats = repeats
+    def __init__(self, ways: Sequence[str], options: argparse.Namespace, folder: Path, ledger: Ledger) -> None:
+        self.ways = ways
+        self.repeats = options.repeats
         self.ledger = ledger
-        self.missed: list[str] = []
         self._folder = folder
-        self._cores = cores
-        self._rng = np.random.default_rng(seed)
+        self._cores = Cores.of_this_machine(nice=options.nice)
+        self._rng = np.random.default_rng(options.seed)
 
     def unary(self) -> None:
         """Calls one after the other."""
         with served(self.ways, (), folder=self._folder / "unary", cores=self._cores) as (_, clients):
-            for _, client in clients.values():
-                ask(client, CALLS)
-            turns = self._in_turn(lambda name: Turn(p50_ms=float(np.quantile(ask(clients[name][1], CALLS), 0.5)) / 1e6))
-        self._added("unary", turns)
+
+            def one(name: str) -> float:
+                return float(np.quantile(call_in_turn(clients[name][1], CALLS), 0.5)) / 1e6
+
+            for name in self.ways:
+                one(name)
+            p50s_ms = self._in_turn(one)
+        self._added("unary", p50s_ms, {})
 
     def token(self) -> None:
         """Paced streams: the server's send time against the client's stamp."""
         options = ("--tokens-per-s", str(TOKENS_PER_S))
+        numbers = itertools.count()
         with served(self.ways, options, folder=self._folder / "token", cores=self._cores) as (server, clients):
-            seen: dict[str, list[dict[str, Call]]] = {name: [] for name in self.ways}
-            used: dict[str, list[float]] = {name: [] for name in self.ways}
 
-            def one(name: str) -> Turn:
+            def one(name: str) -> tuple[dict[str, Call], float]:
                 way, client = clients[name]
                 before = way.cpu_s()
-                seen[name].append(stream(client, f"{name}-{len(seen[name])}"))
-                used[name].append(way.cpu_s() - before)
-                return Turn()
+                calls = stream(client, f"{name}-{next(numbers)}")
+                return calls, (way.cpu_s() - before) / (STREAMS * int(TOKENS_PER_S * STREAM_S)) * 1e6
 
-            self._in_turn(one)
+            turns = self._in_turn(one)
             log = self._folder / "token" / "server.npz"
-            report = server.ask(f"report {log}")
+            report = server.request(f"report {log}")
             sent = Emitted.read(log)
         first = dict(zip(sent.names, sent.first_ticks, strict=True))
-        turns = {
-            name: [
-                Turn(
-                    p50_ms=float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6,
-                    cpu_us=cpu_s / (STREAMS * int(TOKENS_PER_S * STREAM_S)) * 1e6,
-                )
-                for calls, cpu_s in zip(seen[name], used[name], strict=True)
-            ]
-            for name in self.ways
+        p50s_ms = {
+            name: [float(np.quantile(lags(calls, first, sent), 0.5)) / 1e6 for calls, _ in some]
+            for name, some in turns.items()
         }
         self.ledger.note(f"the server itself was late by {report['tick_lag_ms']}")
-        self._added("token", turns)
+        self._added("token", p50s_ms, {name: [cpu_us for _, cpu_us in some] for name, some in turns.items()})
 
     def busy(self) -> None:
         """Many calls at once, for the processor time of a call in the proxy."""
         with served(self.ways, (), folder=self._folder / "busy", cores=self._cores) as (_, clients):
 
-            def one(name: str) -> Turn:
+            def one(name: str) -> tuple[float, float]:
                 way, client = clients[name]
                 before = way.cpu_s()
                 count, seconds = hammer(client)
-                return Turn(per_s=count / seconds, cpu_us=(way.cpu_s() - before) / max(1, count) * 1e6)
+                return count / seconds, (way.cpu_s() - before) / max(1, count) * 1e6
 
             turns = self._in_turn(one)
-        for name, mine in turns.items():
-            row = {"calls_s": spread([turn.per_s for turn in mine])}
+        for name, some in turns.items():
+            row = {"calls_s": spread([per_s for per_s, _ in some])}
             if name != "direct":
-                row["cpu_us_a_call"] = spread([turn.cpu_us for turn in mine])
+                row["cpu_us_a_call"] = spread([cpu_us for _, cpu_us in some])
             self.ledger.add("busy", way=name, **row)
 
-    def _in_turn(self, one: Callable[[str], Turn]) -> dict[str, list[Turn]]:
-        turns: dict[str, list[Turn]] = {name: [] for name in self.ways}
+    def _in_turn(self, one: Callable[[str], T]) -> dict[str, list[T]]:
+        """What `one` gave for each way: a list a way, equal in length."""
+        turns: dict[str, list[T]] = {name: [] for name in self.ways}
         for repeat in range(self.repeats):
             for name in self._rng.permutation(self.ways):
                 turns[str(name)].append(one(str(name)))
@@ -254,24 +223,24 @@ class Bench:
                 self.ledger.note(f"repeat {repeat + 1} of {self.repeats}")
         return turns
 
-    def _added(self, section: str, turns: dict[str, list[Turn]]) -> None:
-        direct = [turn.p50_ms for turn in turns["direct"]]
+    def _added(self, section: str, p50s_ms: dict[str, list[float]], cpu_us: dict[str, list[float]]) -> None:
         added = {
-            name: [turn.p50_ms - base for turn, base in zip(mine, direct, strict=True)] for name, mine in turns.items()
+            name: [p50 - direct for p50, direct in zip(some, p50s_ms["direct"], strict=True)]
+            for name, some in p50s_ms.items()
         }
-        for name, mine in turns.items():
-            row: dict[str, Any] = {"p50_ms": spread([turn.p50_ms for turn in mine])}
+        for name, some in p50s_ms.items():
+            row: Row = {"p50_ms": spread(some)}
             if name != "direct":
                 row["added_ms"] = spread(added[name])
-                if any(turn.cpu_us for turn in mine):
-                    row["cpu_us_a_token"] = spread([turn.cpu_us for turn in mine])
-            if name not in ("direct", "envoy") and "envoy" in added:
+                if name in cpu_us:
+                    row["cpu_us_a_token"] = spread(cpu_us[name])
+            if name == "tailgate" and "envoy" in added:
                 # A repeat in which bare Envoy seemed to add nothing says nothing about a ratio.
                 pairs = [(a, b) for a, b in zip(added[name], added["envoy"], strict=True) if b > 0]
                 if pairs:
-                    row["over_bare"] = PairedRatio.of([a for a, _ in pairs], [b for _, b in pairs]).to_dict()
-                    if name == "tailgate" and row["over_bare"]["median"] > GOAL:
-                        self.missed.append(f"{section}: tailgate adds {row['over_bare']['median']:.3f} × bare Envoy")
+                    ratio = row["over_bare"] = paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
+                    if ratio["median"] > GOAL:
+                        self.ledger.missed.append(f"{section}: tailgate adds {ratio['median']:.3f} × bare Envoy")
             self.ledger.add(section, way=name, **row)
 
 
@@ -284,38 +253,30 @@ def lags(calls: dict[str, Call], first: dict[str, int], sent: Emitted) -> Ints:
     return np.concatenate(out)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The process's exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(given)
+def measure(arguments: Sequence[str]) -> Row:
+    """What the command line asks for, as one JSON object."""
+    options = parser().parse_args(arguments)
+    ways = tuple(dict.fromkeys(["direct", *options.ways]))
     ledger = Ledger("null", out=Path(options.out) if options.out else None)
-    try:
-        ways = ways_of(options)
-    except ConfigError as error:
-        print(f"benchmarks/splitter.py: {error}", file=sys.stderr)
-        return 2
-    from loadtests.trials.environment import describe_environment
-
-    command = shlex.join(["python", "benchmarks/splitter.py", *given])
-    where = {**describe_environment(), "envoy": envoy_version()}
-    ledger.head(command=command, machine=where, ways=ways)
+    about = {
+        "command": command_line("splitter.py", arguments),
+        "machine": {**describe_environment(), "envoy": envoy_version()},
+    }
+    ledger.head(**about, ways=ways)
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory(prefix="tailgate-bench-") as scratch:
-        bench = Bench(
-            ways,
-            repeats=options.repeats,
-            seed=options.seed,
-            folder=Path(scratch),
-            cores=Cores.of_this_machine(nice=options.nice),
-            ledger=ledger,
-        )
-        asked = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
-        complete = ledger.run((section, getattr(bench, section)) for section in asked)
-    about = {"command": command, "machine": where, "seed": options.seed, "repeats": options.repeats}
-    result = ledger.result("splitter", complete=complete, about=about, missed=bench.missed)
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+        bench = Bench(ways, options, Path(scratch), ledger)
+        sections = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
+        complete = ledger.run((section, getattr(bench, section)) for section in sections)
+    return ledger.result(
+        "splitter", complete=complete, about={**about, "seed": options.seed, "repeats": options.repeats}
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    return run_command("splitter.py", measure, arguments)
 
 
 if __name__ == "__main__":

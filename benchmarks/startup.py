@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.environment import ROOT, child_environment
-from benchmarks.measure import Spread
+from benchmarks.measure import spread
 from loadtests.trials.processes import Child, describe_exit
 from servers.clock import now_ns
 from servers.config import ArmConfig
@@ -38,11 +39,11 @@ class Start:
 
     def parts(self) -> dict[str, float]:
         """Where the time went, by the first word of the items (process, load, decode, …); `rest` is in no item."""
-        found: dict[str, float] = {}
+        parts: dict[str, float] = {}
         for item, seconds in self.items_s.items():
-            group = item.split(" ", 1)[0]
-            found[group] = found.get(group, 0.0) + seconds
-        return {**found, "rest": self.ready_s - sum(found.values())}
+            part = item.split(" ", 1)[0]
+            parts[part] = parts.get(part, 0.0) + seconds
+        return {**parts, "rest": self.ready_s - sum(parts.values())}
 
 
 def start_once(arm: ArmConfig, cache_dir: str, note: Callable[[str], None]) -> Start:
@@ -84,56 +85,51 @@ def read_libraries() -> None:
 
 def summary(cold: list[Start], warm: list[Start]) -> dict[str, Any]:
     """Cold and warm starts side by side: seconds to ready, their parts, their items, and cold ÷ warm of the medians."""
-    seconds = {"cold": [start.ready_s for start in cold], "warm": [start.ready_s for start in warm]}
-    spreads = {key: Spread.of(values) for key, values in seconds.items()}
-    found: dict[str, Any] = {
+    starts = {"cold": cold, "warm": warm}
+    ready = {kind: spread([start.ready_s for start in some]) for kind, some in starts.items()}
+    return {
         "starts": len(cold),
-        "cold_s": spreads["cold"].to_dict(),
-        "warm_s": spreads["warm"].to_dict(),
-        "cold_over_warm": spreads["cold"].median / spreads["warm"].median,
+        "cold_s": ready["cold"],
+        "warm_s": ready["warm"],
+        "cold_over_warm": ready["cold"]["median"] / ready["warm"]["median"],
+        **{
+            f"{kind}_{part}_s": median(start.parts()[part] for start in some)
+            for kind, some in starts.items()
+            for part in some[0].parts()
+        },
+        "items_s": {
+            item: {kind: median(start.items_s[item] for start in some) for kind, some in starts.items()}
+            for item in cold[0].items_s
+        },
     }
-    for key, starts in (("cold", cold), ("warm", warm)):
-        for part in starts[0].parts():
-            found[f"{key}_{part}_s"] = Spread.of([start.parts()[part] for start in starts]).median
-    found["items_s"] = {
-        item: {
-            key: Spread.of([start.items_s[item] for start in starts]).median
-            for key, starts in (("cold", cold), ("warm", warm))
-        }
-        for item in cold[0].items_s
-    }
-    return found
 
 
 def main(config: str, cache_dir: str) -> int:
     """Be the replica: 0 once its engine was ready, 1 when it failed."""
     table = json.loads(Path(config).read_text())
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    engine = spawn.Process(target=serve_engine, args=(theirs, table, cache_dir), daemon=True)
+    pipe, engine_end = spawn.Pipe()
+    engine = spawn.Process(target=serve_engine, args=(engine_end, table, cache_dir), daemon=True)
     engine.start()
-    theirs.close()
+    engine_end.close()
     outcome: dict[str, Any] = {}
     try:
         while not outcome:
-            for message in ours.recv():
+            for message in pipe.recv():
                 if isinstance(message, Ready):
                     outcome = {"items_s": {key: value / 1e9 for key, value in message.startup_ns.items()}}
                 elif isinstance(message, Progress) and message.stage == "failed":
                     outcome = {"failed": message.detail}
                 elif isinstance(message, Progress):
-                    _say({"progress": f"{message.stage} {message.done} of {message.total}: {message.detail}"})
-        ours.send(Shutdown())
+                    done = f"{message.stage} {message.done} of {message.total}: {message.detail}"
+                    print(json.dumps({"progress": done}), flush=True)
+        pipe.send(Shutdown())
     except (EOFError, OSError):
         engine.join(5.0)
         outcome = outcome or {"failed": f"the engine process ended with exit code {engine.exitcode}"}
-    _say(outcome)
+    print(json.dumps(outcome), flush=True)
     engine.kill()
     return 1 if "failed" in outcome else 0
-
-
-def _say(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,44 +26,31 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sizes of the measured work. Prompt lengths of the mixed set are lognormal (mu, sigma), clipped to low … high."""
+    """Sizes of the measured work. Prompt lengths of the mixed set are lognormal (mu, sigma), clipped to low … high.
 
-    decode_prompt: int
-    decode_new: int
-    mixed_requests: int
-    mixed_new: int
-    mixed_mu: float
-    mixed_sigma: float
-    mixed_low: int
-    mixed_high: int
-    slots: int
-    max_queue: int
-    max_prompt_tokens: int
-    max_new_tokens: int
-    churn_requests: int
+    The defaults are what an 8B model on a data-centre GPU is measured with.
+    """
+
+    decode_prompt: int = 128
+    decode_new: int = 256
+    mixed_requests: int = 96
+    mixed_new: int = 128
+    mixed_mu: float = 5.5
+    mixed_sigma: float = 1.0
+    mixed_low: int = 8
+    mixed_high: int = 1024
+    slots: int = 32
+    max_queue: int = 512
+    max_prompt_tokens: int = 1024
+    max_new_tokens: int = 256
+    churn_requests: int = 200
 
 
 WORKLOADS = {
-    # What an 8B model on a data-centre GPU is measured with.
-    "full": Workload(
-        decode_prompt=128,
-        decode_new=256,
-        mixed_requests=96,
-        mixed_new=128,
-        mixed_mu=5.5,
-        mixed_sigma=1.0,
-        mixed_low=8,
-        mixed_high=1024,
-        slots=32,
-        max_queue=512,
-        max_prompt_tokens=1024,
-        max_new_tokens=256,
-        churn_requests=200,
-    ),
+    "full": Workload(),
     # The same in small, for random:tiny on a laptop's processor.
     "small": Workload(
         decode_prompt=16,
-        decode_new=256,
         mixed_requests=24,
         mixed_new=16,
         mixed_mu=3.0,
@@ -73,7 +60,6 @@ WORKLOADS = {
         slots=8,
         max_queue=128,
         max_prompt_tokens=64,
-        max_new_tokens=256,
         churn_requests=40,
     ),
 }
@@ -81,13 +67,8 @@ WORKLOADS = {
 
 def prompts(lengths: Sequence[int] | IntArray, vocab_size: int, rng: np.random.Generator) -> list[list[int]]:
     """One prompt of random token ids for each length."""
-    sizes = [int(length) for length in lengths]
-    ids = rng.integers(FIRST_TOKEN_ID, vocab_size, size=sum(sizes)).tolist()
-    found, start = [], 0
-    for size in sizes:
-        found.append(ids[start : start + size])
-        start += size
-    return found
+    ids = rng.integers(FIRST_TOKEN_ID, vocab_size, size=int(np.sum(lengths)))
+    return [prompt.tolist() for prompt in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
 
 
 def decode_set(work: Workload, batch: int, vocab_size: int, rng: np.random.Generator) -> list[Request]:
@@ -165,13 +146,13 @@ def paced(rows: Rows, *, tokens_per_s: float, share: float, duration_s: float) -
 
     The rows are as many as hold share × tokens_per_s × duration_s output tokens; the last is due at the end.
     """
-    wanted = share * tokens_per_s * duration_s
+    needed = share * tokens_per_s * duration_s
     produced = np.cumsum(rows.output_tokens)
-    count = int(np.searchsorted(produced, wanted, side="right"))
+    count = int(np.searchsorted(produced, needed, side="right"))
     if count >= len(rows):
         raise ConfigError(
             f"the trace has {len(rows)} requests with {int(produced[-1])} output tokens, {duration_s:g} s at this pace "
-            f"take {wanted:.0f}: lower --duration or --saturation-share"
+            f"take {needed:.0f}: lower --duration or --saturation-share"
         )
     if count < 2 or rows.offset_ns[count - 1] == 0:
         raise ConfigError(f"{duration_s:g} s hold {count} requests at this pace: raise --duration")

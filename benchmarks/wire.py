@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 from gevent.event import Event
 
 from benchmarks.environment import ROOT, child_environment
@@ -23,6 +22,7 @@ from benchmarks.measure import Answer, Session
 from benchmarks.traffic import Request
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
+from loadtests.trials.channels import arm_channel
 from loadtests.trials.processes import Child, describe_exit
 from servers.clock import now_ns
 from servers.config import ArmConfig
@@ -30,9 +30,6 @@ from servers.rpc import inference_pb2, telemetry_pb2, telemetry_pb2_grpc
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-
-# A proxy from the environment must not stand between this process and an arm on loopback.
-_CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 # Longer than any measured set of requests takes: an arm that hangs ends the measurement.
 _TIMEOUT_S = 600.0
@@ -43,39 +40,30 @@ class WireError(RuntimeError):
 
 
 class Wire:
-    """A served, warm arm behind Envoy. Use it from one thread; `close` ends its processes."""
-
-    name = "grpc"
+    """A served, warm arm behind Envoy. Use it from one thread; `close()` ends its processes."""
 
     def __init__(self, arm: ArmConfig, *, folder: Path, cache_dir: str, note: Callable[[str], None]) -> None:
-        self._closing = contextlib.ExitStack()
-        try:
-            self._start(arm, folder, cache_dir, note)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, arm: ArmConfig, folder: Path, cache_dir: str, note: Callable[[str], None]) -> None:
         config = folder / "arm.json"
         config.write_text(json.dumps(arm.to_dict()))
         command = [sys.executable, "-m", "servers.front.serve", "--config", str(config), "--port", "0"]
         command += ["--cache-dir", cache_dir]
-        self._server = Child(
-            "serve", command, log_path=folder / "serve.log", environment=child_environment(), folder=ROOT
-        )
-        self._closing.callback(self._server.stop, 5.0)
-        self.address = f"127.0.0.1:{self._port()}"
-        self._channel = grpc.insecure_channel(self.address, options=_CHANNEL)
-        self._closing.callback(self._channel.close)
-        splitter = SplitterConfig(arms=(ArmTarget(name=arm.name, backends=(self.address,), weight=1),))
-        self._envoy = Envoy.start(splitter, log_path=folder / "envoy.log", work_dir=folder)
-        self._closing.callback(self._envoy.stop, 0.0)
-        self._wait_until_warm(note)
-        self._client = InferenceClient(self._envoy.target, max_connections=1)
-        self._closing.callback(self._client.close)
-        failure = self._client.connect(10.0)
-        if failure:
-            raise WireError(f"no connection to Envoy at {self._envoy.target}: {failure}")
+        with contextlib.ExitStack() as started:
+            self._server = Child(
+                "serve", command, log_path=folder / "serve.log", environment=child_environment(), folder=ROOT
+            )
+            started.callback(self._server.stop, 5.0)
+            self.address = f"127.0.0.1:{self._port()}"
+            self._channel = started.enter_context(arm_channel(self.address))
+            splitter = SplitterConfig(arms=(ArmTarget(name=arm.name, backends=(self.address,), weight=1),))
+            self._envoy = Envoy.start(splitter, log_path=folder / "envoy.log", work_dir=folder)
+            started.callback(self._envoy.stop, 0.0)
+            self._wait_until_warm(note)
+            self._client = InferenceClient(self._envoy.target, max_connections=1)
+            started.callback(self._client.close)
+            failure = self._client.connect(10.0)
+            if failure:
+                raise WireError(f"no connection to Envoy at {self._envoy.target}: {failure}")
+            self.close = started.pop_all().close
 
     def _port(self) -> int:
         while True:
@@ -91,7 +79,7 @@ class Wire:
             raise WireError(f"servers.front.serve ended with {describe_exit(code)}: {self._server.log_tail()}")
 
     def _wait_until_warm(self, note: Callable[[str], None]) -> None:
-        started = told = time.monotonic()
+        started = noted = time.monotonic()
         while True:
             self._check()
             try:
@@ -99,13 +87,9 @@ class Wire:
             except SplitterError:
                 if self._envoy.poll() is not None:
                     raise
-            if time.monotonic() - told > 15:
-                told = time.monotonic()
-                note(f"waiting for the served arm to be warm, {told - started:.0f} s so far")
-
-    def close(self) -> None:
-        """Server, Envoy and client are gone."""
-        self._closing.close()
+            if time.monotonic() - noted > 15:
+                noted = time.monotonic()
+                note(f"waiting for the served arm to be warm, {noted - started:.0f} s so far")
 
     @property
     def vocab_size(self) -> int:
@@ -174,7 +158,7 @@ class Wire:
 
 
 def _watch(address: str, seen: Any) -> None:
-    stub = telemetry_pb2_grpc.TelemetryStub(grpc.insecure_channel(address, options=_CHANNEL))  # type: ignore[no-untyped-call]
+    stub = telemetry_pb2_grpc.TelemetryStub(arm_channel(address))  # type: ignore[no-untyped-call]
     seen.value = 0
     for _ in stub.Watch(telemetry_pb2.WatchRequest(compile_events=True, steps=True)):
         seen.value += 1

@@ -14,7 +14,7 @@ from typing import Any
 import gevent
 import numpy as np
 
-from benchmarks.observed import Notes, Plan
+from benchmarks.observed import Note, Plan, write_notes
 from loadtests.clients.call import Call
 from loadtests.clients.inference import InferenceClient
 from servers.clock import now_ns
@@ -32,7 +32,7 @@ def drive(plan: Plan) -> None:
     numbers = itertools.count()
     run_callback: Any = gevent.get_hub().loop.run_callback
 
-    def ask(scheduled_ns: int) -> None:
+    def send(scheduled_ns: int) -> None:
         name = f"bare-{next(numbers)}"
         body = GenerateRequest(request_id=name, max_tokens=plan.tokens).SerializeToString()
         call = client.start(body, timeout_s=600.0, on_done=done, tag=(name, scheduled_ns))
@@ -42,17 +42,17 @@ def drive(plan: Plan) -> None:
         alive.discard(call)
         ended.append(call)
         if plan.mode == "closed":
-            run_callback(ask, now_ns())
+            run_callback(send, now_ns())
 
     def finish() -> None:
-        notes = Notes()
+        notes = []
         for call in (*ended, *alive):
             name, scheduled_ns = call.tag
-            number, stamps = notes.begin(name, scheduled_ns=scheduled_ns, sent_ns=call.sent_ns)
-            stamps.extend(array("q", call.token_ns))
+            note = Note(name=name, scheduled=scheduled_ns, sent=call.sent_ns, stamps=array("q", call.token_ns))
             if call.status:
-                notes.end(number, end_ns=call.end_ns, ok=call.status == "OK", trailing=call.trailing_metadata)
-        notes.write(Path(plan.out))
+                note.ended(end_ns=call.end_ns, ok=call.status == "OK", trailing=call.trailing_metadata)
+            notes.append(note)
+        write_notes(notes, Path(plan.out))
         os._exit(0)
 
     gevent.signal_handler(signal.SIGTERM, finish)
@@ -61,18 +61,18 @@ def drive(plan: Plan) -> None:
     gc.disable()
     if plan.mode == "streams":
         for _ in range(plan.streams):
-            ask(now_ns())
+            send(now_ns())
             gevent.sleep(plan.ramp_s / plan.streams)
     elif plan.mode == "closed":
         for _ in range(plan.users):
-            ask(now_ns())
+            send(now_ns())
     else:
         rng, next_ns = np.random.default_rng(plan.seed), now_ns() + 500_000_000
         while True:
             next_ns += int(rng.exponential(1e9 / plan.rate))
             while (left_ns := next_ns - now_ns()) > 0:
                 gevent.sleep(left_ns / 1e9 if left_ns > 1_000_000 else 0)
-            ask(next_ns)
+            send(next_ns)
     while True:
         gevent.sleep(3600)
 

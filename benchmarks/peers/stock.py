@@ -1,4 +1,4 @@
-"""The load generator that everybody would write: stock Locust, synchronous grpcio under gevent, statistics by events.
+"""The usual load generator: stock Locust, synchronous grpcio under gevent, statistics by events.
 
 A locustfile. It reads its plan from the file that BENCHMARK_PLAN names (benchmarks.observed.Plan).
 """
@@ -20,7 +20,7 @@ import grpc.experimental.gevent
 import numpy as np
 from locust import User, constant, events, task
 
-from benchmarks.observed import Notes, Plan
+from benchmarks.observed import Note, Plan, write_notes
 from servers.clock import now_ns
 from servers.rpc import inference_pb2_grpc
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -28,35 +28,35 @@ from servers.rpc.inference_pb2 import GenerateRequest
 grpc.experimental.gevent.init_gevent()
 
 PLAN = Plan.read(Path(os.environ["BENCHMARK_PLAN"]))
-NOTES = Notes()
+NOTES: list[Note] = []
 _numbers = itertools.count()
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-def ask(user: ChatUser, scheduled_ns: int) -> None:
+def send(user: ChatUser, scheduled_ns: int) -> None:
     """One request from its start to its end, timed as Locust's users are."""
     name = f"stock-{next(_numbers)}"
     request = GenerateRequest(request_id=name, max_tokens=PLAN.tokens)
-    sent_ns = now_ns()
-    number, stamps = NOTES.begin(name, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
+    note = Note(name=name, scheduled=scheduled_ns, sent=now_ns())
+    NOTES.append(note)
     failure: Exception | None = None
     trailing: dict[str, Any] = {}
     try:
         call = user.stub.Generate(request, timeout=600.0)
         for chunk in call:
             at_ns = now_ns()
-            stamps.extend([at_ns] * len(chunk.token_ids))
+            note.stamps.extend([at_ns] * len(chunk.token_ids))
         trailing = dict(call.trailing_metadata())
     except grpc.RpcError as error:
         failure = error
     end_ns = now_ns()
-    NOTES.end(number, end_ns=end_ns, ok=failure is None, trailing=trailing)
+    note.ended(end_ns=end_ns, ok=failure is None, trailing=trailing)
     fire: Any = user.environment.events.request.fire
     fire(
         request_type="gRPC",
         name="Generate",
         response_time=(end_ns - scheduled_ns) / 1e6,
-        response_length=len(stamps),
+        response_length=len(note.stamps),
         exception=failure,
         context={},
     )
@@ -77,17 +77,17 @@ class ChatUser(User):
     @task
     def chat(self) -> None:
         if PLAN.mode != "open":
-            ask(self, now_ns())
+            send(self, now_ns())
             return
         self.next_ns += int(self.rng.exponential(1e9 / PLAN.rate))
         while (left_ns := self.next_ns - now_ns()) > 0:
             gevent.sleep(left_ns / 1e9 if left_ns > 1_000_000 else 0)
-        gevent.spawn(ask, self, self.next_ns)
+        gevent.spawn(send, self, self.next_ns)
 
 
 def finish() -> None:
     """What was seen is on disk and the process is gone: a starved hub might never end in order."""
-    NOTES.write(Path(PLAN.out))
+    write_notes(NOTES, Path(PLAN.out))
     os._exit(0)
 
 

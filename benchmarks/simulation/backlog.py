@@ -110,8 +110,7 @@ class Lived:
     run: Run
     ttft_ms: Floats  # without compiles
     e2e_ms: Floats
-    ttft_delay_ms: Floats  # what compiles added
-    e2e_delay_ms: Floats
+    e2e_delay_ms: Floats  # what compiles added
     direct_ms: Floats  # the part of the delay in which a compile ran
 
 
@@ -198,7 +197,6 @@ def live(case: Case, seed: int) -> Lived:
         run=Run.of(records),
         ttft_ms=(without.first_token_s - times + network) * 1e3,
         e2e_ms=(without.end_s - times + network) * 1e3,
-        ttft_delay_ms=(seen.first_token_s - without.first_token_s) * 1e3,
         e2e_delay_ms=(seen.end_s - without.end_s) * 1e3,
         direct_ms=direct * 1e3,
     )
@@ -266,7 +264,7 @@ def _events(served: Served) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Judged:
     """One run against its truth."""
 
     spikes: int
@@ -286,7 +284,7 @@ class Found:
     raised: tuple[float, float]  # p99 seen over p99 in truth
 
 
-def find(case: Case, seed: int) -> Found:
+def judge(case: Case, seed: int) -> Judged:
     """The case as it is judged."""
     lived = live(case, seed)
     run = lived.run
@@ -313,7 +311,7 @@ def find(case: Case, seed: int) -> Found:
         held.append(seen.least_ms <= true_ms <= seen.most_ms if known else None)
         widths.append(seen.most_ms / seen.least_ms)
         raised.append(float(np.quantile(requests.metric_ms(metric), 0.99)) / true_ms)
-    return Found(
+    return Judged(
         spikes=len(spikes),
         caused=caused,
         called=called,
@@ -343,7 +341,7 @@ HEAD = (
 )
 
 
-def line(name: str, runs: Sequence[Found]) -> str:
+def line(name: str, runs: Sequence[Judged]) -> str:
     """What the runs of a case show, under HEAD: spikes, those that compiles caused, recall and precision; recall and
     precision of delayed requests; direct and judged seconds of the true delay. Then p99 seen, and as it is said to be
     without compiles, over the truth: median, worst; how often the range holds the truth, and its upper over its lower
@@ -381,9 +379,9 @@ def _percent(value: float) -> str:
 
 def _main(seeds: int, names: Sequence[str]) -> None:
     print(f"{f'{seeds} runs of each':<34}" + "".join(f"{name:>11}" for name in HEAD), flush=True)
-    everything: list[Found] = []
+    everything: list[Judged] = []
     for name in names or CASES:
-        runs = over_seeds(partial(find, CASES[name]), range(seeds))
+        runs = over_seeds(partial(judge, CASES[name]), range(seeds))
         everything += runs
         print(line(name, runs), flush=True)
     print(line("all", everything))

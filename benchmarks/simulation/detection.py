@@ -6,17 +6,16 @@ onset and the share of runs with a false call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.arrays import Floats
 from analysis.blackbox.firstseen import shapes_of
-from analysis.blackbox.stalls import COMPILE, PART, UNKNOWN
+from analysis.blackbox.stalls import COMPILE, PART
 from analysis.blackbox.view import Outside, outside_of
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.gates import PASS
@@ -24,7 +23,7 @@ from analysis.records.requests import Requests, requests_of
 from analysis.settings.gate_limits import CompileBudget
 from benchmarks.simulation.engine import Engine
 from benchmarks.simulation.fleet import Fleet, fleet, replica_table
-from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists, write_requests
+from benchmarks.simulation.records import EPOCH_NS, NETWORK_S, request_table, to_ns, token_lists
 from benchmarks.simulation.scenario import Run, Scenario, run
 from benchmarks.simulation.server import Pause, Served
 from benchmarks.simulation.table import Table
@@ -39,7 +38,6 @@ class Case:
 
     scenario: Scenario
     tokens: bool = True  # whether token times are recorded
-    told: bool = True  # whether the black box knows to what prompts are padded
 
 
 NOISE = Scenario(step=64, cox=0.3, collections_s=20.0, host_stalls=2, private_stalls=1)
@@ -98,33 +96,29 @@ ONE_ADDRESS = {
 }
 # Stalls that no prompt explains and no compile made.
 BEYOND_WORK = ("two replicas, unrelated stalls", "stalls of long prompts")
+# The largest share of runs that may have a false call.
 FALSE_CALLS = {
-    "clean": 0.01,
-    "GC": 0.01,
-    "burst": 0.01,
-    "host stall": 0.01,
-    "dynamic shapes": 0.01,
-    "unrelated arm stalls": 0.05,
-    "unrelated arm stalls, dynamic shapes": 0.05,
+    **dict.fromkeys(("clean", "GC", "burst", "host stall", "dynamic shapes"), 0.01),
+    **dict.fromkeys(("unrelated arm stalls", "unrelated arm stalls, dynamic shapes"), 0.05),
 }
 
 
-def detection_table(table: Table, *, first_seed: int = 0, beside: bool = True) -> None:
+def detection_table(table: Table) -> None:
     """What the black box finds in the runs of each case, against what it should.
 
-    `beside` adds what has no target of its own: runs without token times, with exact shapes, split, under heavy load.
+    Beside it stands what has no target of its own: runs without token times, with exact shapes, split, under load.
     """
 
-    def runs(name: str, *, tokens: bool = True) -> list[Found]:
+    def runs(name: str, *, tokens: bool = True) -> list[Detected]:
         case = replace(CASES[name], tokens=tokens)
-        return table.over_seeds(partial(_seeded, partial(find, case), first_seed))
+        return table.over_seeds(partial(_seeded, partial(detect, case)))
 
-    def fleets(made: Fleet, *, compiles: int) -> list[Found]:
+    def fleets(made: Fleet, *, compiles: int) -> list[Detected]:
         some = replace(made, new_shapes=compiles, compile_s=3.0)
-        return table.over_seeds(partial(_seeded, partial(find_fleet, some), first_seed))
+        return table.over_seeds(partial(_seeded, partial(detect_in_fleet, some)))
 
     short, long, mixed = (runs(name) for name in ("compiles of 2 s", "compiles of 5 s", "mixed noise"))
-    errors = [error for found in (*short, *long, *mixed) for error in found.errors_s]
+    errors = [error for run in (*short, *long, *mixed) for error in run.errors_s]
     table.add("recall of 2 s stalls", recall(short), least=0.90)
     table.add("recall of 5 s stalls", recall(long), least=0.95)
     table.add("recall of 2 s stalls in mixed noise", recall(mixed), least=0.80)
@@ -135,74 +129,69 @@ def detection_table(table: Table, *, first_seed: int = 0, beside: bool = True) -
     for name, made in FLEETS.items():
         limit = 0.05 if name in BEYOND_WORK else 0.01
         table.add(f"runs with a false call: {name}", called(fleets(made, compiles=0)), most=limit)
-    if not beside:
-        return
     for name in ("one compile of 2 s", "exact shapes, six of 2 s", "split, mixed noise", "heavy load, 2 s"):
-        found = runs(name)
-        table.add(f"  recall: {name}", recall(found))
-        table.add(f"  precision: {name}", precision(found))
+        detected = runs(name)
+        table.add(f"  recall: {name}", recall(detected))
+        table.add(f"  precision: {name}", precision(detected))
     for compiles in (3, 10):
         for name, made in FLEETS.items():
-            found = fleets(made, compiles=compiles)
-            table.add(f"  recall of {compiles} compiles of 3 s: {name}", recall(found))
-            table.add(f"  precision with {compiles} compiles of 3 s: {name}", precision(found))
-            table.add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(found))
+            detected = fleets(made, compiles=compiles)
+            table.add(f"  recall of {compiles} compiles of 3 s: {name}", recall(detected))
+            table.add(f"  precision with {compiles} compiles of 3 s: {name}", precision(detected))
+            table.add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(detected))
     for name, made in ONE_ADDRESS.items():
         for compiles in (0, 1, 3):
-            found = fleets(made, compiles=compiles)
-            table.add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(found))
+            detected = fleets(made, compiles=compiles)
+            table.add(f"  runs that PASS with {compiles} compiles of 3 s: {name}", passed(detected))
     for name in ("compiles of 2 s", "compiles of 5 s", "mixed noise"):
-        found = runs(name, tokens=False)
-        table.add(f"  recall without token times: {name}", recall(found))
-        table.add(f"  precision without token times: {name}", precision(found))
+        detected = runs(name, tokens=False)
+        table.add(f"  recall without token times: {name}", recall(detected))
+        table.add(f"  precision without token times: {name}", precision(detected))
     for name in FALSE_CALLS:
         table.add(f"  runs with a false call, without token times: {name}", called(runs(name, tokens=False)))
 
 
-def _seeded(measure: Callable[[np.random.Generator], Found], first_seed: int, seed: int) -> Found:
-    return measure(np.random.default_rng([first_seed, seed]))
+def _seeded(measure: Callable[[np.random.Generator], Detected], seed: int) -> Detected:
+    return measure(np.random.default_rng([0, seed]))
 
 
-def recall(runs: Sequence[Found]) -> float:
+def recall(runs: Sequence[Detected]) -> float:
     """The share of compiles that were called."""
-    return sum(found.found for found in runs) / max(1, sum(found.compiles for found in runs))
+    return sum(run.detected for run in runs) / max(1, sum(run.compiles for run in runs))
 
 
-def precision(runs: Sequence[Found]) -> float:
+def precision(runs: Sequence[Detected]) -> float:
     """The share of calls that were compiles; 0 where nothing was called, so that silence is no success."""
-    return sum(found.true for found in runs) / max(1, sum(found.called for found in runs))
+    return sum(run.true for run in runs) / max(1, sum(run.called for run in runs))
 
 
-def called(runs: Sequence[Found]) -> float:
+def called(runs: Sequence[Detected]) -> float:
     """The share of runs in which a stall was called a compile."""
-    return sum(found.called > 0 for found in runs) / max(1, len(runs))
+    return sum(run.called > 0 for run in runs) / max(1, len(runs))
 
 
-def passed(runs: Sequence[Found]) -> float:
+def passed(runs: Sequence[Detected]) -> float:
     """The share of runs that pass a limit of no compile at all."""
-    return sum(found.passes for found in runs) / max(1, len(runs))
+    return sum(run.passes for run in runs) / max(1, len(runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Detected:
     """One run seen from outside, against the truth."""
 
     compiles: int
-    found: int  # compiles that were called
+    detected: int  # compiles that were called
     called: int  # stalls that were called compiles
     true: int  # of them, those that were
-    errors_s: tuple[float, ...]  # of the onset, of each found one
-    unknown: int
+    errors_s: tuple[float, ...]  # of the onset, of each detected one
     parts: int
-    detectable_s: float
-    p_value: float
     passes: bool  # the gate on the number of compiles, which allows none
 
 
-def find(case: Case, rng: np.random.Generator) -> Found:
+def detect(case: Case, rng: np.random.Generator) -> Detected:
     made = run(case.scenario, rng)
     requests = records(made, rng, tokens=case.tokens, copies=case.scenario.design == "mirrored")
-    step = case.scenario.step if case.told else 1
+    step = case.scenario.step
     ladder = range(step, 20_000, step) if step > 1 else ()
     seen = outside_of(requests, {TREATMENT: shapes_of(requests, TREATMENT, ladder=ladder)}, control=CONTROL, rng=rng)[
         TREATMENT
@@ -211,7 +200,7 @@ def find(case: Case, rng: np.random.Generator) -> Found:
     return _held_against(pauses, seen, requests=len(requests), minutes=case.scenario.duration_s / 60.0)
 
 
-def find_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Found:
+def detect_in_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
     """What is found of the treatment of a run of two arms with replicas."""
     treatment, control = fleet(made, rng)
     arms = ((treatment, TREATMENT), (control, CONTROL))
@@ -230,10 +219,10 @@ def find_fleet(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) ->
     return _held_against(pauses, seen, requests=sum(replica.pair.size for replica in treatment), minutes=minutes)
 
 
-def _held_against(truth: Sequence[tuple[str, Pause]], seen: Outside, *, requests: int, minutes: float) -> Found:
+def _held_against(truth: Sequence[tuple[str, Pause]], seen: Outside, *, requests: int, minutes: float) -> Detected:
     """What was called, against the compiles of each replica."""
     called = seen.of_cause(COMPILE)
-    found, errors, taken = 0, [], set()
+    detected, errors, taken = 0, [], set()
     for name, pause in truth:
         overlaps = [
             min((stall.end_ns - EPOCH_NS) / 1e9, pause.start_s + pause.seconds)
@@ -244,23 +233,20 @@ def _held_against(truth: Sequence[tuple[str, Pause]], seen: Outside, *, requests
         ]
         if max(overlaps, default=-1.0) <= 0.0:
             continue
-        found += 1
+        detected += 1
         index = int(np.argmax(overlaps))
         # Compiles that follow one another at once are one stall, with the onset of the first.
         if index not in taken:
             errors.append(abs((called[index].start_ns - EPOCH_NS) / 1e9 - pause.start_s))
         taken.add(index)
     gates = outside_gates(seen, CompileBudget(), requests=requests, minutes=minutes)
-    return Found(
+    return Detected(
         compiles=len(truth),
-        found=found,
+        detected=detected,
         true=len(taken),
         called=len(called),
         errors_s=tuple(errors),
-        unknown=len(seen.of_cause(UNKNOWN)),
         parts=len(seen.of_cause(PART)),
-        detectable_s=seen.detectable_s,
-        p_value=seen.p_value,
         passes=gates[0].verdict == PASS,
     )
 
@@ -278,23 +264,6 @@ def records(made: Run, rng: np.random.Generator, *, tokens: bool = True, copies:
             ]
         )
     )
-
-
-def write_external(folder: Path, made: Run, rng: np.random.Generator, *, gates: Mapping[str, float]) -> Path:
-    """`folder` holds the run with the treatment as an external arm, of which there is no telemetry."""
-    pieces = [f'[[arms]]\nname = "{CONTROL}"\ncontrol = true\n']
-    pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\nlength_ladder = {list(range(64, 20_000, 64))}\n')
-    pieces.append("[gates]\n" + "".join(f"{key} = {value}\n" for key, value in gates.items()))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join(pieces))
-    both = pa.concat_tables(
-        [
-            arm_table(served, arm, rng, tokens=True, copies=True)
-            for served, arm in ((made.treatment, TREATMENT), (made.control, CONTROL))
-        ]
-    )
-    write_requests(folder / "requests.arrow", both)
-    return folder
 
 
 def arm_table(served: Served, arm: str, rng: np.random.Generator, *, tokens: bool, copies: bool) -> pa.Table:

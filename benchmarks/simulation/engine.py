@@ -2,7 +2,7 @@
 
 A step is a prefill, which takes longer for longer prompts, or gives every row in the batch one more token. What a
 server of slots (`server.py`) lacks is here: long prompts stall the decoding of others, batches wait for their longest
-member, and how long a request waits depends on whom it meets.
+member, and how long a request waits depends on what it meets.
 """
 
 from __future__ import annotations

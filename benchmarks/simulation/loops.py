@@ -38,15 +38,18 @@ class Slots:
         return end
 
 
-def users(count: int, think_s: float, server: Slots, rng: np.random.Generator) -> Times:
+def users(
+    count: int, think_s: float, server: Slots, rng: np.random.Generator, *, duration_s: float = DURATION_S
+) -> Times:
     """A closed loop: each user asks again an exponential time after his answer."""
     ready = [float(at) for at in np.sort(rng.uniform(0, think_s + 0.5, count))]
     starts, ends = [], []
-    while ready[0] < DURATION_S:
+    while ready[0] < duration_s:
         start = heapq.heappop(ready)
         end = server.end_s(start)
         starts.append(start)
         ends.append(end)
+        # The client needs a moment to take the answer and ask again.
         heapq.heappush(ready, end + float(rng.exponential(think_s)) + float(rng.uniform(0.0001, 0.0008)))
     return _ns(starts), _ns(ends)
 

@@ -67,9 +67,9 @@ def planned_power(
         if needed is None:
             continue
         lengths.append(needed)
-        found = _compared(replace(scenario, duration_s=needed), q, ratio, margin, draws, rng)
-        p_value = found.p_noninferior if ratio < 1.0 + margin else found.p_inferior
-        decided += p_value is not None and p_value <= found.alpha
+        longer = _compared(replace(scenario, duration_s=needed), q, ratio, margin, draws, rng)
+        p_value = longer.p_noninferior if ratio < 1.0 + margin else longer.p_inferior
+        decided += p_value is not None and p_value <= longer.alpha
     return Outcome(
         seeds=seeds,
         planned=len(lengths),
@@ -121,13 +121,13 @@ def _compared(
 def _main(seeds: int, processes: int) -> None:
     rows = {}
     for name, kind in KINDS.items():
-        found = over_seeds(partial(replanned, kind), range(seeds), processes=processes)
-        planned = [row for row in found if row[1]]
+        runs = over_seeds(partial(replanned, kind), range(seeds), processes=processes)
+        planned = [row for row in runs if row[1]]
         decided = sum(row[2] for row in planned)
         rows[f"{name}, default gates"] = decided / max(1, len(planned))
         lengths = [row[3] for row in planned] or [float("nan")]
         print(
-            f"{name:<10} {sum(row[0] for row in found)} of {seeds} runs left a gate open, {len(planned)} were planned, "
+            f"{name:<10} {sum(row[0] for row in runs)} of {seeds} runs left a gate open, {len(planned)} were planned, "
             f"{decided} of those decided; median length {np.median(lengths):,.0f} s",
             flush=True,
         )

@@ -1,13 +1,10 @@
 """What the default gates promise on each kind of servers: coverage, false verdicts at the margin, and power.
 
-`python -m benchmarks.simulation.promises [SEEDS] [PROCESSES]` prints the table; `slowdown` finds how much slower steps
-put the tail of a typical block at the margin.
+`python benchmarks/judging.py promises` prints the table.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +20,8 @@ from benchmarks.simulation.table import Table
 MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
 METRICS = ("ttft", "e2e")
 
-# By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: `slowdown`.
+# By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: by bisection,
+# where the median over many runs of the typical ratio is 1 + MARGIN.
 AT_MARGIN = {
     ("jams", "ttft"): 1.039,
     ("jams", "e2e"): 1.053,
@@ -66,26 +64,6 @@ def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -
     return np.array([*passed, *failed, all(passed), any(failed)], dtype=np.float64)
 
 
-def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
-    """How much longer the treatment's steps take where the median typical ratio of many runs is 1 + margin."""
-    low, high = 1.0, 1.0 + MARGIN + 0.02
-    while high - low > 0.001:
-        middle = (low + high) / 2.0
-        ratios = []
-        for seed in range(seeds):
-            both = samples(pair(kind, np.random.default_rng([seed, 9]), slower=middle), f"{metric}_ms")
-            plain = Comparison(
-                quantile=0.99, margin=MARGIN, alpha=ALPHA, ratio=1.0, method="paired", blocks=2, trials=1, requests=1
-            )
-            (item,) = compare_typical(*both, whole=[plain])
-            ratios.append(math.log(item.ratio or math.nan))
-        if float(np.median(ratios)) > math.log1p(MARGIN):
-            high = middle
-        else:
-            low = middle
-    return (low + high) / 2.0
-
-
 # Equal arms that pass both default gates in 20 minutes at 4 requests/s.
 POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
 
@@ -116,8 +94,3 @@ def promises_table(table: Table, *, kinds: Sequence[str] = tuple(KINDS)) -> None
             most = 0.08 if ratio <= 1.0 else None
             table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
             table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
-
-
-if __name__ == "__main__":
-    seeds, processes = ([int(argument) for argument in sys.argv[1:3]] + [100, 2][len(sys.argv) - 1 :])[:2]
-    promises_table(Table(seeds, processes=processes))

@@ -18,8 +18,8 @@ from analysis.statistics.resampling import groups_of
 from analysis.statistics.windows import Windows, typical_ratio
 from benchmarks.simulation.scenario import Scenario, run
 from benchmarks.simulation.server import Served
+from benchmarks.simulation.weather import BLOCK_S
 
-BLOCK_S = 30.0
 # Slots grow with the rate, so that every server has the same load.
 _SLOTS_PER_RATE = 4
 DESIGNS: Mapping[str, Mapping[str, Any]] = {

@@ -195,11 +195,11 @@ class _Replica:
         number = self.steps
         left = sorted((self.tokens[index] - 1, index) for index in taken)
         passed = 0
-        for wanted, index in left:
+        for tokens, index in left:
             self.start_s[index], self.first_s[index], self.batch[index] = begin, first, number
-            if wanted > passed:
-                self._run((wanted - passed) * self.machine.token_s(len(taken)))
-                passed = wanted
+            if tokens > passed:
+                self._run((tokens - passed) * self.machine.token_s(len(taken)))
+                passed = tokens
             self._ended(index, self.clock)
 
     def _ended(self, index: int, end: float) -> None:

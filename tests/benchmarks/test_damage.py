@@ -62,5 +62,5 @@ def test_damage_changes_the_file(damage) -> None:  # type: ignore[no-untyped-def
 def test_faults_are_told_apart(before: str, after: str, failed: list[str], fault: str | None) -> None:
     whole = Outcome(ended="judged", verdicts={"": before}, failed=frozenset())
     assert fault_of(whole, Outcome(ended="judged", verdicts={"": after}, failed=frozenset(failed))) == fault
-    assert fault_of(whole, Outcome(ended="crash", verdicts={}, failed=frozenset())) == "crash"
-    assert fault_of(whole, Outcome(ended="refused", verdicts={}, failed=frozenset())) is None
+    assert fault_of(whole, Outcome(ended="crash")) == "crash"
+    assert fault_of(whole, Outcome(ended="refused")) is None

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from benchmarks import quiet
-from benchmarks.engine import main, settings
+from benchmarks.engine import main
 from benchmarks.environment import ROOT
 from benchmarks.inprocess import InProcess
 from benchmarks.traffic import Request, churn_set, prompts
 from servers.config import ArmConfig, EngineConfig, ModelConfig
-from servers.fields import ConfigError
 from tests.servers.compiler.reset import reset_compiler
 
 SMALL = ["--workload", "small", "--set", "engine.threads=1", "--set", "model.device=cpu", "--repeats", "1"]
@@ -150,23 +149,19 @@ def test_the_measured_saturation_is_a_rate_of_the_engine(eager: InProcess) -> No
     assert rate > 100
 
 
-def test_settings_go_where_their_key_says() -> None:
-    found = settings(["engine.slots=4", "compile.mode=max-autotune", "compile.options.epilogue_fusion=false"])
-    assert found["engine"] == {"slots": 4}
-    assert found["compile"] == {"mode": "max-autotune", "options": {"epilogue_fusion": False}}
-    with pytest.raises(ConfigError, match="slots=4"):
-        settings(["slots=4"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["decode", "--arm", "fast"], '--arm "fast" is unknown'),
+        (["decode", "--arm", "fast"], '--arm: "fast" is unknown'),
+        (["decode", "--batch", "0"], "--batch: '0' is no count"),
+        (["decode", "--through", ","], "--through: the list is empty"),
+        (["sideways"], '"sideways" is unknown: use startup, floor'),
         (["decode", "--batch", "1,99"], "--batch 99 is above engine.slots 8"),
         (["decode", "--new-tokens", "12"], "raise --new-tokens"),
         (["mixed", "--mixed-requests", "999"], "raise engine.max_queue"),
         (["quiet", "--trace", "/nowhere.csv"], "does not exist"),
         (["decode", "--set", "engine.slot=4"], "engine.slot is unknown"),
+        (["decode", "--set", "slots=4"], "use model.KEY, engine.KEY"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(
@@ -185,7 +180,7 @@ def test_a_time_limit_loses_nothing_that_was_measured() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/") as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "mixed, engine, repeat 1:" in line:
+            if "mixed, repeat 1:" in line:
                 break
         os.kill(process.pid, signal.SIGTERM)
         stdout, _ = process.communicate(timeout=60)

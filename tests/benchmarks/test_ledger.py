@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 from benchmarks.ledger import Ledger, rounded, table
-from benchmarks.measure import PairedRatio, Spread
+from benchmarks.measure import paired_ratio, spread
 
 
 def test_a_row_is_shown_and_kept_at_once(tmp_path: Path) -> None:
     out, stream = tmp_path / "results.jsonl", io.StringIO()
     ledger = Ledger("padded", out=out, stream=stream)
-    ledger.add("decode", batch=1, tokens_s=Spread.of([1.0, 2.0, 3.0]).to_dict(), samples=[1.0, 2.0, 3.0])
+    ledger.add("decode", batch=1, tokens_s=spread([1.0, 2.0, 3.0]), samples=[1.0, 2.0, 3.0])
     ledger.add("quiet", failed="2 recompile while serving")
     kept = [json.loads(line) for line in out.read_text().splitlines()]
     assert kept == ledger.rows
@@ -21,10 +21,10 @@ def test_a_row_is_shown_and_kept_at_once(tmp_path: Path) -> None:
 
 
 def test_a_table_shows_medians_and_intervals_and_leaves_samples_out() -> None:
-    pairs = PairedRatio.of([1.0] * 6, [2.0] * 6).to_dict()
+    pairs = paired_ratio([1.0] * 6, [2.0] * 6)
     text = table(
         [
-            {"section": "decode", "arm": "a", "tokens_s": Spread.of([12345.0]).to_dict(), "samples": [12345.0]},
+            {"section": "decode", "arm": "a", "tokens_s": spread([12345.0]), "samples": [12345.0]},
             {"section": "decode", "arm": "b", "ratio": pairs, "none": None},
         ]
     )
@@ -44,3 +44,20 @@ def test_an_attempt_that_breaks_is_a_row_and_no_end() -> None:
         raise RuntimeError("no memory\nand more")
     assert ledger.rows == [{"section": "decode", "arm": "padded", "batch": 4, "failed": "RuntimeError: no memory"}]
     assert "Traceback" in stream.getvalue()
+
+
+def test_a_goal_may_be_a_floor_or_a_ceiling_and_one_that_is_missed_is_said_so() -> None:
+    ledger = Ledger("load", stream=io.StringIO())
+    ledger.reach("lag", 4.9, 5.0)
+    ledger.reach("lag", 5.1, 5.0)
+    ledger.reach("delivered", 0.995, 0.995, at_least=True)
+    ledger.reach("delivered", 0.99, 0.995, at_least=True)
+    ledger.reach("growth", None, 0.02)
+    assert [(row["goal"], row["reached"]) for row in ledger.rows] == [
+        ("≤ 5", True),
+        ("≤ 5", False),
+        ("≥ 0.995", True),
+        ("≥ 0.995", False),
+    ]
+    assert ledger.missed == ["lag is 5.1", "delivered is 0.99"]
+    assert not ledger.result("generator", complete=True, about={})["ok"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import frames
 from benchmarks.contest import Cores, NullProcess
 from benchmarks.null_server import Pace
 from benchmarks.observed import Emitted
+from loadtests.clients import frames
 from servers.clock import now_ns
 from servers.rpc import inference_pb2_grpc
 from servers.rpc.inference_pb2 import GenerateRequest
@@ -52,7 +52,7 @@ def test_a_grpc_client_gets_paced_tokens_with_their_send_times(tmp_path: Path) -
         call = stub.Generate(GenerateRequest(request_id="one", max_tokens=40))
         chunks = list(call)
         trailing = dict(call.trailing_metadata())
-        report = server.ask(f"report {tmp_path / 'server.npz'}")
+        report = server.request(f"report {tmp_path / 'server.npz'}")
     emits = [chunk.emit_ns[0] for chunk in chunks]
     assert len(emits) == 40
     assert emits == sorted(emits)
@@ -77,11 +77,11 @@ def test_whole_answers_take_the_service_time(tmp_path: Path, style: tuple[str, .
 
 def test_a_stall_holds_back_what_falls_into_it(tmp_path: Path) -> None:
     with null(tmp_path) as server, stub_of(server) as stub:
-        server.ask("stall 0.0 0.4")
+        server.request("stall 0.0 0.4")
         began_ns = now_ns()
         list(stub.Generate(GenerateRequest(max_tokens=1)))
         assert 0.39 < (now_ns() - began_ns) / 1e9 < 2
-        start_ns, end_ns = server.ask(f"report {tmp_path / 'server.npz'}")["stall_ns"]
+        start_ns, end_ns = server.request(f"report {tmp_path / 'server.npz'}")["stall_ns"]
         assert end_ns - start_ns == 400_000_000
         began_ns = now_ns()
         list(stub.Generate(GenerateRequest(max_tokens=1)))
@@ -93,17 +93,17 @@ def test_a_proxys_health_check_is_answered(tmp_path: Path) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(service="tailgate.v1.Inference"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        assert server.ask("status")["requests"] == 0
+        assert server.request("status")["requests"] == 0
 
 
 def test_a_cancelled_stream_is_no_longer_served(tmp_path: Path) -> None:
     with null(tmp_path, "--tokens-per-s", "100") as server, stub_of(server) as stub:
         call = stub.Generate(GenerateRequest(request_id="one", max_tokens=2000))
         next(iter(call))
-        assert server.ask("status")["streaming"] == 1
+        assert server.request("status")["streaming"] == 1
         call.cancel()
         deadline_ns = now_ns() + 5 * 10**9
-        while server.ask("status")["streaming"]:
+        while server.request("status")["streaming"]:
             assert now_ns() < deadline_ns
 
 
@@ -113,7 +113,7 @@ def test_more_tokens_than_a_streams_window_are_refused(tmp_path: Path) -> None:
         kinds = [(kind, flags & frames.END_STREAM) for kind, flags, _, _ in read_until_end(sock, 1)]
         assert kinds[-1] == (frames.HEADERS, frames.END_STREAM)
         assert not any(kind == frames.DATA for kind, _ in kinds)
-        assert server.ask(f"report {tmp_path / 'server.npz'}")["refused"] == 1
+        assert server.request(f"report {tmp_path / 'server.npz'}")["refused"] == 1
 
 
 def test_a_full_connection_window_holds_tokens_back_until_it_opens(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_full_connection_window_holds_tokens_back_until_it_opens(tmp_path: Pat
 def raw(server: NullProcess) -> Iterator[socket.socket]:
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:
-        sock.sendall(frames.PREFACE + frames.settings(()))
+        sock.sendall(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
         yield sock
 
 

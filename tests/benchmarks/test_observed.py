@@ -6,16 +6,14 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.records.schemas import REQUESTS
-from benchmarks.observed import Emitted, Notes, Observed
+from benchmarks.observed import Emitted, Note, Observed, write_notes
 
 
 def test_notes_come_back_as_they_were_made(tmp_path: Path) -> None:
-    notes = Notes()
-    first, stamps = notes.begin("a", scheduled_ns=1, sent_ns=2)
-    stamps.extend([10, 20])
-    notes.begin("b", scheduled_ns=3, sent_ns=4)
-    notes.end(first, end_ns=30, ok=True, trailing={"tailgate-recv-ns": "5", "tailgate-end-ns": "6"})
-    notes.write(tmp_path / "notes.npz")
+    note = Note(name="a", scheduled=1, sent=2)
+    note.stamps.extend([10, 20])
+    note.ended(end_ns=30, ok=True, trailing={"tailgate-recv-ns": "5", "tailgate-end-ns": "6"})
+    write_notes([note, Note(name="b", scheduled=3, sent=4)], tmp_path / "notes.npz")
     seen = Observed.of_notes(tmp_path / "notes.npz")
     assert seen.names.tolist() == ["a", "b"]
     assert seen.counts.tolist() == [2, 0]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from analysis.summary.summary import analyze
-from benchmarks.simulation.detection import NOISE, TREATMENT, write_external
+from benchmarks.simulation.detection import NOISE, TREATMENT
 from benchmarks.simulation.scenario import Scenario, run
+from tests.fakes.external_runs import write_external
 
 GATES = ("recompiles", "longest stall", "stall per minute", "requests hit")
 SHORT = {"draws": 99, "min_blocks": 2}

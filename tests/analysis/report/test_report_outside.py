@@ -12,8 +12,8 @@ from analysis.report import outside
 from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.summary.summary import analyze
-from benchmarks.simulation.detection import write_external
 from benchmarks.simulation.scenario import Scenario, run
+from tests.fakes.external_runs import write_external
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulation.backlog import CASES, Found, find, live, share
+from benchmarks.simulation.backlog import CASES, Judged, judge, live, share
 
 QUICK = {
     "load 80 %": 2,
@@ -27,11 +27,11 @@ QUICK = {
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Found]:
-    return [find(CASES[name], seed) for name, seeds in QUICK.items() for seed in range(seeds)]
+def runs() -> list[Judged]:
+    return [judge(CASES[name], seed) for name, seeds in QUICK.items() for seed in range(seeds)]
 
 
-def test_spikes_that_compiles_caused_are_put_down_to_them_and_no_others(runs: list[Found]) -> None:
+def test_spikes_that_compiles_caused_are_put_down_to_them_and_no_others(runs: list[Judged]) -> None:
     caused, called, right = (sum(getattr(run, name) for run in runs) for name in ("caused", "called", "right"))
     assert caused >= 40
     assert share(right, caused) >= 0.94
@@ -39,11 +39,11 @@ def test_spikes_that_compiles_caused_are_put_down_to_them_and_no_others(runs: li
 
 
 def test_spikes_of_other_causes_are_there_to_be_mistaken() -> None:
-    found = find(CASES["private stalls"], 0)
-    assert found.spikes > found.caused > 0
+    judged = judge(CASES["private stalls"], 0)
+    assert judged.spikes > judged.caused > 0
 
 
-def test_requests_in_a_backlog_are_known_and_their_seconds_add_up(runs: list[Found]) -> None:
+def test_requests_in_a_backlog_are_known_and_their_seconds_add_up(runs: list[Judged]) -> None:
     delayed, called = (sum(getattr(run, name) for run in runs) for name in ("delayed", "delayed_called"))
     assert share(called, delayed) >= 0.9
     direct, whole, judged = (sum(getattr(run, name) for run in runs) for name in ("direct_s", "delay_s", "judged_s"))
@@ -51,7 +51,7 @@ def test_requests_in_a_backlog_are_known_and_their_seconds_add_up(runs: list[Fou
     assert 0.85 * whole <= judged <= 1.1 * whole
 
 
-def test_the_range_of_p99_without_compiles_holds_the_truth(runs: list[Found]) -> None:
+def test_the_range_of_p99_without_compiles_holds_the_truth(runs: list[Judged]) -> None:
     for place in (0, 1):
         held = [run.held[place] for run in runs]
         assert None not in held
@@ -60,7 +60,7 @@ def test_the_range_of_p99_without_compiles_holds_the_truth(runs: list[Found]) ->
 
 @pytest.mark.parametrize("name", ["client times alone", "shortest first"])
 def test_nothing_is_said_of_p99_without_compiles_where_the_queue_cannot_be_replayed(name: str) -> None:
-    assert find(CASES[name], 0).held == (None, None)
+    assert judge(CASES[name], 0).held == (None, None)
 
 
 def test_the_truth_is_a_delay_that_compiles_alone_made() -> None:

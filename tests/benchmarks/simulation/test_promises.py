@@ -1,4 +1,4 @@
-"""The quick part of `python -m benchmarks.simulation.promises`: few runs, goals with room for chance (one in 1,000)."""
+"""The quick part of `benchmarks/judging.py promises`: few runs, goals with room for chance (one in 1,000)."""
 
 from __future__ import annotations
 
