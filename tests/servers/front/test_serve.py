@@ -77,9 +77,14 @@ def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...]
     return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"), started_ns)
 
 
+def start_fake(folder: Path, how: str, *arguments: str, engine: EngineConfig = ENGINE) -> Replica:
+    """A replica whose engine is a fake, for what the front alone does."""
+    return start(folder, ArmConfig(name=how, engine=engine), *arguments, module=("tests.fakes.engine", how))
+
+
 def test_a_replica_listens_on_an_ipv6_address(tmp_path: Path) -> None:
     """All addresses of both kinds, so that a host without IPv6 can tell too."""
-    replica = start(tmp_path, ArmConfig(name="eager", engine=ENGINE), "--host", "::")
+    replica = start_fake(tmp_path, "mute", "--host", "::")
     try:
         assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     finally:
@@ -231,7 +236,7 @@ UNDECODABLE = b"\xff" * 20
 
 
 def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_traceback(tmp_path: Path) -> None:
-    replica = start(tmp_path, ArmConfig(name="odd", engine=ENGINE))
+    replica = start_fake(tmp_path, "answers")
     services = {
         "tailgate.v1.Inference/Generate": "tailgate.v1.GenerateRequest",
         "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
@@ -251,19 +256,19 @@ def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_
     assert "nothing to watch is named" in caught.value.details()
     replica.process.send_signal(signal.SIGTERM)
     assert replica.process.wait(timeout=30) == 0
-    assert "Traceback" not in (tmp_path / "odd.log").read_text()
+    assert "Traceback" not in (tmp_path / "answers.log").read_text()
 
 
 def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when_told(tmp_path: Path) -> None:
-    engine = EngineConfig(slots=1, max_queue=200, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
-    replica = start(tmp_path, ArmConfig(name="frozen", engine=engine))
+    engine = EngineConfig(slots=1, max_queue=60, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
+    replica = start_fake(tmp_path, "answers", engine=engine)
     wait_warm(replica)
     frozen = engine_of(replica)
     os.kill(frozen, signal.SIGSTOP)
     calls = [replica.inference.Generate(ask(tokens=200, max_tokens=4)) for _ in range(3)]
-    many = inference_pb2.TokenIds(ids=[200] * 8000)  # 198 of them are more than a pipe holds
+    many = inference_pb2.TokenIds(ids=[200] * 8000)  # 50 of them are more than a pipe holds
     calls += [
-        replica.inference.Generate(inference_pb2.GenerateRequest(token_ids=many, max_tokens=1)) for _ in range(195)
+        replica.inference.Generate(inference_pb2.GenerateRequest(token_ids=many, max_tokens=1)) for _ in range(50)
     ]
     deadline = time.monotonic() + 20
     while replica.counters()["in_flight"] < len(calls) and time.monotonic() < deadline:
@@ -399,7 +404,7 @@ def test_not_serving_until_warm_then_draining_finishes_what_runs(tmp_path: Path)
 
 
 def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path) -> None:
-    replica = start(tmp_path, ArmConfig(name="dies", engine=ENGINE))
+    replica = start_fake(tmp_path, "answers")
     wait_warm(replica)
     call = replica.inference.Generate(ask(max_tokens=4000))
     next(iter(call))
@@ -420,10 +425,6 @@ def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None
     assert replica.process.wait(timeout=30) == 1
 
 
-def start_fake(folder: Path, how: str) -> Replica:
-    return start(folder, ArmConfig(name=how, engine=ENGINE), module=("tests.fakes.engine", how))
-
-
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -441,7 +442,7 @@ def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path, how: str,
 
 
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
-    replica = start_fake(tmp_path, "mute")
+    replica = start_fake(tmp_path, "mute", engine=replace(ENGINE, drain_grace_s=0.5))
     deadline = time.monotonic() + 20
     while not replica.counters()["in_flight"] and time.monotonic() < deadline:
         threading.Event().wait(0.02)
@@ -449,7 +450,7 @@ def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) 
     assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
     replica.process.terminate()
-    assert replica.process.wait(timeout=40) == 0
+    assert replica.process.wait(timeout=20) == 0
 
 
 def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
@@ -511,13 +512,13 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
     pem = make_certificates(tmp_path)
     monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
     flags = ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--token-env", "TAILGATE_TEST_TOKEN"]
-    replica = start(tmp_path, ArmConfig(name="secured", engine=ENGINE), *flags)
+    replica = start_fake(tmp_path, "answers", *flags)
     plain = replica.channel
     roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
     replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", roots)
     mine = (("authorization", f"Bearer {SECRET}"),)
     try:
-        assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING  # open to all, and not warm yet
+        replica.health()  # open to all
         for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60, metadata=mine):
             if event.progress.stage in ("serving", "failed"):
                 break
@@ -544,7 +545,7 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         command_line = Path(f"/proc/{replica.process.pid}/cmdline")
         assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
-        assert SECRET not in (tmp_path / "secured.log").read_text()
+        assert SECRET not in (tmp_path / "answers.log").read_text()
         snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine)
         assert SECRET not in str(snapshot)
     finally:
