@@ -27,6 +27,7 @@ from tests.fakes.certificates import make_certificates
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)
+STARTED: list[subprocess.Popen[str]] = []
 
 
 @dataclass
@@ -70,11 +71,25 @@ def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...]
         text=True,
         cwd=REPOSITORY,
     )
+    STARTED.append(process)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, (folder / f"{arm.name}.log").read_text()
     port = json.loads(line)["port"]
     return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"), started_ns)
+
+
+@pytest.fixture(autouse=True)
+def no_replica_outlives_its_test() -> Iterator[None]:
+    before = len(STARTED)
+    yield
+    for process in STARTED[before:]:
+        if process.poll() is None:
+            for child in children_of(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)  # an engine that was stopped would stay
+            process.kill()
+            process.wait()
 
 
 def start_fake(folder: Path, how: str, *arguments: str, engine: EngineConfig = ENGINE) -> Replica:
@@ -85,11 +100,7 @@ def start_fake(folder: Path, how: str, *arguments: str, engine: EngineConfig = E
 def test_a_replica_listens_on_an_ipv6_address(tmp_path: Path) -> None:
     """All addresses of both kinds, so that a host without IPv6 can tell too."""
     replica = start_fake(tmp_path, "mute", "--host", "::")
-    try:
-        assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+    assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:
@@ -116,10 +127,14 @@ def ask(*, tokens: int = 5, max_tokens: int = 4, **fields: object) -> inference_
     )
 
 
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
 def engine_of(replica: Replica) -> int:
     """The process id of the replica's engine."""
-    children = Path(f"/proc/{replica.process.pid}/task/{replica.process.pid}/children").read_text().split()
-    (engine,) = [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    children = children_of(replica.process)
+    (engine,) = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
     return engine
 
 
@@ -457,17 +472,13 @@ def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
     arm = replace(arm, compile=replace(arm.compile, backend="eager"))
     replica = start(tmp_path, arm)
-    try:
-        assert wait_warm(replica)[-1].stage == "serving"
-        counters = replica.counters()
-        told = [
-            event.compile
-            for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
-            if event.WhichOneof("event") in ("compile", "steps")
-        ]
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+    assert wait_warm(replica)[-1].stage == "serving"
+    counters = replica.counters()
+    told = [
+        event.compile
+        for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
+        if event.WhichOneof("event") in ("compile", "steps")
+    ]
     assert {key: counters[key] for key in ("requests", "tokens", "steps", "in_flight")} == dict.fromkeys(
         ("requests", "tokens", "steps", "in_flight"), 0
     )
@@ -517,40 +528,36 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
     roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
     replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", roots)
     mine = (("authorization", f"Bearer {SECRET}"),)
-    try:
-        replica.health()  # open to all
-        for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60, metadata=mine):
-            if event.progress.stage in ("serving", "failed"):
-                break
-        assert replica.health() == health_pb2.HealthCheckResponse.SERVING
-        chunks = list(replica.inference.Generate(ask(), timeout=20, metadata=mine))
-        assert sum(len(chunk.token_ids) for chunk in chunks) == 4
-        for metadata, text in (
-            ((), "a bearer token is missing"),
-            ((("authorization", "Bearer other"),), "the bearer token is wrong"),
-        ):
-            with pytest.raises(grpc.RpcError) as caught:
-                list(replica.inference.Generate(ask(), timeout=20, metadata=metadata))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert text in caught.value.details()
-            with pytest.raises(grpc.RpcError) as caught:
-                replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=metadata)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
-            with pytest.raises(grpc.RpcError) as caught:
-                list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=20))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    replica.health()  # open to all
+    for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60, metadata=mine):
+        if event.progress.stage in ("serving", "failed"):
+            break
+    assert replica.health() == health_pb2.HealthCheckResponse.SERVING
+    chunks = list(replica.inference.Generate(ask(), timeout=20, metadata=mine))
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 4
+    for metadata, text in (
+        ((), "a bearer token is missing"),
+        ((("authorization", "Bearer other"),), "the bearer token is wrong"),
+    ):
         with pytest.raises(grpc.RpcError) as caught:
-            list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=20, metadata=mine))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        command_line = Path(f"/proc/{replica.process.pid}/cmdline")
-        assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
-        assert SECRET not in (tmp_path / "answers.log").read_text()
-        snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine)
-        assert SECRET not in str(snapshot)
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+            list(replica.inference.Generate(ask(), timeout=20, metadata=metadata))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert text in caught.value.details()
+        with pytest.raises(grpc.RpcError) as caught:
+            replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=metadata)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=20))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with pytest.raises(grpc.RpcError) as caught:
+        list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=20, metadata=mine))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    command_line = Path(f"/proc/{replica.process.pid}/cmdline")
+    assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
+    assert SECRET not in (tmp_path / "answers.log").read_text()
+    snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine)
+    assert SECRET not in str(snapshot)
 
 
 @pytest.mark.parametrize(
