@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	@$(BIN)/tailgate run demo || [ $$? -eq 99 ]
 
-# Two processes side by side, each of which computes with one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three processes, each of which computes with one thread: on two processors one of them mostly waits for traffic.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # What to run before every commit: about 10 minutes on two processors.
 test: $(VENV)/installed-dev

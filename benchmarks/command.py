@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from loadtests.commands.flags import whole
-
+from loadtests.commands.command_line import whole
 from servers.complaint import one_line
 from servers.fields import ConfigError
 

@@ -26,14 +26,13 @@ from typing import Any
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from loadtests.commands.flags import real
-
 from benchmarks.baselines import KINDS
 from benchmarks.command import BenchmarkParser, command_line, count, end_in_order, one_of, run_command, several
 from benchmarks.ledger import Ledger, Row, table
 from benchmarks.sections import SECTIONS, THROUGH, Bench, Plan, check, parts_of
 from benchmarks.traffic import WORKLOADS
 from loadtests.commands.arm_flags import preset_arm
+from loadtests.commands.command_line import real
 from servers.config import PRESETS, ArmConfig
 
 # Flags that are sizes of the work where they are given, and those that the plan takes as they are.

@@ -33,8 +33,6 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from loadtests.commands.flags import real
-
 from benchmarks.command import BenchmarkParser, command_line, end_in_order, one_of, run_command, several
 from benchmarks.contest import CONTESTANTS, ContestError, Cores, NullProcess, Outcome, Work, run
 from benchmarks.environment import ROOT, child_environment
@@ -44,6 +42,7 @@ from benchmarks.ledger import Ledger, Row
 from benchmarks.measure import spread
 from benchmarks.observed import Plan
 from loadtests.clients import frames
+from loadtests.commands.command_line import real
 from loadtests.trials.environment import describe_environment
 from servers.address import host_port
 from servers.fields import ConfigError

@@ -7,7 +7,6 @@ arm and replica. Where the server reported how long compiles held it up, that nu
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -133,14 +132,6 @@ def windows_of(spans: Iterable[tuple[int, int]]) -> Windows:
             merged.append([start, end])
     table = np.array(merged, dtype=np.int64).reshape(-1, 2)
     return Windows(start_ns=table[:, 0], end_ns=table[:, 1])
-
-
-def held_s(events: Iterable[CompileEvent]) -> float:
-    """Seconds that the events held a replica, summed over replicas and trials."""
-    spans: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
-    for event in events:
-        spans[event.trial, event.replica or ""].append((event.start_ns, event.end_ns))
-    return sum((windows_of(spans[place]).seconds for place in sorted(spans)), 0.0)
 
 
 def stall_windows(events: Iterable[CompileEvent], *, arm: str, trial: int, replica: str | None = None) -> Windows:

@@ -39,7 +39,8 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     log_to_stderr()
     outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     arrivals = Arrivals()
-    threading.Thread(target=_send, args=(connection, outbox), daemon=True).start()
+    sender = threading.Thread(target=_send, args=(connection, outbox), daemon=True)
+    sender.start()
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
     try:
         arm = ArmConfig.from_dict(table)
@@ -49,7 +50,8 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         if not is_refused:
             log.exception("the engine could not start")
         outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error) if is_refused else named(error)))
-        arrivals.wait(5.0)
+        outbox.put(None)
+        sender.join(5.0)
         return
     _loop(engine, arrivals, outbox)
 
@@ -110,11 +112,15 @@ def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object])
 
 
 def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:
+    """Everything in `outbox` is sent, until None says that nothing more comes."""
     with contextlib.suppress(OSError):
-        while True:
+        more = True
+        while more:
             messages = [outbox.get()]
             while not outbox.empty():
                 messages.append(outbox.get())
+            if not (more := messages[-1] is not None):
+                messages.pop()
             connection.send(messages)
 
 

@@ -24,12 +24,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_run(folder / "quiet", quiet), write_run(folder / "stalled", stalled)]
 
 
-def test_no_damage_ends_the_judge_or_makes_a_pass_or_goes_without_a_word(runs: list[Path]) -> None:
-    found = list(attempts(runs, tries=50, seed=11, processes=2))
+@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_damage_ends_the_judge_or_makes_a_pass_or_goes_without_a_word(tries: int, runs: list[Path]) -> None:
+    found = list(attempts(runs, tries=tries, seed=11, processes=2))
     assert [item for item in found if item.fault] == []
     assert len({item.damage for item in found}) == len(DAMAGES)
-    assert sum(item.changed for item in found) > 15
-    assert Counter(item.ended for item in found)["judged"] > 25
+    assert sum(item.changed for item in found) > 0.3 * tries
+    assert Counter(item.ended for item in found)["judged"] > 0.5 * tries
 
 
 def test_every_kind_of_record_is_damaged(runs: list[Path]) -> None:

@@ -146,7 +146,7 @@ def test_the_recorder_is_out_of_the_compiler_while_it_is_off(eager: InProcess) -
 def test_the_measured_saturation_is_a_rate_of_the_engine(eager: InProcess) -> None:
     rows = quiet.Rows(offset_ns=np.array([0, 1]), input_tokens=np.array([4, 24]), output_tokens=np.array([10, 4]))
     rate = quiet.saturate(eager, rows, seconds=0.5, rng=np.random.default_rng(0))
-    assert rate > 100
+    assert rate > 10  # thousands where nothing else runs
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Engines that say that they are warm, in the place of a replica's own: `python -m tests.fakes.engine HOW …`.
 
-HOW is `fails` (every request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing
-comes). What follows is the command line of `python -m servers.front.serve`.
+HOW is `answers` (every answer comes whole; one of more than 1,000 tokens stands still after its first), `fails` (every
+request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing comes). What follows is the
+command line of `python -m servers.front.serve`. For tests of the front alone: a real engine takes seconds to import.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from servers.clock import now_ns
-from servers.engine.messages import Finished, Ready, StepOutput, Submit
+from servers.engine.messages import Finished, Ready, Shutdown, StepOutput, Submit
 from servers.front import serve
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:
     del table, cache_dir
     connection.send(
-        [Ready(vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={}, startup_ns={"load": 1})]
+        [Ready(vocab_size=259, device="cpu", dtype="float32", versions={}, memory_bytes={}, startup_ns={"load": 1})]
     )
-    while True:
-        message = connection.recv()
-        if isinstance(message, Submit) and how == "fails":
+    while not isinstance(message := connection.recv(), Shutdown):
+        if isinstance(message, Submit) and how == "answers":
+            over = [Finished(request_id=message.request_id, status="OK", reason="length")]
+            tokens = [(message.request_id, 3)] * message.max_tokens
+            whole = message.max_tokens <= 1000
+            connection.send(
+                [StepOutput(emit_ns=now_ns(), tokens=tokens if whole else tokens[:1], finished=over if whole else [])]
+            )
+        elif isinstance(message, Submit) and how == "fails":
             error = "RuntimeError: CUDA error: invalid device ordinal"
             over = Finished(request_id=message.request_id, status="INTERNAL", message=error)
             connection.send([StepOutput(emit_ns=now_ns(), finished=[over])])

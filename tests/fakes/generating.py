@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
@@ -59,6 +59,13 @@ def generate(
 ) -> Any:
     """The started call of `request`: a KeepingCall where the client makes such."""
     return client.start(request.SerializeToString(), headers=encode_metadata(metadata), timeout_s=timeout_s)
+
+
+def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """`condition()` came true; greenlets run meanwhile."""
+    with gevent.Timeout(within_s):
+        while not condition():
+            gevent.sleep(0.001)
 
 
 def read_slowly(*, peer: dict[str, Any] | None = None, client: dict[str, Any] | None = None) -> tuple[list[float], ...]:

@@ -6,7 +6,10 @@ every request of its arm that is in flight, for as long as it lasts.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,21 +109,30 @@ class FakeRun:
     stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
 
+_WRITTEN = tempfile.TemporaryDirectory(prefix="fake-runs-")
+
+
 def write_run(directory: Path, run: FakeRun) -> Path:
-    """`directory` holds the run; returned for chaining."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """`directory` holds the run; returned for chaining. Each run is made once in a process, and copied from then on."""
+    made = Path(_WRITTEN.name, hashlib.sha256(repr(run).encode()).hexdigest())
+    if not made.exists():
+        _make_run(made, run)
+    return Path(shutil.copytree(made, directory, dirs_exist_ok=True))
+
+
+def _make_run(directory: Path, run: FakeRun) -> None:
+    directory.mkdir()
     (directory / "experiment.toml").write_text(_experiment(run))
     (directory / "environment.json").write_text(json.dumps(run.environment))
     for number in range(1, run.trials + 1):
         folder = directory / f"trial-{number:02}"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir()
         _write_trial(folder, run, number)
     if run.stated:
         _state(directory)
     else:
         for path in directory.rglob("*.sums"):
             path.unlink()
-    return directory
 
 
 def _state(directory: Path) -> None:

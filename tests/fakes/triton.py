@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKEN_S = 0.005
+TOKEN_S = 0.02
 
 
 def _text(value: str) -> bytes:

@@ -92,7 +92,8 @@ def ends(client: Client) -> dict[str, Any]:
     failed = client.start(ask("RESOURCE_EXHAUSTED"), timeout_s=30.0)
     late = client.start(ask(tokens=100_000), timeout_s=0.3)
     dropped = client.start(ask(tokens=100_000), timeout_s=30.0)
-    gevent.sleep(0.1)
+    while not dropped.output_tokens:
+        gevent.sleep(0.001)
     dropped.cancel()
     running = client.start(ask(tokens=100_000), timeout_s=30.0)
     wait([failed, late, dropped])

@@ -14,14 +14,14 @@ GOOD = answer(said("a", chat=True), said(" b", chat=True), said("", finish="leng
 
 def test_openai_host_shows_in_locusts_statistics_and_in_the_records(tmp_path: Path) -> None:
     with HttpPeer(scripted([GOOD])) as peer:
-        arguments = ["-f", CHAT, "--headless", "-u", "2", "-r", "10", "-t", "60s", "--num-prompts", "12"]
+        arguments = ["-f", CHAT, "--headless", "-u", "2", "-r", "10", "--num-prompts", "8"]
         arguments += ["--host", peer.address, "--kind", "openai", "--model-name", "llama", "--option", "endpoint=chat"]
         code, output = run_locust(*arguments, "--request-rate", "10", "--arm", "vllm", "--records", str(tmp_path))
     assert code == 0, output
     assert "HTTP     Generate e2e [vllm]" in output
     assert "HTTP     Generate ttft [vllm]" in output
     rows = records(tmp_path)
-    assert len(rows) == len(peer.requests) == 12
+    assert len(rows) == len(peer.requests) == 8
     assert {(row["arm"], row["replica"], row["status"], row["output_tokens"]) for row in rows} == {
         ("vllm", "vllm-0", "OK", 2)
     }

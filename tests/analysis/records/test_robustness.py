@@ -218,15 +218,14 @@ def test_steps_of_any_kind_are_judged(steps, short, tmp_path):
 
 @pytest.mark.parametrize(("name", "key"), PLACES)
 def test_values_of_any_kind_in_a_document_are_judged_or_one_line(name, key, short, tmp_path):
-    for number, value in enumerate(ODD):
+    directory = Path(shutil.copytree(short.directory, tmp_path / "run"))
+    path = directory / "trial-01" / name
+    document = json.loads(path.read_text())
+    for value in ODD:
         for nested in (value, [value], {"compiled-0": value}, {"replicas": [value], "counters": value}):
-            directory = tmp_path / f"run-{number}"
-            shutil.copytree(short.directory, directory)
-            path = directory / "trial-01" / name
-            path.write_text(json.dumps(json.loads(path.read_text()) | {key: nested}))
+            path.write_text(json.dumps(document | {key: nested}))
             with contextlib.suppress(RecordError):
                 Run.of(read_run(directory))
-            shutil.rmtree(directory)
 
 
 # --- Anything at all --------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import gevent
 import pytest
 
 from loadtests.clients.call import Call
@@ -17,7 +16,7 @@ from servers.security import ServerTls
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.generating import generate, keeping_client
+from tests.fakes.generating import generate, keeping_client, until
 from tests.fakes.grpc_peers import TRAILERS, grpc_peer
 
 WAIT_S = 30.0
@@ -96,7 +95,7 @@ def test_a_status_comes_with_its_message(client: InferenceClient, code: str) -> 
 def test_a_deadline_and_a_cancel_end_calls_and_leave_the_connection_well(client: InferenceClient) -> None:
     late = generate(client, ask(tokens=100_000), timeout_s=0.2)
     dropped = generate(client, ask(tokens=100_000), timeout_s=WAIT_S)
-    gevent.sleep(0.05)
+    until(lambda: dropped.output_tokens)
     dropped.cancel()
     assert (finished(late).status, dropped.status) == ("DEADLINE_EXCEEDED", "CANCELLED")
     assert finished(generate(client, ask(), timeout_s=WAIT_S)).status == "OK"

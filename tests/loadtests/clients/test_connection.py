@@ -23,7 +23,7 @@ from loadtests.clients.metadata import encode_metadata
 from loadtests.external.addresses import parse_target
 from servers.fields import ConfigError
 from servers.rpc.inference_pb2 import GenerateRequest
-from tests.fakes.generating import generate, keeping_client, read_slowly
+from tests.fakes.generating import generate, keeping_client, read_slowly, until
 from tests.fakes.http2 import Exchange, Peer, chunk
 from tests.fakes.inference import Behaviour, ServedFake, serve
 
@@ -205,11 +205,10 @@ def test_cancel_resets_stream() -> None:
     with Peer(lambda exchange: exchange.start()) as peer:
         client = InferenceClient(peer.target)
         call = generate(client, request())
-        gevent.sleep(0.1)
+        until(lambda: peer.requests)
         call.cancel()
         assert (call.status, call.error) == ("CANCELLED", "cancelled by the client")
-        gevent.sleep(0.05)
-        assert peer.reset_seen.wait(WAIT_S)
+        until(peer.reset_seen.is_set)
         client.close()
     assert peer.links[0].resets == [(1, 8)]
 
@@ -218,8 +217,7 @@ def test_deadline_is_sent_and_enforced() -> None:
     with Peer(lambda exchange: exchange.start()) as peer:
         client = InferenceClient(peer.target)
         call = finished(generate(client, request(), timeout_s=0.15))
-        gevent.sleep(0.05)
-        assert peer.reset_seen.wait(WAIT_S)
+        until(peer.reset_seen.is_set)
         client.close()
     assert call.status == "DEADLINE_EXCEEDED"
     assert 0.14 <= (call.end_ns - call.start_ns) / 1e9 < 2
@@ -267,7 +265,7 @@ def test_goaway_moves_to_new_connection() -> None:
     with Peer(answer) as peer:
         client = InferenceClient(peer.target)
         first = generate(client, request())
-        gevent.sleep(0.1)
+        until(lambda: peer.requests)
         second = generate(client, request())
         assert (finished(first).status, finished(second).status) == ("OK", "OK")
         third = finished(generate(client, request()))
@@ -406,7 +404,7 @@ def test_close_cancels_what_is_running() -> None:
         client = InferenceClient(peer.target)
         body = request().SerializeToString()
         client.start(body, on_done=lambda call: ended.append(call.status))
-        gevent.sleep(0.1)
+        until(lambda: peer.requests)
         client.close()
         client.start(body, on_done=lambda call: ended.append(call.status))
     assert ended == ["CANCELLED", "UNAVAILABLE"]

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +22,7 @@ from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from tests.fakes.certificates import make_certificates
+from tests.fakes.generating import until
 from tests.fakes.http1 import (
     DONE,
     END,
@@ -311,11 +311,10 @@ def test_cancelled_call_ends_at_once_and_hangs_up() -> None:
         client = client_of(peer.address)
         done: list[OpenAiCall] = []
         call = client.start(b"{}", on_done=done.append)
-        gevent.sleep(0.1)
+        until(lambda: peer.requests)
         call.cancel(error="enough")
         assert (call.status, call.error, done) == ("CANCELLED", "enough", [call])
-        gevent.sleep(0.1)
-        assert gone.wait(5)
+        until(gone.is_set)
         client.close()
 
 
@@ -324,7 +323,7 @@ def test_close_ends_every_call_once() -> None:
         client = client_of(peer.address)
         done: list[OpenAiCall] = []
         calls = [client.start(b"{}", on_done=done.append) for _ in range(3)]
-        gevent.sleep(0.1)
+        until(lambda: len(peer.requests) == 3)
         client.close()
         assert [call.status for call in calls] == ["CANCELLED"] * 3
         assert len(done) == 3

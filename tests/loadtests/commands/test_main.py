@@ -179,7 +179,8 @@ class Command:
 
     def __init__(self, folder: Path, *arguments: str, fake_flags: tuple[str, ...] = ()) -> None:
         code = (
-            "import sys; from loadtests.commands.main import main; "
+            "import sys; from loadtests.trials import progress; from loadtests.commands.main import main; "
+            "progress.PLAIN_EVERY_S = 0.5; "
             f"sys.exit(main({list(arguments)!r}, arm_command={[sys.executable, str(FAKE_ARM), *fake_flags]!r}))"
         )
         self.stderr_path = folder / "stderr.txt"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,11 +59,25 @@ def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, mo
                 check_arm(arm(device=f"cuda:{index}"))
 
 
+@pytest.fixture(scope="module")
+def reply() -> subprocess.CompletedProcess[str]:
+    """What torch says: importing its compiler takes seconds."""
+    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "fastest"]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture
+def torch_asked_once(reply: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: reply)
+
+
+@pytest.mark.usefixtures("torch_asked_once")
 def test_a_backend_that_torch_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy": torch knows .*inductor'):
         check_arm(arm(backend="telepathy"))
 
 
+@pytest.mark.usefixtures("torch_asked_once")
 def test_an_option_that_inductor_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"compile.options.fastest is unknown to this torch"):
         check_arm(arm(backend="inductor", options={"fastest": True}))

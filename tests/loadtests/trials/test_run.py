@@ -16,6 +16,7 @@ from analysis.summary.summary import analyze
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.experiments.writing import to_table, to_toml
+from loadtests.trials import replicas
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.clock import ANCHOR_NS
@@ -35,7 +36,7 @@ def experiment(**tables: dict[str, Any]) -> Experiment:
             {"name": "eager", "preset": "eager", "control": True},
             {"name": "naive", "preset": "compiled-naive"},
         ],
-        "traffic": {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
+        "traffic": {"duration_s": 2, "rate": 8, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
         "trials": {"starting_at_once": 2},
     }
     for key, value in tables.items():
@@ -130,7 +131,7 @@ def test_split_by_weight_over_replicas_and_load_processes(tmp_path: Path) -> Non
 
 
 def test_direct_traffic_needs_no_splitter(tmp_path: Path) -> None:
-    outcome, _ = run(experiment(traffic={"direct": True, "duration_s": 2}), tmp_path)
+    outcome, _ = run(experiment(traffic={"direct": True}), tmp_path)
     assert outcome.complete, outcome.error
     assert {row["arm"] for row in requests(outcome)} == {"eager", "naive"}
     assert not (outcome.run_dir / "trial-01" / "envoy.json").exists()
@@ -358,11 +359,14 @@ def test_a_closed_loop_is_marked_in_the_trial(tmp_path: Path) -> None:
     assert time.monotonic() - began < 19
 
 
-def test_an_arm_that_stands_still_holds_the_end_of_a_run_no_longer_than_its_limits_say(tmp_path: Path) -> None:
+def test_an_arm_that_stands_still_holds_the_end_of_a_run_no_longer_than_its_limits_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_STOP_GRACE_S", 1.0)
     what = experiment(traffic={"timeout_s": 3})
     began = time.monotonic()
     outcome, _ = run(what, tmp_path, "--freeze", "naive-0=8")
-    # 3 s of traffic, 3 s for the last requests, 3 s in which it shows no life, 10 s to stop it, and the start
+    # 2 s of traffic, 3 s for the last requests, 3 s in which it shows no life, 1 s to stop it, and the start
     assert time.monotonic() - began < 60
     assert outcome.complete
     (still,) = [row for row in trial_facts(outcome)["answers"]["replicas"] if row["arm"] == "naive"]

@@ -14,6 +14,7 @@ import pytest
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
+from loadtests.trials import served_parity
 from loadtests.trials.processes import cpu_seconds
 from loadtests.trials.served_parity import PROMPTS, TOKENS, Question, ask, compared, departure, questions
 from servers.config import ArmConfig
@@ -104,9 +105,9 @@ def test_an_answer_departs_at_its_first_other_token_or_at_its_end(
 
 @pytest.fixture
 def busy_channel() -> Iterator[grpc.Channel]:
-    """To an arm whose first answer takes three seconds, as one that compiles."""
+    """To an arm whose first answer takes a second, as one that compiles."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=PROMPTS))
-    arm = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=3.0)
+    arm = Arm(ArmConfig(name="naive", preset="compiled-naive"), "naive-0", stall_s=1.0)
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -115,13 +116,16 @@ def busy_channel() -> Iterator[grpc.Channel]:
     server.stop(0.0).wait()
 
 
-def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(busy_channel: grpc.Channel) -> None:
+def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(
+    busy_channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.1)
     asked = [Question(prompt=(1,), max_tokens=2)]
-    said = ask(busy_channel, asked, check=nothing, still_s=1.5, worked_s=lambda: 7.0)
-    assert said == "it stands still: no token came and its processes did nothing for 1.5 s"
+    said = ask(busy_channel, asked, check=nothing, still_s=0.4, worked_s=lambda: 7.0)
+    assert said == "it stands still: no token came and its processes did nothing for 0.4 s"
     busy = itertools.count()
     longer = [Question(prompt=(1,) * 40, max_tokens=2)]
-    assert ask(busy_channel, longer, check=nothing, still_s=1.5, worked_s=lambda: float(next(busy))) == [[5, 5]]
+    assert ask(busy_channel, longer, check=nothing, still_s=0.4, worked_s=lambda: float(next(busy))) == [[5, 5]]
 
 
 def test_work_of_a_process_counts_with_that_of_its_children() -> None:

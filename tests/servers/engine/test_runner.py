@@ -217,12 +217,12 @@ def test_exact_shapes_are_warm_for_what_a_replica_asks_itself(dynamic: bool | No
 
 def test_the_naive_arm_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    arm = replace(arm, compile=replace(arm.compile, backend="aot_eager"))
+    arm = replace(arm, compile=replace(arm.compile, backend="eager"))
     runner = runner_for(arm, recorder)
     recorder.drain()
     serve(runner, [own_request(arm)])
     assert recorder.drain() == []
-    jobs = jobs_for(runner.vocab_size, seed=3)
+    jobs = jobs_for(runner.vocab_size, seed=3, count=8)
     serve(runner, jobs)
     events = [event for event in recorder.drain() if event.kind == "recompile"]
     assert len(events) >= 3

@@ -27,6 +27,7 @@ from tests.fakes.certificates import make_certificates
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)
+STARTED: list[subprocess.Popen[str]] = []
 
 
 @dataclass
@@ -70,6 +71,7 @@ def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...]
         text=True,
         cwd=REPOSITORY,
     )
+    STARTED.append(process)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, (folder / f"{arm.name}.log").read_text()
@@ -77,14 +79,28 @@ def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...]
     return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"), started_ns)
 
 
+@pytest.fixture(autouse=True)
+def no_replica_outlives_its_test() -> Iterator[None]:
+    before = len(STARTED)
+    yield
+    for process in STARTED[before:]:
+        if process.poll() is None:
+            for child in children_of(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)  # an engine that was stopped would stay
+            process.kill()
+            process.wait()
+
+
+def start_fake(folder: Path, how: str, *arguments: str, engine: EngineConfig = ENGINE) -> Replica:
+    """A replica whose engine is a fake, for what the front alone does."""
+    return start(folder, ArmConfig(name=how, engine=engine), *arguments, module=("tests.fakes.engine", how))
+
+
 def test_a_replica_listens_on_an_ipv6_address(tmp_path: Path) -> None:
     """All addresses of both kinds, so that a host without IPv6 can tell too."""
-    replica = start(tmp_path, ArmConfig(name="eager", engine=ENGINE), "--host", "::")
-    try:
-        assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+    replica = start_fake(tmp_path, "mute", "--host", "::")
+    assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:
@@ -111,10 +127,14 @@ def ask(*, tokens: int = 5, max_tokens: int = 4, **fields: object) -> inference_
     )
 
 
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
 def engine_of(replica: Replica) -> int:
     """The process id of the replica's engine."""
-    children = Path(f"/proc/{replica.process.pid}/task/{replica.process.pid}/children").read_text().split()
-    (engine,) = [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    children = children_of(replica.process)
+    (engine,) = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
     return engine
 
 
@@ -231,7 +251,7 @@ UNDECODABLE = b"\xff" * 20
 
 
 def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_traceback(tmp_path: Path) -> None:
-    replica = start(tmp_path, ArmConfig(name="odd", engine=ENGINE))
+    replica = start_fake(tmp_path, "answers")
     services = {
         "tailgate.v1.Inference/Generate": "tailgate.v1.GenerateRequest",
         "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
@@ -251,19 +271,19 @@ def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_
     assert "nothing to watch is named" in caught.value.details()
     replica.process.send_signal(signal.SIGTERM)
     assert replica.process.wait(timeout=30) == 0
-    assert "Traceback" not in (tmp_path / "odd.log").read_text()
+    assert "Traceback" not in (tmp_path / "answers.log").read_text()
 
 
 def test_a_replica_whose_engine_stands_still_answers_health_checks_and_ends_when_told(tmp_path: Path) -> None:
-    engine = EngineConfig(slots=1, max_queue=200, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
-    replica = start(tmp_path, ArmConfig(name="frozen", engine=engine))
+    engine = EngineConfig(slots=1, max_queue=60, max_prompt_tokens=8192, max_new_tokens=8, drain_grace_s=1, threads=1)
+    replica = start_fake(tmp_path, "answers", engine=engine)
     wait_warm(replica)
     frozen = engine_of(replica)
     os.kill(frozen, signal.SIGSTOP)
     calls = [replica.inference.Generate(ask(tokens=200, max_tokens=4)) for _ in range(3)]
-    many = inference_pb2.TokenIds(ids=[200] * 8000)  # 198 of them are more than a pipe holds
+    many = inference_pb2.TokenIds(ids=[200] * 8000)  # 50 of them are more than a pipe holds
     calls += [
-        replica.inference.Generate(inference_pb2.GenerateRequest(token_ids=many, max_tokens=1)) for _ in range(195)
+        replica.inference.Generate(inference_pb2.GenerateRequest(token_ids=many, max_tokens=1)) for _ in range(50)
     ]
     deadline = time.monotonic() + 20
     while replica.counters()["in_flight"] < len(calls) and time.monotonic() < deadline:
@@ -399,7 +419,7 @@ def test_not_serving_until_warm_then_draining_finishes_what_runs(tmp_path: Path)
 
 
 def test_a_dead_engine_fails_its_requests_and_the_replica_exits_1(tmp_path: Path) -> None:
-    replica = start(tmp_path, ArmConfig(name="dies", engine=ENGINE))
+    replica = start_fake(tmp_path, "answers")
     wait_warm(replica)
     call = replica.inference.Generate(ask(max_tokens=4000))
     next(iter(call))
@@ -420,10 +440,6 @@ def test_an_engine_that_cannot_start_is_told_and_exits_1(tmp_path: Path) -> None
     assert replica.process.wait(timeout=30) == 1
 
 
-def start_fake(folder: Path, how: str) -> Replica:
-    return start(folder, ArmConfig(name=how, engine=ENGINE), module=("tests.fakes.engine", how))
-
-
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -441,7 +457,7 @@ def test_a_warm_engine_that_cannot_answer_never_serves(tmp_path: Path, how: str,
 
 
 def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) -> None:
-    replica = start_fake(tmp_path, "mute")
+    replica = start_fake(tmp_path, "mute", engine=replace(ENGINE, drain_grace_s=0.5))
     deadline = time.monotonic() + 20
     while not replica.counters()["in_flight"] and time.monotonic() < deadline:
         threading.Event().wait(0.02)
@@ -449,24 +465,20 @@ def test_a_warm_engine_that_has_not_answered_does_not_serve_yet(tmp_path: Path) 
     assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     assert refusal(replica, ask()).code() is grpc.StatusCode.UNAVAILABLE
     replica.process.terminate()
-    assert replica.process.wait(timeout=40) == 0
+    assert replica.process.wait(timeout=20) == 0
 
 
 def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
     arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
     arm = replace(arm, compile=replace(arm.compile, backend="eager"))
     replica = start(tmp_path, arm)
-    try:
-        assert wait_warm(replica)[-1].stage == "serving"
-        counters = replica.counters()
-        compiles = [
-            event.compile
-            for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
-            if event.WhichOneof("event") in ("compile", "steps")
-        ]
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+    assert wait_warm(replica)[-1].stage == "serving"
+    counters = replica.counters()
+    compiles = [
+        event.compile
+        for event in watched(replica, telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True))
+        if event.WhichOneof("event") in ("compile", "steps")
+    ]
     assert {key: counters[key] for key in ("requests", "tokens", "steps", "in_flight")} == dict.fromkeys(
         ("requests", "tokens", "steps", "in_flight"), 0
     )
@@ -511,45 +523,41 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
     pem = make_certificates(tmp_path)
     monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
     flags = ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--token-env", "TAILGATE_TEST_TOKEN"]
-    replica = start(tmp_path, ArmConfig(name="secured", engine=ENGINE), *flags)
+    replica = start_fake(tmp_path, "answers", *flags)
     plain = replica.channel
     roots = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
     replica.channel = grpc.secure_channel(f"127.0.0.1:{replica.port}", roots)
     mine = (("authorization", f"Bearer {SECRET}"),)
-    try:
-        assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING  # open to all, and not warm yet
-        for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60, metadata=mine):
-            if event.progress.stage in ("serving", "failed"):
-                break
-        assert replica.health() == health_pb2.HealthCheckResponse.SERVING
-        chunks = list(replica.inference.Generate(ask(), timeout=20, metadata=mine))
-        assert sum(len(chunk.token_ids) for chunk in chunks) == 4
-        for metadata, text in (
-            ((), "a bearer token is missing"),
-            ((("authorization", "Bearer other"),), "the bearer token is wrong"),
-        ):
-            with pytest.raises(grpc.RpcError) as caught:
-                list(replica.inference.Generate(ask(), timeout=20, metadata=metadata))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert text in caught.value.details()
-            with pytest.raises(grpc.RpcError) as caught:
-                replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=metadata)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
-            with pytest.raises(grpc.RpcError) as caught:
-                list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=20))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    replica.health()  # open to all
+    for event in replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60, metadata=mine):
+        if event.progress.stage in ("serving", "failed"):
+            break
+    assert replica.health() == health_pb2.HealthCheckResponse.SERVING
+    chunks = list(replica.inference.Generate(ask(), timeout=20, metadata=mine))
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 4
+    for metadata, text in (
+        ((), "a bearer token is missing"),
+        ((("authorization", "Bearer other"),), "the bearer token is wrong"),
+    ):
         with pytest.raises(grpc.RpcError) as caught:
-            list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=20, metadata=mine))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        command_line = Path(f"/proc/{replica.process.pid}/cmdline")
-        assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
-        assert SECRET not in (tmp_path / "secured.log").read_text()
-        snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine)
-        assert SECRET not in str(snapshot)
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+            list(replica.inference.Generate(ask(), timeout=20, metadata=metadata))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert text in caught.value.details()
+        with pytest.raises(grpc.RpcError) as caught:
+            replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=metadata)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        stub = reflection_pb2_grpc.ServerReflectionStub(replica.channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.ServerReflectionInfo(iter(()), metadata=metadata, timeout=20))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with pytest.raises(grpc.RpcError) as caught:
+        list(inference_pb2_grpc.InferenceStub(plain).Generate(ask(), timeout=20, metadata=mine))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    command_line = Path(f"/proc/{replica.process.pid}/cmdline")
+    assert not command_line.exists() or SECRET.encode() not in command_line.read_bytes()
+    assert SECRET not in (tmp_path / "answers.log").read_text()
+    snapshot = replica.telemetry.Snapshot(telemetry_pb2.SnapshotRequest(), metadata=mine)
+    assert SECRET not in str(snapshot)
 
 
 @pytest.mark.parametrize(
