@@ -86,7 +86,7 @@ _LONG_S = 4 * 3600.0  # a gate that needs more is named by itself
 
 
 def _name(gate: Gate) -> str:
-    return f"{gate_label(gate.gate)} of {gate.arm}"
+    return f'"{gate_label(gate.gate)}" of {gate.arm}'
 
 
 def _length(gates: Sequence[Gate]) -> str:

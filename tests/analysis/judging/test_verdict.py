@@ -74,11 +74,11 @@ class TestWords:
         advice = advise([gate(verdict="INCONCLUSIVE", needed_s=1260.0), slo], [])
         assert advice.needed_s == 283_500.0
         assert "about 21 minutes would decide all other open gates" in advice.text
-        assert "About 78.8 hours would decide SLO p99 TTFT of compiled" in advice.text
+        assert 'About 78.8 hours would decide "SLO p99 TTFT" of compiled' in advice.text
 
     def test_advice_calls_a_gate_what_the_report_calls_it(self):
         stuck = replace(gate(verdict="INCONCLUSIVE"), gate="noninferiority p99_9_e2e")
-        assert advise([stuck], []).text == "No run of up to a week would decide non-inferiority p99.9 E2E of compiled."
+        assert advise([stuck], []).text == 'No run of up to a week would decide "p99.9 E2E not worse" of compiled.'
 
     @pytest.mark.parametrize(("blocks", "guess"), [(2.0, True), (12.0, False)])
     def test_advice_from_few_blocks_says_that_it_guesses(self, blocks, guess):
@@ -106,7 +106,7 @@ class TestWords:
 
     def test_advice_for_a_cold_start_is_more_trials_and_for_parity_no_traffic(self):
         cold = gate("cold", "INCONCLUSIVE")
-        assert advise([cold], []).text == "More trials would decide cold of compiled: each starts cold once."
+        assert advise([cold], []).text == 'More trials would decide "cold" of compiled: each starts cold once.'
         assert advise([gate("parity", "INCONCLUSIVE")], []).text.startswith("Run `tailgate parity`")
 
     def test_other_answers_are_the_first_thing_to_say(self):
