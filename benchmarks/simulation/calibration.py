@@ -6,7 +6,7 @@ that tailgate uses stand the two that people use: Mann and Whitney's over reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from analysis.arrays import Floats
 from analysis.judging.checks.statistics import check_autocorrelation, check_cross
 from analysis.settings.gate_limits import Method
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, decide
-from benchmarks.simulation.scenario import Scenario, run, sample
+from benchmarks.simulation.scenario import Scenario, joined, run, sample
 from benchmarks.simulation.table import Table, over_seeds
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -142,16 +142,6 @@ def restarts(scenario: Scenario, seed: int, *, spread: float = 0.03, trials: int
         items = compared(treatment, control, seed=seed, paired=True, alpha=ALPHA / 2)
         wrong += [not covers(item, 1.0) for item in items]
     return np.array(wrong, dtype=np.float64)
-
-
-def joined(samples: Iterable[Sample]) -> Sample:
-    """The trials as one sample."""
-    parts = list(samples)
-    return Sample(
-        values=np.concatenate([part.values for part in parts]),
-        block=np.concatenate([part.block for part in parts]),
-        trial=np.concatenate([part.trial for part in parts]),
-    )
 
 
 # --- The table --------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ class Engine:
 
     `kind`: "blocking" runs a prompt as one step, before anything else; "chunked" runs `chunk` tokens of one beside each
     decode step; "static" takes up what waits when its batch is empty, and nothing more until the last row has ended.
-    `together`: prompts in one prefill, as long as their sum, or `padded` to the longest. `curve_tokens`: length at
-    which attention doubles a prefill; 0 for none.
+    `together`: prompts in one prefill, as long as their sum. `curve_tokens`: length at which attention doubles a
+    prefill; 0 for none.
     """
 
     kind: Literal["blocking", "chunked", "static"] = "blocking"
@@ -34,15 +34,12 @@ class Engine:
     token_s: float = 1e-4
     curve_tokens: int = 0
     together: int = 1
-    padded: bool = False
     step_s: float = 0.02
     row_s: float = 0.0005
     chunk: int = 512
 
     def prefill_s(self, prompts: Sequence[int]) -> float:
         """How long the prompts take, run as one step."""
-        if self.padded:
-            prompts = [max(prompts)] * len(prompts)
         curve = self.curve_tokens or float("inf")
         return sum(self.token_s * prompt * (1.0 + prompt / curve) for prompt in prompts)
 

@@ -14,10 +14,9 @@ from benchmarks.simulation.records import NETWORK_S, request_table, to_ns, token
 from benchmarks.simulation.scenario import first_of_new_shapes
 from benchmarks.simulation.weather import (
     ANSWERS_SIGMA,
+    Stalls,
     Weather,
     arrivals,
-    collections,
-    host_stalls,
     lasting_noise,
     private_stalls,
 )
@@ -28,12 +27,11 @@ class Fleet(Weather):
     """Two arms of `replicas` each.
 
     `median_tokens`, `spread`: of prompts, lognormal. `weights`: of the replicas, equal by default. `cached`: share of
-    the requests whose prompt is found in a prefix cache but for a tenth, on each replica by its own luck. `warm`:
-    shapes up to this length are ready before traffic and never compile. `new_shapes` of an arm's first-seen shapes are
-    compiled for `compile_s` each, anywhere in the run past its first 30 s; `cliff_tokens`: prompts from there on stop
-    the treatment for `cliff_s` in one of three cases, as where memory must be made for them. `faster`: how many times
-    faster the control is. With `one_address` the replicas of an arm have one name, as behind a balancer that does not
-    tell who answered.
+    the requests whose prompt is in a prefix cache but for a tenth, on each replica by its own luck. `new_shapes` of an
+    arm's first-seen shapes are compiled for `compile_s` each, anywhere in the run past its first 30 s; `cliff_tokens`:
+    prompts from there on stop the treatment for `cliff_s` in one of three cases, as where memory must be made for them.
+    `faster`: how many times faster the control is. With `one_address` the replicas of an arm have one name, as behind a
+    balancer that does not tell who answered.
     """
 
     rate: float = 2.0
@@ -47,12 +45,9 @@ class Fleet(Weather):
     answer_tokens: float = 60.0
     cached: float = 0.0
     step: int = 64
-    warm: int = 0
     new_shapes: int = 0
     compile_s: float = 0.0
     private_stalls: int = 0
-    host_stalls: int = 0
-    collections_s: float = 0.0
     cliff_tokens: int = 0
     cliff_s: float = 1.0
     one_address: bool = False
@@ -74,7 +69,6 @@ def fleet(made: Fleet, rng: np.random.Generator) -> tuple[list[Replica], list[Re
     """The replicas of the treatment and of the control."""
     shared = lasting_noise(made, made.shared, rng)
     times, prompts, answers = _requests(made, rng)
-    host = host_stalls(made, made.host_stalls, rng)
     arms = []
     for arm in ("compiled", "eager"):
         if made.design == "split" and arm == "eager":
@@ -84,11 +78,11 @@ def fleet(made: Fleet, rng: np.random.Generator) -> tuple[list[Replica], list[Re
         # every replica meets every shape anew
         shape = place * 1_000_000 + -(-prompts // made.step)
         new_shapes = made.new_shapes if arm == "compiled" else 0
-        must = first_of_new_shapes(times, shape, new_shapes, rng, warm=prompts <= made.warm)
+        must = first_of_new_shapes(times, shape, new_shapes, rng)
         replicas = []
         for number in range(made.replicas):
             own = np.flatnonzero(place == number)
-            outside = [*host, *collections(made, made.collections_s, rng)]
+            outside: Stalls = []
             cost = prompts[own].copy()
             if made.cached:
                 cost = np.where(rng.uniform(size=own.size) < made.cached, -(-cost // 10), cost)

@@ -14,9 +14,9 @@ import numpy as np
 
 from analysis.arrays import Floats
 from analysis.statistics.compare import Sample
-from benchmarks.simulation.calibration import joined
+from benchmarks.simulation.scenario import joined, sample
 from benchmarks.simulation.server import Served, serve
-from benchmarks.simulation.weather import BLOCK_S, Weather, answers, arrivals, lasting_noise
+from benchmarks.simulation.weather import Weather, answers, arrivals, lasting_noise
 
 PREFILL_SHARE = 0.1
 
@@ -69,13 +69,11 @@ def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[t
 
 def samples(trials: list[tuple[Served, Served]], metric: str, *, ratio: float = 1.0) -> tuple[Sample, Sample]:
     """The treatment's latencies times `ratio` and the control's, over all trials."""
-    parts: list[list[Sample]] = [[], []]
-    for number, arms in enumerate(trials):
-        for place, arm in enumerate(arms):
-            values = getattr(arm, metric) * (ratio if place == 0 else 1.0)
-            block = (arm.arrival_s / BLOCK_S).astype(np.int64) + number * 10_000
-            parts[place].append(Sample(values=values, block=block, trial=np.full(len(values), number + 1)))
-    return joined(parts[0]), joined(parts[1])
+    treatment, control = zip(*trials, strict=True)
+    return (
+        joined(sample(arm, metric=metric, ratio=ratio, trial=trial) for trial, arm in enumerate(treatment, 1)),
+        joined(sample(arm, metric=metric, trial=trial) for trial, arm in enumerate(control, 1)),
+    )
 
 
 def _trial(kind: Kind, rng: np.random.Generator, slower: float) -> tuple[Served, Served]:

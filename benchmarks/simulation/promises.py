@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -68,14 +68,13 @@ def outcome(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0) -
 POWER = {"calm": 0.85, "jams": 0.50, "drift": 0.80, "static": 0.70}
 
 
-def promises_table(table: Table, *, kinds: Sequence[str] = tuple(KINDS)) -> None:
-    """All rows of these kinds."""
+def promises_table(table: Table) -> None:
+    """All rows of all kinds."""
 
     def mean(measure: Callable[[int], Floats]) -> Floats:
         return means(measure, table.seeds, processes=table.processes)
 
-    for name in kinds:
-        kind = KINDS[name]
+    for name, kind in KINDS.items():
         for question, words in (("block", "of a typical block"), ("run", "of the whole run")):
             for metric, share in zip(METRICS, mean(partial(coverage, kind, question=question)), strict=True):
                 table.add(f"{name}: 95 % interval of p99 {metric} {words} holds the truth", share, least=0.92)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +45,10 @@ class Scenario(Weather):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Two arms of one trial, and when the host stood still. `more` are arms like the control."""
+    """Two arms of one trial. `more` are arms like the control."""
 
     treatment: Served
     control: Served
-    host_stalls: tuple[tuple[float, float], ...]
     more: tuple[Served, ...] = ()
 
 
@@ -83,30 +83,34 @@ def run(scenario: Scenario, rng: np.random.Generator, *, arms: int = 2) -> Run:
                 compiles=compiles,
             )
         )
-    return Run(treatment=served[0], control=served[1], host_stalls=tuple(host), more=tuple(served[2:]))
+    return Run(treatment=served[0], control=served[1], more=tuple(served[2:]))
 
 
-def first_of_new_shapes(
-    times: Floats, shape: Ints, count: int, rng: np.random.Generator, *, warm: Bools | None = None
-) -> Bools:
-    """Which requests are the first of a shape that has to be compiled: `count` of them, past the first 30 s.
-
-    None of them is a `warm` one.
-    """
+def first_of_new_shapes(times: Floats, shape: Ints, count: int, rng: np.random.Generator) -> Bools:
+    """Which requests are the first of a shape that has to be compiled: `count` of them, past the first 30 s."""
     must = np.zeros(len(times), dtype=np.bool_)
     if count:
         _, first = np.unique(shape, return_index=True)
-        late = first[(times[first] > 30.0) & (True if warm is None else ~warm[first])]
+        late = first[times[first] > 30.0]
         must[rng.choice(late, size=min(count, late.size), replace=False)] = True
     return must
 
 
-def sample(served: Served, *, ratio: float = 1.0, trial: int = 1, requests: Bools | None = None) -> Sample:
-    """The end-to-end latencies times `ratio`, by 30 s block of the arrival."""
-    chosen = slice(None) if requests is None else requests
-    block = (served.arrival_s[chosen] / BLOCK_S).astype(np.int64) + trial * 10_000
-    values = served.e2e_ms[chosen] * ratio
+def sample(served: Served, *, metric: str = "e2e_ms", ratio: float = 1.0, trial: int = 1) -> Sample:
+    """The latencies times `ratio`, by 30 s block of the arrival."""
+    values = getattr(served, metric) * ratio
+    block = (served.arrival_s / BLOCK_S).astype(np.int64) + trial * 10_000
     return Sample(values=values, block=block, trial=np.full(len(values), trial))
+
+
+def joined(samples: Iterable[Sample]) -> Sample:
+    """The trials as one sample."""
+    parts = list(samples)
+    return Sample(
+        values=np.concatenate([part.values for part in parts]),
+        block=np.concatenate([part.block for part in parts]),
+        trial=np.concatenate([part.trial for part in parts]),
+    )
 
 
 def _requests(scenario: Scenario, count: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
