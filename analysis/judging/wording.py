@@ -8,17 +8,12 @@ from collections.abc import Sequence
 
 from analysis.settings.metrics import METRIC_NAMES
 
-_QUANTILE_OF = re.compile(rf"\b(noninferiority )?p(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
+_QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
 
 def gate_label(gate: str) -> str:
-    """What a reader calls the gate or the metric: "SLO p99 TTFT" for "slo p99_ttft_ms", "p99 TTFT not worse"."""
-
-    def quantile(key: re.Match[str]) -> str:
-        shown = f"p{key[2]}{'.' + key[3] if key[3] else ''} {METRIC_NAMES[key[4]]}"
-        return f"{shown} not worse" if key[1] else shown
-
-    label = _QUANTILE_OF.sub(quantile, gate)
+    """What a reader calls the gate or the metric: "SLO p99 TTFT" for "slo p99_ttft_ms"."""
+    label = _QUANTILE_OF.sub(lambda key: f"p{key[1]}{'.' + key[2] if key[2] else ''} {METRIC_NAMES[key[3]]}", gate)
     for raw, name in (("noninferiority", "non-inferiority"), ("error_pct", "error rate"), ("slo", "SLO")):
         label = re.sub(rf"\b{raw}\b", name, label)
     return label

@@ -114,7 +114,7 @@ def _gates(summary: Row) -> str:
         for names, reason in gates.shared
     ]
     head = ("Arm", "Verdict", "Gate", "Value", "Limit", "Reason")
-    about = 'Gates named "not worse" leave out the cold start and what a compile held up; all else is of all traffic.'
+    about = "Non-inferiority leaves out the cold start and what a compile held up; all else is of all traffic."
     return "\n\n".join([*(["\n".join(shared)] if shared else []), table(head, body, right=(3, 4)), about])
 
 

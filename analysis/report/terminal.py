@@ -57,7 +57,7 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     console.print(Text(reading.headline(summary)))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
-        console.print(_note("figures", 'of all traffic; gates named "not worse" leave out what a compile held up'))
+        console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
             console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))

@@ -37,7 +37,7 @@ def test_every_gate_shows_its_verdict_value_limit_and_reason(demo: Summary, read
     for gate in demo["gates"]:
         assert gate["reason"] in text
     assert "FAIL longest stall 8.95 s 1 s Compiles held up one request for 8.9 s, limit 1 s." in text
-    assert text.count("INCONCLUSIVE p99 TTFT not worse ×") == 2
+    assert text.count("INCONCLUSIVE non-inferiority p99 TTFT ×") == 2
 
 
 def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(

@@ -31,7 +31,7 @@ def test_what_limits_all_gates_and_what_several_share_stand_once_above_them(shar
     shown = " ".join(verdict_table(sharing).split())
     shared = sharing["gates"][0]["reason"]
     assert shown.count(shared) == 2  # once an arm
-    assert shown.index("limited by: blocks") < shown.index(shared) < shown.index("? INCONCLUSIVE p99 TTFT not worse")
+    assert shown.index("limited by: blocks") < shown.index(shared) < shown.index("? INCONCLUSIVE non-inferiority")
 
 
 def test_what_the_headline_says_is_not_said_again(demo: Summary) -> None:
@@ -91,7 +91,7 @@ def test_an_empty_summary_reads_as_a_sentence() -> None:
 def test_figures_of_all_traffic_are_told_from_gates_without_stalls_where_a_compile_hit(
     demo: Summary, rollout: Summary
 ) -> None:
-    said = 'figures: of all traffic; gates named "not worse" leave out what a compile held up'
+    said = "figures: of all traffic; non-inferiority leaves out what a compile held up"
     assert said in verdict_table(demo)
     assert said not in verdict_table(rollout)
 

@@ -66,7 +66,7 @@ def test_figures_are_within_half_a_percent(value: float) -> None:
 
 
 def test_gate_names_read_in_the_fields_terms() -> None:
-    assert values.label("noninferiority p99_ttft") == "p99 TTFT not worse"
+    assert values.label("noninferiority p99_ttft") == "non-inferiority p99 TTFT"
     assert values.label("slo p99_9_max_itl") == "SLO p99.9 max ITL"
     assert values.metric_label("e2e", 0.999) == "p99.9 E2E"
 
