@@ -40,11 +40,6 @@ MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 
 
 def _client(config: TrialConfig, address: str) -> Client:
     keepalive_s, timeout_s = config.keepalive_s, config.keepalive_timeout_s
-    if config.client == "grpcio":
-        # Only here: it makes all of grpcio in this process run under gevent.
-        from loadtests.clients.grpcio import GrpcioClient
-
-        return GrpcioClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
     return InferenceClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from analysis.records.documents import write_json
 from loadtests.external.addresses import ExternalConfig, parse_target
@@ -46,7 +46,6 @@ class TrialConfig:
     tokenizer: str = ""
     drain_s: Annotated[float, Range(0, 1e6)] = 60.0
     seed: int = 0
-    client: Literal["frames", "grpcio"] = "frames"
     security: SecurityConfig = OPEN
     keepalive_s: Annotated[float, Range(0, 1e6)] = 0.0
     keepalive_timeout_s: Annotated[float, Range(0.001, 1e6)] = 20.0

@@ -59,7 +59,6 @@ class TrafficConfig:
     max_concurrency: Annotated[int, Range(0, 1_000_000)] = 0
     ignore_eos: bool = True
     direct: bool = False
-    client: Literal["frames", "grpcio"] = "frames"
     workers: int = 1
     remote_workers: Annotated[int, Range(0, 1024)] = 0
     master_bind: str = ""

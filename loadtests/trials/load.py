@@ -145,7 +145,6 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         rampup_s=traffic.rampup_s,
         drain_s=traffic.timeout_s + _DRAIN_S,
         seed=experiment.seed,
-        client=traffic.client,
         security=experiment.security,
     )
 

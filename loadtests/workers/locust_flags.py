@@ -64,7 +64,6 @@ def add_arguments(parser: Any) -> None:
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
     add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
-    add("--client", choices=("frames", "grpcio"), default="frames", help="grpcio: a check, up to 100 calls at once")
     add("--keepalive", type=float, default=0.0, help="Ping a silent server after so many seconds (default 0: never)")
     add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
     add("--model-name", default="", help="The model's name at a host of another kind")
@@ -108,7 +107,6 @@ def hand_config(environment: Environment, test: int) -> TrialConfig:
         timeout_s=options.request_timeout,
         vocab_size=options.vocab_size,
         max_concurrency=options.max_concurrency,
-        client=options.client,
         keepalive_s=options.keepalive,
         security=_security(options),
     )

@@ -18,11 +18,11 @@ from typing import Any  # noqa: E402
 import gevent  # noqa: E402
 
 from loadtests.clients.call import Call  # noqa: E402
-from loadtests.clients.grpcio import GrpcioClient  # noqa: E402
 from loadtests.clients.inference import InferenceClient  # noqa: E402
 from loadtests.clients.metadata import encode_metadata  # noqa: E402
 from loadtests.external.client_security import SecurityConfig  # noqa: E402
 from servers.rpc.inference_pb2 import GenerateRequest  # noqa: E402
+from tests.fakes.grpcio_client import GrpcioClient  # noqa: E402
 
 Client = InferenceClient | GrpcioClient
 CLIENTS: dict[str, type[Client]] = {"frames": InferenceClient, "grpcio": GrpcioClient}

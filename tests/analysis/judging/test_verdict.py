@@ -78,7 +78,9 @@ class TestWords:
 
     def test_advice_calls_a_gate_what_the_report_calls_it(self):
         stuck = replace(gate(verdict="INCONCLUSIVE"), gate="noninferiority p99_9_e2e")
-        assert advise([stuck], []).text == 'No run of up to a week would decide "non-inferiority p99.9 E2E" of compiled.'
+        assert (
+            advise([stuck], []).text == 'No run of up to a week would decide "non-inferiority p99.9 E2E" of compiled.'
+        )
 
     @pytest.mark.parametrize(("blocks", "guess"), [(2.0, True), (12.0, False)])
     def test_advice_from_few_blocks_says_that_it_guesses(self, blocks, guess):

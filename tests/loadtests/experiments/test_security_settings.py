@@ -90,10 +90,9 @@ def test_files_are_relative_to_the_experiment_that_names_them(tmp_path: Path) ->
 
 def test_the_trial_of_a_load_process_reads_its_security(tmp_path: Path) -> None:
     path = tmp_path / "generator.json"
-    path.write_text('{"targets": {"*": "https://h:1"}, "security": {"token_env": "TOKEN"}, "client": "grpcio"}')
+    path.write_text('{"targets": {"*": "https://h:1"}, "security": {"token_env": "TOKEN"}}')
     config = TrialConfig.read(path)
     assert config.security == SecurityConfig(token_env="TOKEN")
-    assert config.client == "grpcio"
     path.write_text('{"targets": {"*": "https://h:1"}, "security": {"token": "x"}}')
     with pytest.raises(ConfigError, match=r"generator\.security\.token is unknown"):
         TrialConfig.read(path)

@@ -10,11 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from loadtests.generator.trial_config import TrialConfig
-from servers.fields import ConfigError
 from tests.fakes.certificates import make_certificates
 from tests.fakes.grpc_peers import TRAILERS, Kind, grpc_peer
 
@@ -95,7 +92,7 @@ def test_without_a_server_connect_says_so() -> None:
     environment = dict(os.environ)
     program = (
         "from gevent import monkey; monkey.patch_all()\n"
-        "from loadtests.clients.grpcio import GrpcioClient\n"
+        "from tests.fakes.grpcio_client import GrpcioClient\n"
         f"client = GrpcioClient('127.0.0.1:{port}')\n"
         "print(client.connect(0.5)); call = client.start(b'', timeout_s=5); call.wait()\n"
         "print(call.output_tokens, call.status); client.close()"
@@ -115,35 +112,7 @@ def test_without_a_server_connect_says_so() -> None:
 
 
 def test_it_needs_a_process_that_gevent_has_patched() -> None:
-    from loadtests.clients.grpcio import GrpcioClient
+    from tests.fakes.grpcio_client import GrpcioClient
 
     with pytest.raises(RuntimeError, match="monkey"):
         GrpcioClient("127.0.0.1:1")
-
-
-def test_the_client_of_a_trial_is_frames_or_grpcio_and_nothing_else(tmp_path: Path) -> None:
-    assert TrialConfig(targets={"*": "h:1"}).client == "frames"
-    path = tmp_path / "generator.json"
-    path.write_text(json.dumps({"targets": {"*": "h:1"}, "client": "other"}))
-    with pytest.raises(ConfigError, match=r"generator\.client is 'other': use one of frames, grpcio"):
-        TrialConfig.read(path)
-
-
-def test_locust_drives_grpcio_when_told_to(tmp_path: Path) -> None:
-    with grpc_peer("aio", token_s=0.005) as target:
-        command = [sys.executable, "-P", "-m", "locust", "-f", "loadtests/chat.py", "--headless", "--host", target]
-        command += ["-u", "2", "-r", "2", "-t", "4s", "--request-rate", "10", "--client", "grpcio"]
-        done = subprocess.run(
-            [*command, "--records", str(tmp_path), "--stop-timeout", "5"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-2_000:]
-    with pa.OSFile(str(tmp_path / "requests-0.arrow")) as file:
-        rows = pa.ipc.open_stream(file).read_all().to_pylist()
-    assert len(rows) > 5
-    assert {row["status"] for row in rows} == {"OK"}
-    assert all(row["output_tokens"] == row["max_tokens"] == len(row["token_ns"]) for row in rows)
