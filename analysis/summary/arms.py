@@ -137,9 +137,10 @@ _REPLAYS = {
     )
 }
 _COMPILE_COLUMNS = (
-    *("warmup_events", "warmup_s", "serving_events", "graph_captures", "limit_hits", "stall_s", "causes", "backlog"),
-    *("cold", "steady", *_SERVING_COLUMNS, "requests_hit_pct", "eager_fallback_pct", "graph_breaks"),
-    *("cudagraph_skips", "without_withdrawn", *_REPLAYS),
+    *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits"),
+    *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
+    *("requests_hit", "requests_hit_pct", "causes", "backlog", "graph_breaks", "cudagraph_skips"),
+    *("cold", "steady", "without_withdrawn", *_REPLAYS),
 )
 
 

@@ -25,7 +25,7 @@ from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
-from analysis.run.spikes import find_spikes
+from analysis.run.spikes import Spike, find_spikes
 from analysis.run.trials import SECOND
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
@@ -93,9 +93,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [asdict(check) | ({"remedy": ""} if check.ok else {}) for check in judgement.checks],
         "parity": _parity(run),
-        "spikes": [
-            asdict(spike) | {"offset_s": run.offset_s(spike.trial, spike.start_ns), "metric": "e2e"} for spike in spikes
-        ],
+        "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
         "distribution": _distribution(run),
@@ -120,17 +118,20 @@ def _gate_of(item: Comparison, gates: Sequence[Gate]) -> Gate:
     return next(row for row in gates if row.arm == item.arm and row.gate == name)
 
 
+_COMPARED = ("arm", "control", "metric", "phase", "quantile")
 _COMPARISON_COLUMNS = (
-    *("arm", "control", "metric", "phase", "quantile", "ratio", "low", "high", "p_worse", "p_noninferior"),
-    *("p_inferior", "p_inferior_holm", "cross_p_noninferior", "cross_p_inferior", "autocorrelation", "question"),
-    *("whole", "restart_spread", "method", "blocks", "groups", "trials", "requests"),  # gaps for ITL
+    *("ratio", "low", "high", "p_worse", "p_noninferior", "p_inferior", "p_inferior_holm", "cross_p_noninferior"),
+    *("cross_p_inferior", "autocorrelation", "question", "whole", "restart_spread", "margin", "method", "blocks"),
+    *("groups", "trials", "requests"),  # gaps for ITL
 )
 
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """The comparison with the verdict of the gate that rests on it; without one it has no verdict at all."""
-    return {name: getattr(item, name) for name in _COMPARISON_COLUMNS} | {
+    return {
+        **{name: getattr(item, name) for name in _COMPARED},
         "gate": gate is not None,
+        **{name: getattr(item, name) for name in _COMPARISON_COLUMNS},
         "margin": None if gate is None else item.margin,
         # What the test alone says; the verdict also heeds the validity checks.
         "test_verdict": None if gate is None else item.verdict,
@@ -170,7 +171,13 @@ def _parity(run: Run) -> dict[str, Any]:
     }
 
 
-_EVENT_FIELDS = ("event_id", "trial", "arm", "replica", "kind", "start_ns", "end_ns", "seconds")
+def _spike_row(run: Run, spike: Spike) -> dict[str, Any]:
+    row = asdict(spike)
+    place = {name: row.pop(name) for name in ("arm", "trial", "start_ns", "end_ns")}
+    return {**place, "offset_s": run.offset_s(spike.trial, spike.start_ns), "metric": "e2e", **row}
+
+
+_EVENT_FIELDS = ("event_id", "trial", "arm", "replica", "kind", "start_ns", "end_ns")
 _EVENT_COLUMNS = (
     *("compile_id", "frame", "reason", "shape", "dynamic", "cache", "batch_id", "backend_ns", "phase"),
     *("autotune_ns", "guards", "nodes", "kernels", "breaks"),
@@ -186,6 +193,7 @@ def _events(run: Run) -> list[dict[str, Any]]:
             **{name: event.row.get(name) for name in _EVENT_COLUMNS},
             "request_ids": list(event.request_ids[:_MOST_REQUEST_IDS]),
             "request_count": len(event.request_ids),
+            "seconds": event.seconds,
             "requests_hit": int(hit.size),
             "requests_behind": int(behind.size),
             "offset_s": run.offset_s(event.trial, event.start_ns),
