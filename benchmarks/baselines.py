@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -34,7 +35,8 @@ class Baselines:
     """The process that holds the plain model. Results are tokens per second: of decode alone, or of the mixed set."""
 
     def __init__(self, model: ModelConfig, *, threads: int = 0) -> None:
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_end_with_parent)
         self.pid = self._pool.submit(os.getpid).result()
         self._vocab_size = self._pool.submit(_load, model, threads)
 
@@ -57,6 +59,18 @@ class Baselines:
 # --- In that process --------------------------------------------------------------------------------------------------
 
 _runs: list[Runs] = []  # one, once the model is loaded
+
+
+def _end_with_parent() -> None:
+    """The model does not stay on the device when the benchmark is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _load(config: ModelConfig, threads: int) -> int:

@@ -76,7 +76,7 @@ def _least_s(requests: int) -> float:
 
 def _long_gaps(requests: Requests, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Begins, ends and rows of the gaps between tokens that may count."""
-    rows = rows[requests.max_itl_ms[rows] >= TOGETHER_S * 1e3]
+    rows = rows[(requests.first_ns[rows] > 0) & (requests.max_itl_ms[rows] >= TOGETHER_S * 1e3)]
     gaps = gaps_of(requests, rows)
     gaps = gaps.of((gaps.ms >= TOGETHER_S * 1e3) & ~gaps.failed)
     return gaps.end_ns - (gaps.ms.astype(np.float64) * 1e6).astype(np.int64), gaps.end_ns, gaps.row
@@ -84,7 +84,7 @@ def _long_gaps(requests: Requests, rows: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
     """When tokens of `rows` after the first came, within the stretch."""
-    gaps = gaps_of(requests, rows)
+    gaps = gaps_of(requests, rows[requests.first_ns[rows] > 0])
     return gaps.end_ns[(gaps.end_ns > start_ns) & (gaps.end_ns < end_ns) & ~gaps.failed]
 
 

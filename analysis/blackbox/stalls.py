@@ -223,6 +223,7 @@ def _apart(times: Ints) -> Ints:
 
 def _tokens_within(requests: Requests, rows: Ints, windows: Windows) -> Ints:
     """When the tokens of `rows` after the first came, as far as they lie in the windows: no more are needed."""
+    rows = rows[requests.first_ns[rows] > 0]  # else only the gaps are known, and not where they lie
     rows = rows[windows.touch(requests.first_ns[rows], requests.end_ns[rows])] if windows.start_ns.size else rows[:0]
     parts = (part.of(~part.failed).end_ns for part in gaps_in_parts(requests, rows))
     return np.concatenate([came[windows.touch(came, came + 1)] for came in parts])

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from analysis.records.columns import Columns
 from analysis.records.documents import Document, read_document, read_toml
-from analysis.records.plain_values import mapping
+from analysis.records.plain_values import mapping, number
 from analysis.records.schemas import (
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
@@ -81,18 +81,18 @@ def read_run(directory: Path) -> RunRecords:
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     requests = None
     generators: list[dict[str, Any]] = []
-    for number, folder in zip(numbers, folders, strict=True):
+    for trial, folder in zip(numbers, folders, strict=True):
         own: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
             generator = files.document(path)
             if generator is not None:
-                own[path.stem.removeprefix("generator-")] = {**generator, "trial": number}
+                own[path.stem.removeprefix("generator-")] = {**generator, "trial": trial}
         for path in table_files(folder, "requests"):
             requests = requests or Columns(judged)
             account = own.get(load_process(path))
             if account is not None:
                 account["rows"] = 0
-            take = _taking(requests.append, number, account)
+            take = _taking(requests.append, trial, account)
             problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
             files.table("requests", path, problems)
         generators += own.values()
@@ -199,8 +199,8 @@ def clock_offset_ns(account: Mapping[str, Any]) -> int:
     A file that was copied from a load process's own disk is in that host's time.
     """
     clock = mapping(account.get("clock"))
-    offset_ns = clock.get("offset_ns")
-    return offset_ns if clock.get("applied") is False and isinstance(offset_ns, int) else 0
+    offset_ns: Any = clock.get("offset_ns")
+    return int(offset_ns) if clock.get("applied") is False and number(offset_ns) is not None else 0
 
 
 def _of_generator(table: pa.Table, account: dict[str, Any] | None) -> pa.Table:

@@ -332,7 +332,7 @@ def _read_json_lines(path: Path, shape: Shape, take: Take) -> tuple[str, ...]:
 def _read_parquet(path: Path, names: Collection[str], shape: Shape, take: Take) -> tuple[str, ...]:
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = [name for name in file.schema_arrow.names if name in names]
-        take(shape(file.schema_arrow.empty_table().select(columns)))
+        take(shape(file.schema_arrow.empty_table()))
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             batch.validate(full=True)
             take(shape(pa.Table.from_batches([batch])))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,8 @@ from benchmarks.simulation.table import Table
 MARGIN, ALPHA, DRAWS = 0.10, 0.05, 199
 METRICS = ("ttft", "e2e")
 
-# By how much longer steps take where the tail of a typical block is at the margin, by kind and metric: by bisection,
-# where the median over many runs of the typical ratio is 1 + MARGIN.
+# By how much longer steps take where the tail of a typical block is at the margin, by kind and metric, as `slowdown`
+# finds it (`python -m benchmarks.simulation.promises`).
 AT_MARGIN = {
     ("jams", "ttft"): 1.039,
     ("jams", "e2e"): 1.053,
@@ -93,3 +94,28 @@ def promises_table(table: Table) -> None:
             most = 0.08 if ratio <= 1.0 else None
             table.add(f"{name}: PASS of both gates at a ratio of {ratio:g}", shares[4], least=least)
             table.add(f"{name}: FAIL of any gate at a ratio of {ratio:g}", shares[5], most=most)
+
+
+def slowdown(kind: Kind, metric: str, *, seeds: int) -> float:
+    """How much longer the treatment's steps take where the median typical ratio of many runs is 1 + MARGIN."""
+
+    def typical(seed: int, slower: float) -> float:
+        both = samples(pair(kind, np.random.default_rng([seed, 9]), slower=slower), f"{metric}_ms")
+        plain = Comparison(
+            quantile=0.99, margin=MARGIN, alpha=ALPHA, ratio=1.0, method="paired", blocks=2, trials=1, requests=1
+        )
+        return compare_typical(*both, whole=[plain])[0].ratio or math.nan
+
+    low, high = 1.0, 1.0 + MARGIN + 0.02
+    while high - low > 0.001:
+        middle = (low + high) / 2.0
+        if np.median([typical(seed, middle) for seed in range(seeds)]) > 1.0 + MARGIN:
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2.0
+
+
+if __name__ == "__main__":
+    for name, metric in AT_MARGIN:
+        print(f"{name}, {metric}: {slowdown(KINDS[name], metric, seeds=40):.3f}", flush=True)

@@ -100,7 +100,7 @@ def several(kind: Callable[[str], T], most: int = 1024) -> Callable[[str], tuple
         parts = text.split(",")
         if len(parts) > most:
             raise argparse.ArgumentTypeError(f"it has {len(parts)} values: give up to {most}")
-        return tuple(kind(part) for part in parts)
+        return tuple(kind(part.strip()) for part in parts)
 
     return parse
 

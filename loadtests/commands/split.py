@@ -121,7 +121,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr)
+    # Nobody may be left to read it, and a signal may come while another note is written.
+    with contextlib.suppress(OSError, RuntimeError):
+        print(text, file=sys.stderr)
 
 
 def _shares(weights: dict[str, int], separator: str = " ") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,21 @@ def builtin_text(name: str) -> str:
     return (_BUILTIN / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def resolve_files(table: Mapping[str, Any], folder: Path) -> None:
-    """What `table` names relative to `folder` is absolute: the load generator runs in another folder. A tokenizer that
-    is no file is a hub's."""
-    named: list[tuple[str, Any]] = [(name, table.get(name)) for name in ("traffic", "security", "splitter")]
-    arms = table.get("arms")
-    for index, arm in enumerate(arms if isinstance(arms, list) else ()):
-        if isinstance(arm, dict):
-            where = f"arms[{index}]"
-            named += [(where, arm), *((f"{where}.{kind}", arm.get(kind)) for kind in ("openai", "oip"))]
-    for where, part in named:
-        for key in (*FILE_KEYS, "trace", "conversations", "tokenizer"):
-            if isinstance(part, dict) and isinstance(name := part.get(key), str) and name:
-                path = folder / expanded(name, f"{where}.{key}")
-                if key != "tokenizer" or path.exists() or name.startswith((".", "~")):
-                    part[key] = str(path.resolve())
+def resolve_files(table: dict[str, Any], folder: Path) -> None:
+    """What `table` names relative to `folder` is absolute: the load generator runs in another folder."""
+    for name in ("traffic", "security", "splitter", "arms"):
+        if name in table:
+            table[name] = resolved(name, table[name], folder)
+
+
+def resolved(key: str, value: Any, folder: Path) -> Any:
+    """The value at the dotted path `key`, its files absolute. A tokenizer that is no file is a hub's."""
+    if isinstance(value, dict):
+        return {name: resolved(f"{key}.{name}", item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
+    name = key.rpartition(".")[2]
+    if name not in (*FILE_KEYS, "trace", "conversations", "tokenizer") or not isinstance(value, str) or not value:
+        return value
+    path = folder / expanded(value, key)
+    return str(path.resolve()) if name != "tokenizer" or path.exists() or value.startswith((".", "~")) else value

@@ -16,7 +16,7 @@ from analysis.settings.slo_targets import merged
 from loadtests.experiments.arm_tables import read_arm
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
-from loadtests.experiments.files import builtin_names, builtin_text, resolve_files
+from loadtests.experiments.files import builtin_names, builtin_text, resolve_files, resolved
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.overrides import lacks_trace, parse_setting, replay, set_path
 from loadtests.experiments.toml_limits import check_values, parse_toml, read_toml, table_of
@@ -49,10 +49,9 @@ def load(
     table = parse_toml(text, str(path))
     check_values(table)
     resolve_files(table, path.parent)
-    for setting in settings:
-        set_path(table, *parse_setting(setting))
+    for key, value in map(parse_setting, settings):
+        set_path(table, key, resolved(key, value, Path()))  # relative to where the user stands
     check_values(table)
-    resolve_files(table, Path())  # what the command line set is relative to where the user stands
     if trace:
         replay(table, trace)
     if flags is not None:

@@ -44,7 +44,7 @@ class TrialConfig:
     rampup_s: float = 0.0
     prompts: PromptKind = "ids"
     tokenizer: str = ""
-    drain_s: Annotated[float, Range(0, 1e6)] = 60.0
+    drain_s: Annotated[float, Range(0, 2e6)] = 60.0
     seed: int = 0
     security: SecurityConfig = OPEN
     keepalive_s: Annotated[float, Range(0, 1e6)] = 0.0

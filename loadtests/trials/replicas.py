@@ -112,10 +112,11 @@ class Replicas:
         """The replica is one step nearer to ready, where that needs no waiting."""
         state, child = self._trial.status.replicas[replica.name], replica.child
         what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
-        if (code := child.poll()) is not None:
-            raise RunError(f"{what} ended with {describe_exit(code)} during start-up: {child.log_tail()}: {see}")
+        ended = child.poll()  # read first: what a replica says of its failure, it says before it ends
         if (failure := self._collector.failed_stage.get(replica.name)) is not None:
             raise RunError(f"{what} failed: {failure}: {see}")
+        if ended is not None:
+            raise RunError(f"{what} ended with {describe_exit(ended)} during start-up: {child.log_tail()}: {see}")
         if replica.ready:
             return
         if time.monotonic() > replica.deadline:

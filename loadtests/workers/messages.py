@@ -8,4 +8,4 @@ READY, DONE = "tailgate_ready", "tailgate_done"
 # message for comparing clocks and its answer; records and how far they are written; the worker's account of itself.
 PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clock", "rows", "kept", "account"))
 
-PROTOCOL = 1  # of all these messages: raise it with any change that an older worker would misread
+PROTOCOL = 2  # of all these messages: raise it with any change that an older worker would misread

@@ -116,7 +116,9 @@ def write_run(directory: Path, run: FakeRun) -> Path:
     """`directory` holds the run; returned for chaining. Each run is made once in a process, and copied from then on."""
     made = Path(_WRITTEN.name, hashlib.sha256(repr(run).encode()).hexdigest())
     if not made.exists():
-        _make_run(made, run)
+        making = Path(tempfile.mkdtemp(dir=_WRITTEN.name))
+        _make_run(making / "run", run)
+        (making / "run").rename(made)  # whole, or not there
     return Path(shutil.copytree(made, directory, dirs_exist_ok=True))
 
 

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from benchmarks.simulation.detection import NOISE, TREATMENT
+from benchmarks.simulation.records import write_requests
 from benchmarks.simulation.scenario import Scenario, run
 from tests.fakes.external_runs import write_external
 
@@ -79,3 +84,22 @@ def test_noise_of_every_kind_is_no_compile(tmp_path: Path) -> None:
 def test_the_same_records_give_the_same_finding(tmp_path: Path) -> None:
     rows = [judged(tmp_path / str(number), Scenario(step=64, duration_s=200.0, private_stalls=2)) for number in (1, 2)]
     assert rows[0] == rows[1]
+
+
+def test_tokens_of_a_request_whose_first_is_unknown_are_no_signs_of_life(tmp_path: Path) -> None:
+    """Only the gaps between them are known then, and not when they came."""
+    rng = np.random.default_rng(1)
+    folder = write_external(tmp_path, run(Scenario(step=64, duration_s=300.0), rng), rng, gates=SHORT)
+    table, _ = read_table(folder / "requests.arrow", REQUESTS)
+    known = pa.array(np.arange(table.num_rows) % 2 == 0)
+
+    def view(*unknown: str) -> dict[str, Any]:
+        columns = [
+            pc.if_else(known, column, pa.scalar(None, column.type)) if name in unknown else column
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+        write_requests(folder / "requests.arrow", pa.table(columns, schema=REQUESTS))
+        arm = next(arm for arm in analyze(folder)["arms"] if arm["name"] == TREATMENT)
+        return {key: arm["blackbox"][key] for key in ("silences", "stalls", "unexplained", "compiles")}
+
+    assert view("first_token_ns") == view("first_token_ns", "token_ns")

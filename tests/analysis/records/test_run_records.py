@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.records.requests import requests_of
-from analysis.records.run_records import read_run
+from analysis.records.run_records import clock_offset_ns, read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordError, RecordWriter
 from tests.fakes.request_rows import T0, S, row, write_rows
@@ -67,3 +67,11 @@ def test_a_broken_experiment_is_one_line(tmp_path):
     with pytest.raises(RecordError, match=r"experiment\.toml") as error:
         read_run(run)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("offset", "applied_ns"), [(5e9, 5 * S), (5 * S, 5 * S), (True, 0), (float("nan"), 0), ("5", 0), (None, 0)]
+)
+def test_the_offset_of_another_hosts_clock_may_be_any_number(offset, applied_ns):
+    assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": False}}) == applied_ns
+    assert clock_offset_ns({"clock": {"offset_ns": offset, "applied": True}}) == 0

@@ -183,3 +183,10 @@ class TestReading:
         with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_file(file, REQUESTS) as writer:
             writer.write_table(table_of([row(0)]))
         assert read_table(tmp_path / "a.arrow", REQUESTS)[0].to_pylist() == table_of([row(0)]).to_pylist()
+
+
+def test_a_column_that_a_parquet_file_has_twice_is_one_line(tmp_path):
+    rows = table_of([row()])
+    pq.write_table(rows.append_column("arm", rows.column("arm")), tmp_path / "requests.parquet")
+    with pytest.raises(RecordError, match=r'requests\.parquet: column "arm" appears 2 times'):
+        read_table(tmp_path / "requests.parquet", REQUESTS)

@@ -83,6 +83,11 @@ def test_the_known_figures_of_the_conversation_trace() -> None:
     assert row(fixed, "one padded shape")["padded_over_true"] == pytest.approx(3.78, abs=0.005)
 
 
+def test_lists_may_have_spaces(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecast", trace.name, "--ladder", "64, 512"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
 def test_the_command_prints_a_table_and_one_json_object(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forecast", trace.name, "--graphs", "3"]) == 0
     printed = capsys.readouterr().out.splitlines()

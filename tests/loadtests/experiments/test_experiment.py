@@ -403,3 +403,15 @@ def test_the_experiment_in_the_quickstart_is_valid(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "quickstart.md").read_text()
     example = text.partition("```toml\n")[2].partition("```")[0]
     assert load(write(tmp_path, example)).control.name == "eager"
+
+
+def test_a_hubs_tokenizer_is_not_looked_for_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.toml").write_text(MINIMAL + 'tokenizer = "org/model"\nprompts = "text"\n')
+    (tmp_path / "stands" / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "stands")
+    assert load(tmp_path / "mine" / "own.toml").traffic.tokenizer == "org/model"
+    chosen = load(tmp_path / "mine" / "own.toml", settings=["traffic.tokenizer=org/model"])
+    assert chosen.traffic.tokenizer == str(tmp_path / "stands" / "org" / "model")

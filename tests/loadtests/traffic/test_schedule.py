@@ -366,6 +366,7 @@ def test_traffic_survives_its_own_plain_table() -> None:
         ({"arrivals": "piecewise", "rates": ((0.0, 1.0, 2.0),)}, r"\[\[0, rate\]"),
         ({"arrivals": "piecewise", "rates": ((5.0, 1.0),)}, "start the first at 0"),
         ({"arrivals": "piecewise", "rates": ((0.0, 1.0), (70.0, 1.0))}, "before duration_s"),
+        ({"arrivals": "piecewise", "rates": ((0.0, 1.0), (5.0, 1.0), (5.0, 2.0))}, "let them rise"),
         ({"arrivals": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "workload": "trace"}, "traffic.trace is empty"),
         ({"rate": 1, "trace": "a.csv"}, "neither arrivals nor workload"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,13 @@ def reply() -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def torch_asked_once(reply: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: reply)
+    def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[:4] == reply.args[:4]
+        known = json.loads(reply.stdout.splitlines()[-1])
+        known["unknown"] = [option for option in command[4:] if option in known["unknown"]]
+        return subprocess.CompletedProcess(command, 0, json.dumps(known))
+
+    monkeypatch.setattr(preflight.subprocess, "run", answer)
 
 
 @pytest.mark.usefixtures("torch_asked_once")

@@ -115,10 +115,12 @@ def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     replica = start(tmp_path_factory.mktemp("arm"), ArmConfig(name="eager", engine=ENGINE), "--replica", "eager-7")
-    wait_warm(replica)
-    yield replica
-    replica.process.kill()
-    replica.process.wait()
+    try:
+        wait_warm(replica)
+        yield replica
+    finally:
+        replica.process.kill()
+        replica.process.wait()
 
 
 def ask(*, tokens: int = 5, max_tokens: int = 4, **fields: object) -> inference_pb2.GenerateRequest:
@@ -257,6 +259,7 @@ def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_
         "tailgate.v1.Telemetry/Watch": "tailgate.v1.WatchRequest",
         "tailgate.v1.Telemetry/Snapshot": "tailgate.v1.SnapshotRequest",
         "grpc.health.v1.Health/Check": "grpc.health.v1.HealthCheckRequest",
+        "grpc.health.v1.Health/Watch": "grpc.health.v1.HealthCheckRequest",
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "ServerReflectionRequest",
     }
     for method, message in services.items():
@@ -269,6 +272,9 @@ def test_what_is_no_protobuf_is_the_callers_error_in_every_method_and_leaves_no_
     with pytest.raises(grpc.RpcError) as caught:
         list(replica.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=20))
     assert "nothing to watch is named" in caught.value.details()
+    health = health_pb2_grpc.HealthStub(replica.channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    assert next(health).status in (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
+    health.cancel()
     replica.process.send_signal(signal.SIGTERM)
     assert replica.process.wait(timeout=30) == 0
     assert "Traceback" not in (tmp_path / "answers.log").read_text()
