@@ -7,13 +7,11 @@ streams both should tell the same. See docs/decisions/0003-http2-client.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 import gevent
-import gevent.monkey
 import grpc
 import grpc.experimental.gevent as grpc_gevent
 
@@ -25,16 +23,11 @@ from loadtests.external.client_security import OPEN, SecurityConfig, bearer_toke
 from loadtests.external.grpc_channel import open_channel
 from servers.clock import now_ns
 
-logger = logging.getLogger("tailgate")
-
-MOST_CALLS: Final = 100
-
 
 class GrpcioClient:
     """Calls to one target over one grpcio channel, with the interface of `InferenceClient`.
 
-    Needs a process that gevent has patched, as Locust's is. At most `MOST_CALLS` calls at once: more end with ABORTED
-    at once, and the log says why.
+    Needs a process that gevent has patched, as Locust's is.
     """
 
     def __init__(
@@ -43,11 +36,7 @@ class GrpcioClient:
         *,
         path: str = GENERATE_PATH,
         security: SecurityConfig = OPEN,
-        keepalive_s: float = 0.0,
-        keepalive_timeout_s: float = 20.0,
     ) -> None:
-        if not gevent.monkey.is_module_patched("threading"):
-            raise RuntimeError("grpcio under gevent needs gevent.monkey.patch_all() first, as importing locust does it")
         grpc_gevent.init_gevent()
         address = parse_target(target)
         self.target = address.target
@@ -56,22 +45,12 @@ class GrpcioClient:
             ("grpc.max_send_message_length", -1),
             ("grpc.primary_user_agent", "tailgate-grpcio"),
             ("grpc.enable_retries", 0),
-            # After a refused connection grpcio would wait up to two minutes before it tries again.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        if keepalive_s:
-            options += [
-                ("grpc.keepalive_time_ms", int(keepalive_s * 1e3)),
-                ("grpc.keepalive_timeout_ms", int(keepalive_timeout_s * 1e3)),
-            ]
         self._channel = open_channel(address, security, options)
         self._generate = self._channel.unary_stream(path, request_serializer=None, response_deserializer=None)
         token = bearer_token(security)
         self._common: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
         self._running: set[GrpcioCall] = set()
-        self._refused = 0
         self._closed = False
 
     def start(
@@ -87,8 +66,6 @@ class GrpcioClient:
         call = GrpcioCall(headers=headers, body=body, timeout_s=None, on_done=on_done, tag=tag)
         if self._closed:
             call.finish("UNAVAILABLE", "the client is closed", now_ns())
-        elif len(self._running) >= MOST_CALLS:
-            self._refuse(call)
         else:
             self._running.add(call)
             gevent.spawn(self._run, call, body, timeout_s)
@@ -110,13 +87,6 @@ class GrpcioClient:
         for call in list(self._running):
             call.cancel(error="the client was closed")
         self._channel.close()
-
-    def _refuse(self, call: GrpcioCall) -> None:
-        reason = f'client "grpcio" takes at most {MOST_CALLS} calls at once: its times are wrong above; use "frames"'
-        if not self._refused:
-            logger.warning("%s (said once; every refused call is recorded as ABORTED)", reason)
-        self._refused += 1
-        call.finish("ABORTED", reason, now_ns())
 
     def _run(self, call: GrpcioCall, body: bytes, timeout_s: float | None) -> None:
         try:

@@ -113,13 +113,6 @@ def ends(client: Client) -> dict[str, Any]:
     }
 
 
-def crowd(client: Client) -> dict[str, Any]:
-    """More calls at once than stock grpcio is to be trusted with."""
-    calls = [client.start(ask(tokens=30), timeout_s=30.0) for _ in range(105)]
-    wait(calls)
-    return {"statuses": [call.status for call in calls], "error": calls[-1].error}
-
-
 def main(options: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     security = SecurityConfig(**options.get("security", {}))
@@ -129,10 +122,7 @@ def main(options: dict[str, Any]) -> None:
     for name, kind in CLIENTS.items() if not out else ():
         client = kind(options["target"], security=security)
         out[name] = {"connect": client.connect(10.0)}
-        if options["script"] == "ends":
-            out[name] |= ends(client)
-        elif name == "grpcio":
-            out[name] |= crowd(client)
+        out[name] |= ends(client)
         client.close()
     print(json.dumps(out))
 

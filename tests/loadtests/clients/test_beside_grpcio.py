@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -76,43 +74,3 @@ def test_tls_and_the_token_are_the_same_for_both(tmp_path: Path, monkeypatch: py
         frames, grpcio, log = both(f"https://{target}", "paced", streams=5, tokens=3, security=security)
     assert frames["statuses"] == grpcio["statuses"] == ["OK"]
     assert "s3cret" not in log
-
-
-def test_a_crowd_is_refused_and_the_log_says_why_once() -> None:
-    with grpc_peer("aio", token_s=0.02) as target:
-        _, grpcio, log = both(target, "crowd")
-    assert grpcio["statuses"] == ["OK"] * 100 + ["ABORTED"] * 5
-    assert "at most 100 calls at once" in grpcio["error"]
-    assert log.count("at most 100 calls at once") == 1
-
-
-def test_without_a_server_connect_says_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    environment = dict(os.environ)
-    program = (
-        "from gevent import monkey; monkey.patch_all()\n"
-        "from tests.fakes.grpcio_client import GrpcioClient\n"
-        f"client = GrpcioClient('127.0.0.1:{port}')\n"
-        "print(client.connect(0.5)); call = client.start(b'', timeout_s=5); call.wait()\n"
-        "print(call.output_tokens, call.status); client.close()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    first, second = done.stdout.splitlines()
-    assert first == f"cannot connect to 127.0.0.1:{port} within 0.5 s"
-    assert second == "0 UNAVAILABLE"
-
-
-def test_it_needs_a_process_that_gevent_has_patched() -> None:
-    from tests.fakes.grpcio_client import GrpcioClient
-
-    with pytest.raises(RuntimeError, match="monkey"):
-        GrpcioClient("127.0.0.1:1")
