@@ -26,11 +26,11 @@ from analysis.records.run_records import (
     table_files,
     trial_folders,
 )
-from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
+from analysis.records.schemas import BED, COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.sums import state, sums_path
 from analysis.records.tables import RecordError, read_pieces
 
-TABLES = {"requests": REQUESTS, "steps": STEPS, "compile_events": COMPILE_EVENTS}
+TABLES = {"requests": REQUESTS, "steps": STEPS, "compile_events": COMPILE_EVENTS, "bed": BED}
 FORMATS = ("parquet", "jsonl", "csv")
 
 _ROWS_AT_ONCE = 4096

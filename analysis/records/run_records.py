@@ -14,10 +14,12 @@ from analysis.records.columns import Columns
 from analysis.records.documents import Document, read_document, read_toml
 from analysis.records.plain_values import mapping, number
 from analysis.records.schemas import (
+    BED,
     COMPILE_EVENTS,
     JUDGED_REQUESTS,
     QUEUE_COLUMNS,
     REQUESTS,
+    REQUIRED_BED_COLUMNS,
     REQUIRED_EVENT_COLUMNS,
     REQUIRED_REQUEST_COLUMNS,
     REQUIRED_STEP_COLUMNS,
@@ -39,6 +41,7 @@ class RunRecords:
     requests: pa.Table  # the columns of REQUESTS that are judged by
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
     steps: pa.Table | None
+    bed: pa.Table | None  # samples of the machines; None: nobody watched them
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
@@ -70,12 +73,15 @@ def read_run(directory: Path) -> RunRecords:
         for stem, schema, required in (
             ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
             ("steps", STEPS, REQUIRED_STEP_COLUMNS),
+            ("bed", BED, REQUIRED_BED_COLUMNS),
         ):
             for path in table_files(folder, stem):
                 pieces = tables.setdefault(stem, [schema.empty_table()])
                 take = _taking(pieces.append, numbers[-1])
                 files.table(stem, path, read_pieces(path, schema, take, required=required))
-    events, steps = (pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps"))
+    events, steps, bed = (
+        pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps", "bed")
+    )
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
     unused = () if may_serve(events) else QUEUE_COLUMNS
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
@@ -110,6 +116,7 @@ def read_run(directory: Path) -> RunRecords:
         requests=requests.table(),
         events=events,
         steps=steps,
+        bed=bed,
         # What was wrong with the records before they were exported does not show in the files any more.
         problems=(*files.problems(), *earlier_problems(exported)),
         stated=files.stated,

@@ -1,4 +1,4 @@
-"""The three tables of a run: their columns, and which of them a file must have."""
+"""The tables of a run: their columns, and which of them a file must have."""
 
 from __future__ import annotations
 
@@ -81,6 +81,57 @@ STEPS = pa.schema(
     ]
 )
 
+# The machines of a run, once a second and thing: a host, a device of it, a process of the run with its descendants, or
+# what an engine holds of its device by its own account. Columns are null where they do not concern the kind, and where
+# they cannot be read. Columns that end in _s or _j count up from some start: only differences mean anything.
+BED = pa.schema(
+    [
+        ("trial", pa.int32()),
+        ("host", pa.string()),  # "run", or the load worker's name on another host
+        ("kind", pa.string()),  # host | device | process | allocator
+        ("name", pa.string()),  # of the host, the device (cuda:0), or the process: a replica's name, splitter, load
+        ("arm", pa.string()),  # of a replica
+        ("pid", pa.int64()),
+        ("at_ns", pa.int64()),
+        ("memory_bytes", pa.int64()),  # in use on the host or device; resident of the process
+        ("memory_limit_bytes", pa.int64()),
+        ("cpu_s", pa.float64()),  # of all processors of the host; of the process
+        # host
+        ("cpus", pa.int32()),
+        ("steal_s", pa.float64()),
+        ("load1", pa.float64()),
+        ("frequency_mhz", pa.float64()),
+        ("pressure_cpu_s", pa.float64()),  # in which some task waited (Linux pressure stall information)
+        ("pressure_memory_s", pa.float64()),
+        ("pressure_io_s", pa.float64()),
+        # device
+        ("sm_mhz", pa.int32()),
+        ("memory_mhz", pa.int32()),
+        ("power_w", pa.float64()),
+        ("power_limit_w", pa.float64()),
+        ("energy_j", pa.float64()),
+        # NVML's reasons why the clock is not higher: gpu_idle, applications_clocks_setting, sw_power_cap, hw_slowdown,
+        # sync_boost, sw_thermal_slowdown, hw_thermal_slowdown, hw_power_brake_slowdown, display_clock_setting
+        ("throttle", pa.list_(pa.string())),
+        ("temperature_c", pa.int32()),
+        ("utilisation_pct", pa.int32()),
+        ("foreign_processes", pa.int32()),  # on the device, and not of this run; null where that cannot be told
+        ("foreign_memory_bytes", pa.int64()),
+        # process
+        ("threads", pa.int32()),
+        ("voluntary_switches", pa.int64()),
+        ("involuntary_switches", pa.int64()),
+        ("files", pa.int32()),  # open file handles
+        ("device_memory_bytes", pa.int64()),  # held by the process on its devices
+        # allocator
+        ("allocated_bytes", pa.int64()),
+        ("reserved_bytes", pa.int64()),
+        ("peak_bytes", pa.int64()),  # allocated at once since the start
+        ("allocator_retries", pa.int64()),
+        ("out_of_memory", pa.int64()),
+    ]
+)
+
 # What judging reads of a request, as it is held in memory: names that many requests share are kept once. The servers'
 # times are needed by those alone who follow the backlog of a compile.
 QUEUE_COLUMNS = ("queue_ns", "server_recv_ns", "server_end_ns")
@@ -101,3 +152,4 @@ JUDGED_REQUESTS = pa.schema(
 REQUIRED_REQUEST_COLUMNS = ("arm", "end_ns", "status")
 REQUIRED_EVENT_COLUMNS = ("arm", "kind", "start_ns", "end_ns")
 REQUIRED_STEP_COLUMNS = ("arm", "start_ns", "end_ns")
+REQUIRED_BED_COLUMNS = ("kind", "name", "at_ns")

@@ -190,6 +190,7 @@ def live(case: Case, seed: int) -> Lived:
         requests=requests,
         events=_events(seen),
         steps=None,
+        bed=None,
         problems=(),
     )
     network = there + back

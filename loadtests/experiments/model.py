@@ -123,6 +123,18 @@ class ParityConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BedConfig:
+    """How the machines are watched. Each host is sampled every `sample_s`, and before and after each trial a reference
+    of `reference_s` measures each device and the host. 0 leaves either out."""
+
+    sample_s: Annotated[float, Range(0, 60)] = 1.0
+    reference_s: Annotated[float, Range(0, 60)] = 2.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "bed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """Arms, traffic, trials and what is judged. Exactly one arm is the control."""
 
@@ -140,6 +152,7 @@ class Experiment:
     rollout: Rollout = field(default_factory=Rollout)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
+    bed: BedConfig = field(default_factory=BedConfig)
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:
