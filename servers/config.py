@@ -137,7 +137,7 @@ class CompileConfig:
     capture: bool = False
     guarded: bool = False
     join_projections: bool = False
-    warmup: Literal["shapes", "minimal"] = "shapes"
+    warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -199,9 +199,10 @@ class ArmConfig:
                 f'arm "{self.name}": compile.capture is true but shapes.kind is "exact": CUDA graphs need planned '
                 'shapes, use kind = "pad" or "buckets"'
             )
-        if self.compile.capture and self.compile.warmup == "minimal":
+        if self.compile.capture and self.compile.warmup != "shapes":
             raise ConfigError(
-                f'arm "{self.name}": compile.capture is true but compile.warmup is "minimal": use warmup = "shapes"'
+                f'arm "{self.name}": compile.capture is true but compile.warmup is "{self.compile.warmup}": '
+                'use warmup = "shapes"'
             )
         for name, limit, key in (
             ("batch", self.engine.slots, "engine.slots"),

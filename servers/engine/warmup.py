@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from servers.config import ArmConfig
 from servers.engine.shapes import ShapePolicy, StepShape
 
@@ -13,12 +15,16 @@ WARMUP_CALLS = 3
 def warmup_plan(arm: ArmConfig, shapes: ShapePolicy) -> list[StepShape]:
     """The steps to run before serving. A replica's request to itself always meets shapes among them.
 
-    `minimal` is what an unsuspecting deployment does: one short request, then open the doors.
+    `minimal` is what an unsuspecting deployment does: one short request, then open the doors. `lengths` looks careful:
+    prompts of many lengths, one after another, so that no step has ever two rows.
     """
     prompt = first_prompt(arm, shapes)
     first = [shapes.prefill(1, prompt), shapes.decode(1, prompt + 1)]
     if arm.compile.warmup == "minimal":
         return first
+    if arm.compile.warmup == "lengths":
+        steps = (step for length in _lengths(arm.engine.max_prompt_tokens) for step in _alone(arm, shapes, length))
+        return list(dict.fromkeys(steps))
     plan = list(shapes.planned())
     if not arm.compile.enabled or arm.compile.mark_dynamic:
         return plan  # nothing is compiled for a size
@@ -27,7 +33,23 @@ def warmup_plan(arm: ArmConfig, shapes: ShapePolicy) -> list[StepShape]:
 
 def first_prompt(arm: ArmConfig, shapes: ShapePolicy) -> int:
     """Tokens of the prompt that a replica sends itself before it serves: a length that the warm-up has run."""
+    if arm.compile.warmup == "lengths":
+        return _lengths(arm.engine.max_prompt_tokens)[-1]
     planned = 5
-    if arm.compile.warmup != "minimal":
+    if arm.compile.warmup == "shapes":
         planned = min(shape.length for shape in shapes.planned() if shape.kind == "prefill")
     return min(planned, arm.engine.prefill_tokens)
+
+
+def _lengths(longest: int) -> list[int]:
+    """Eight prompt lengths at most, halving from the longest. Odd, since an even one may equal a size of the model."""
+    return list(dict.fromkeys(max(1, (longest >> halvings) - 1 | 1) for halvings in range(8)))
+
+
+def _alone(arm: ArmConfig, shapes: ShapePolicy, length: int) -> Iterator[StepShape]:
+    """The steps of a request that has the replica to itself: its prompt, chunk by chunk, and its first new token."""
+    chunk = arm.engine.prefill_tokens
+    yield shapes.prefill(1, min(length, chunk))
+    for begun in range(chunk, length, chunk):
+        yield shapes.extend(1, min(chunk, length - begun), min(begun + chunk, length))
+    yield shapes.decode(1, length + 1)
