@@ -94,7 +94,8 @@ def load_plain(config: ModelConfig) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from servers.engine.model import model_config, resolve_device, resolve_dtype
+    from servers.engine.model import model_config
+    from servers.engine.placement import resolve_device, resolve_dtype
 
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
@@ -230,6 +231,6 @@ class _Watch:
 
 def compiles(kind: str, device: str) -> bool:
     """Whether transformers compiles decode for `kind` on the device that `device` names: a static cache, no CPU."""
-    from servers.engine.model import resolve_device
+    from servers.engine.placement import resolve_device
 
     return kind == "static" and resolve_device(device).type != "cpu"

@@ -144,7 +144,7 @@ def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) 
 def machine(arm: ArmConfig) -> Row:
     """Where it ran: versions, commit, processor, GPUs, and the device that the arm uses."""
     from loadtests.trials.environment import describe_environment
-    from servers.engine.model import resolve_device
+    from servers.engine.placement import resolve_device
 
     device = resolve_device(arm.model.device)
     name = device.type

@@ -16,6 +16,7 @@ from loadtests.trials.external_arms import find_external_arms
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.processes import describe_exit
 from loadtests.trials.progress import Load, ReplicaState
+from loadtests.trials.references import References
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.served_parity import compared, questions
 from loadtests.trials.telemetry import Collector
@@ -42,6 +43,7 @@ class Trial:
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector)
+        self._references = References(context)
         self._envoy: Envoy | None = None
         self._load: LoadGenerator | None = None
 
@@ -55,6 +57,7 @@ class Trial:
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
         find_external_arms(context)
+        self._references.measure("before")
         self._replicas.start()
         self._replicas.compare()
         self._send_traffic(self._start_splitter())
@@ -65,7 +68,8 @@ class Trial:
             self._compare_answers()
 
     def close(self, *, hurry: bool) -> None:
-        """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for."""
+        """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for, and the
+        machines not measured again."""
         self._context.status.phase, self._context.status.detail = "stopping", ""
         self._end_records(hurry=hurry)
         if self._envoy is not None:
@@ -74,11 +78,14 @@ class Trial:
         shutil.rmtree(self._fresh_cache, ignore_errors=True)
         with suppress(OSError):
             self._context.write_facts()
+        if not hurry:
+            self._references.measure("after")
 
     def kill(self) -> None:
         """Every process of the trial is gone at once, records as they are. Safe in a signal handler."""
         if self._load is not None:
             self._load.kill()
+        self._references.kill()
         self._replicas.kill()
         if self._envoy is not None:
             self._envoy.kill()

@@ -10,31 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from servers.config import ModelConfig
 from servers.engine import attention
+from servers.engine.placement import resolve_device, resolve_dtype
 from servers.fields import ConfigError
 from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that `name` stands for; `auto` takes the first GPU, otherwise the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f'model.device is "{name}" but torch sees no GPU: use cpu, or install a CUDA build of torch')
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
-        raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs: use cuda:0 to cuda:{seen - 1}')
-    return device
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that `name` stands for; `auto` is bfloat16 on a GPU and float32 on a CPU."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
 
 
 def model_config(model: ModelConfig) -> PreTrainedConfig:

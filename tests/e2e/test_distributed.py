@@ -57,6 +57,8 @@ cold_s = 0
 starting_at_once = 2
 [parity]
 served = false
+[bed]
+reference_s = 0
 """
 
 

@@ -27,6 +27,8 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def with_fake_arms(arguments: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    if not any("bed.reference_s" in argument for argument in arguments):
+        arguments = [*arguments, "--set", "bed.reference_s=0"]  # it would take longer than the fakes
     code = (
         "import sys; from loadtests.commands.main import main; "
         f"sys.exit(main({arguments!r}, arm_command={[sys.executable, str(FAKE_ARM), *flags]!r}))"
@@ -53,6 +55,7 @@ def requests(run_dir: Path) -> list[dict[str, Any]]:
 
 def test_run_ends_with_a_verdict_a_report_and_a_complete_run_directory(tmp_path: Path) -> None:
     settings = ["--set", "traffic.duration_s=8", "--set", "traffic.block_s=2", "--set", "trials.starting_at_once=3"]
+    settings += ["--set", "bed.reference_s=0.4"]
     done = with_fake_arms(["run", "demo", *settings, "--seed", "7", "--out", "out"], tmp_path)
     line = last_line(done)
     assert (done.returncode, line["exit_code"], line["verdict"]) == (99, 99, "FAIL"), done.stderr
@@ -82,9 +85,17 @@ def test_run_ends_with_a_verdict_a_report_and_a_complete_run_directory(tmp_path:
 
     rows = requests(run_dir)
     assert {row["status"] for row in rows} == {"OK"}
-    assert len(rows) == sum(json.loads((run_dir / "trial-01" / "trial.json").read_text())["planned"].values())
+    facts = json.loads((run_dir / "trial-01" / "trial.json").read_text())
+    assert len(rows) == sum(facts["planned"].values())
+    # the machine was measured while no arm was there
+    before, after = facts["references"]
+    assert (before["when"], after["when"]) == ("before", "after")
+    assert before["at_ns"] < min(facts["ready"].values()) < max(row["end_ns"] for row in rows) < after["at_ns"]
+    for row in (before, after):
+        assert (row["host"], row["device"], row["threads"], row["error"]) == ("run", "cpu", 1, None)
+        assert min(row[key] for key in ("matmul_tflops", "read_gb_per_s", "launch_us", "python_ms")) > 0
     # people see where it stands, on stderr; stdout is the verdict, the report and the line for programs
-    for expected in ("starting arms", "requests", "ttft p50", "judging"):
+    for expected in ("measuring the machines", "starting arms", "requests", "ttft p50", "judging"):
         assert expected in done.stderr
     assert "compiled-naive" in done.stdout
     assert f"report: {line['report']}" in done.stdout

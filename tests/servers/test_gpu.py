@@ -12,6 +12,7 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.engine import attention
 from servers.engine.kv_cache import Window
+from servers.reference import Reference, Sizes
 from tests.servers.engine.test_runner import (
     ENGINE,
     SMALL,
@@ -165,3 +166,12 @@ def test_chunks_read_in_place_agree_with_float64(
         expected = torch.nn.functional.scaled_dot_product_attention(query[row].double(), k, v, attn_mask=mask)
         error = (output[row].transpose(0, 1).double() - expected).norm() / expected.norm()
         assert error < 5e-3
+
+
+def test_a_card_is_measured_and_twice_the_same() -> None:
+    device = torch.device("cuda")
+    made = Reference(device, Sizes.of(device))
+    first, second = made.measure(2.0), made.measure(2.0)
+    for figure in ("matmul_tflops", "read_gb_per_s", "launch_us", "python_ms"):
+        assert second[figure] == pytest.approx(first[figure], rel=0.1)
+    assert first["seconds"] < 4.0  # type: ignore[operator]

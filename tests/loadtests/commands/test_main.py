@@ -230,7 +230,18 @@ def nothing_left(text: str, within_s: float = 10.0) -> bool:
     return True
 
 
-RUN = ("run", "demo", "--set", "traffic.duration_s=30", "--set", "traffic.block_s=2", "--set", "traffic.rate=8")
+RUN = (
+    "run",
+    "demo",
+    "--set",
+    "bed.reference_s=0",
+    "--set",
+    "traffic.duration_s=30",
+    "--set",
+    "traffic.block_s=2",
+    "--set",
+    "traffic.rate=8",
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -84,13 +84,13 @@ def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], t
 
 def test_a_run_that_broke_says_so_in_words_alone(tmp_path: Path) -> None:
     fake = (sys.executable, str(FAKE_ARM), "--fail-start", "compiled-naive-0")
-    code, lines, err = at_terminal(tailgate("run", "demo", arm_command=fake), tmp_path)
+    code, lines, err = at_terminal(tailgate("run", "demo", "--set", "bed.reference_s=0", arm_command=fake), tmp_path)
     assert (code, objects(lines)) == (1, [])
     assert "the weights are missing" in err
 
 
 def test_a_run_is_judged_in_words_alone(tmp_path: Path) -> None:
-    settings = ("traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8")
+    settings = ("bed.reference_s=0", "traffic.duration_s=4", "traffic.block_s=1", "traffic.rate=8")
     flags = [flag for setting in settings for flag in ("--set", setting)]
     fake = (sys.executable, str(FAKE_ARM))
     code, lines, err = at_terminal(tailgate("run", "demo", *flags, arm_command=fake), tmp_path)

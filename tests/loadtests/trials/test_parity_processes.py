@@ -37,6 +37,7 @@ def experiment(dtype: str = "bfloat16", **tables: Any) -> Experiment:
             {"name": "eager", "preset": "eager", "control": True},
         ],
         "traffic": {"duration_s": 2, "rate": 6, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
+        "bed": {"reference_s": 0},
     }
     for key, value in tables.items():
         table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value

@@ -38,6 +38,7 @@ def experiment(**tables: dict[str, Any]) -> Experiment:
         ],
         "traffic": {"duration_s": 2, "rate": 8, "length_scale": 0.05, "block_s": 1, "timeout_s": 10},
         "trials": {"starting_at_once": 2},
+        "bed": {"reference_s": 0},
     }
     for key, value in tables.items():
         table[key] = {**table.get(key, {}), **value}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from servers.engine.model import resolve_device
+from servers.engine.placement import resolve_device
 from servers.fields import ConfigError
 
 
