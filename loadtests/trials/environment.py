@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from loadtests.bed.machine import gpu_uuids, machine_identity
 from servers import clock
 
 _PACKAGES = (
@@ -26,6 +27,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
         "git_commit": _git_commit(),
+        "machine": machine_identity(gpu_uuids()),
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_bytes": _memory_bytes(),
         "gpus": gpu_names(),

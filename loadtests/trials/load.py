@@ -65,6 +65,11 @@ class LoadGenerator:
         )
         self._deadline = time.monotonic() + self._limit_s
 
+    @property
+    def pid(self) -> int:
+        """Locust's process id."""
+        return self._child.pid
+
     def ended(self) -> bool:
         """Whether all was sent and recorded. RunError when Locust failed or takes too long."""
         code = self._child.poll()

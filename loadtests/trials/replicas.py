@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
+from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
@@ -57,8 +58,11 @@ class Replicas:
     `snapshots` has what each replica reported of itself when it was warm.
     """
 
-    def __init__(self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector) -> None:
+    def __init__(
+        self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector, bed: BedWatch
+    ) -> None:
         self._trial = trial
+        self._bed = bed
         self._command = tuple(command)
         self._cache = cache
         self._collector = collector
@@ -101,10 +105,12 @@ class Replicas:
             command += ["--token-env", security.token_env]
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
+        child = Child(name, command, log_path=self._trial.logs / f"{name}.log", environment=environment)
+        self._bed.name(name, child.pid, arm=arm.name)
         self._replicas[name] = _Replica(
             arm=arm,
             name=name,
-            child=Child(name, command, log_path=self._trial.logs / f"{name}.log", environment=environment),
+            child=child,
             deadline=time.monotonic() + trials.ready_timeout_s,
         )
 
@@ -185,6 +191,7 @@ class Replicas:
             death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
             trial, child = self._trial, replica.child
             trial.facts.deaths.append(death)
+            self._bed.forget(replica.name)
             trial.write_facts()
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")

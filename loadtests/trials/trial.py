@@ -10,6 +10,7 @@ from pathlib import Path
 
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
+from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.external_arms import find_external_arms
@@ -42,8 +43,9 @@ class Trial:
         self._collector = Collector(context.folder, trial=context.number, status=context.status)
         self._recording = True
         cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
-        self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector)
+        self._bed = BedWatch(context)
         self._references = References(context)
+        self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
         self._envoy: Envoy | None = None
         self._load: LoadGenerator | None = None
 
@@ -57,6 +59,7 @@ class Trial:
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
         find_external_arms(context)
+        self._bed.first_look()
         self._references.measure("before")
         self._replicas.start()
         self._replicas.compare()
@@ -75,6 +78,7 @@ class Trial:
         if self._envoy is not None:
             self._envoy.stop(grace_s=0.0 if hurry else 5.0)
         self._replicas.stop()
+        self._bed.stop()
         shutil.rmtree(self._fresh_cache, ignore_errors=True)
         with suppress(OSError):
             self._context.write_facts()
@@ -89,6 +93,7 @@ class Trial:
         self._replicas.kill()
         if self._envoy is not None:
             self._envoy.kill()
+        self._bed.kill()
 
     def _start_splitter(self) -> dict[str, str]:
         """Where the load goes: {"*": the splitter}, or each arm's own address when it goes direct.
@@ -102,6 +107,7 @@ class Trial:
         context.status.phase = "starting the splitter"
         config = splitter_config(experiment, targets, logs=context.logs)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
+        self._bed.name("splitter", envoy.pid)
         deadline = time.monotonic() + _ENVOY_READY_S
         while True:
             context.check()
@@ -117,6 +123,7 @@ class Trial:
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
         sizes += [arm.external.vocab_size for arm in self._context.experiment.external_arms if arm.external.vocab_size]
         self._load = load = LoadGenerator(self._context, targets, vocab_sizes=sizes)
+        self._bed.name("load", load.pid)
         while not load.ended():
             self._context.check()
             load.show()
@@ -125,8 +132,9 @@ class Trial:
         load.read()
 
     def _watch(self) -> None:
-        """A dead arm is recorded and the run goes on; any other dead process ends the run."""
+        """A dead arm or watcher is recorded and the run goes on; any other dead process ends the run."""
         self._replicas.watch()
+        self._bed.poll()
         if not self._context.experiment.external_arms and self._replicas.all_dead:
             raise RunError(f"every arm died: see {self._context.logs}")
         if self._envoy is not None and (code := self._envoy.poll()) is not None:

@@ -86,6 +86,7 @@ def test_mirrored_trials_record_both_arms_and_leave_no_process(tmp_path: Path) -
     environment = json.loads((outcome.run_dir / "environment.json").read_text())
     assert environment["clock"]["anchor_ns"] == ANCHOR_NS
     assert {"python", "versions", "cpu", "gpus"} <= set(environment)
+    assert len(environment["machine"]) == 12
 
     for number in (1, 2):
         facts = trial_facts(outcome, number)
@@ -112,6 +113,36 @@ def test_mirrored_trials_record_both_arms_and_leave_no_process(tmp_path: Path) -
         row["prompt_tokens"] for row in requests(outcome, 2)
     ]
     assert status.load.finished == len(requests(outcome, 2))
+
+
+def test_the_machine_of_a_trial_and_its_processes_are_watched(tmp_path: Path) -> None:
+    outcome, status = run(experiment(), tmp_path)
+    assert outcome.complete, outcome.error
+    records = read_run(outcome.run_dir)
+    assert records.problems == ()
+    assert records.bed is not None
+    rows = records.bed.to_pylist()
+    assert {(row["kind"], row["name"], row["arm"]) for row in rows} == {
+        ("host", "run", None),
+        ("process", "eager-0", "eager"),
+        ("process", "naive-0", "naive"),
+        ("process", "splitter", None),
+        ("process", "load", None),
+    }
+    bed, environment = trial_facts(outcome)["bed"], records.environment
+    assert bed["interval_s"] == 1.0
+    assert bed["machines"]["run"]["machine"] == environment["machine"]
+    assert (bed["devices"], bed["before"], bed["arms"]) == ({}, [], {"eager": "cpu", "naive": "cpu"})
+    assert bed["watcher"]["cpu_s"] < bed["watcher"]["seconds"]
+    assert "ended" not in bed
+    assert status.notes == []
+
+
+def test_machines_are_not_watched_where_the_experiment_leaves_that_out(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(bed={"sample_s": 0}, traffic={"duration_s": 1, "direct": True}), tmp_path)
+    assert outcome.complete, outcome.error
+    assert not list((outcome.run_dir / "trial-01").glob("bed*"))
+    assert "bed" not in trial_facts(outcome)
 
 
 def test_split_by_weight_over_replicas_and_load_processes(tmp_path: Path) -> None:
@@ -324,7 +355,8 @@ def test_external_arm_that_cannot_be_used_ends_the_run_before_anything_starts(tm
         assert not outcome.complete
         assert outcome.error is not None
         assert f'arm "vllm": {peer.address} {says}' in outcome.error
-        assert not list((outcome.run_dir / "trial-01" / "logs").iterdir())
+        logs = {path.name for path in (outcome.run_dir / "trial-01" / "logs").iterdir()}
+        assert logs == {"watcher.log"}  # the machines are watched before anything starts on them
 
 
 def test_a_saturation_search_goes_on_where_the_first_trial_left_off(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""The machines of a trial are watched: a process beside it samples them, and the trial's facts say what it sees."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from loadtests.bed.devices import MUCH_BYTES, index_of
+from loadtests.trials.context import TrialContext
+from loadtests.trials.processes import Child, child_environment, describe_exit
+from servers.clock import now_ns
+
+# -P: a directory called `loadtests` where the user stands must not be imported instead.
+_COMMAND = (sys.executable, "-P", "-m", "loadtests.bed.watcher")
+_FIRST_LOOK_S = 10.0
+_STOP_GRACE_S = 5.0
+_BUSY_PCT = 5
+
+
+class BedWatch:
+    """From now until `stop` the machines of `trial` are watched, unless bed.sample_s is 0.
+
+    A watcher that dies is a note to the user and a gap that trial.json states; the trial goes on.
+    """
+
+    def __init__(self, trial: TrialContext) -> None:
+        self._trial = trial
+        self._child: Child | None = None
+        self._ended = False
+        bed = trial.experiment.bed
+        if not bed.sample_s:
+            return
+        devices = sorted({arm.config.model.device for arm in trial.experiment.own_arms} - {"cpu"})
+        command = [*_COMMAND, "--out", str((trial.folder / "bed.arrow").resolve()), "--trial", str(trial.number)]
+        command += ["--sample-s", str(bed.sample_s), *(["--devices", *devices] if devices else [])]
+        log = trial.logs / "watcher.log"
+        self._child = Child("watcher", command, log_path=log, environment=child_environment(), commands=True)
+        trial.facts.bed = {"interval_s": bed.sample_s, "machines": {}, "devices": {}, "unreadable": [], "before": []}
+
+    def first_look(self) -> None:
+        """The devices were looked at before anything of the trial is on them, where any arm runs on one."""
+        if all(arm.config.model.device == "cpu" for arm in self._trial.experiment.own_arms):
+            return
+        deadline = time.monotonic() + _FIRST_LOOK_S
+        while not self._ended and self._child is not None and time.monotonic() < deadline:
+            self._trial.check()
+            if (line := self._child.line(0.1)) is not None:
+                self._take(line)
+            if self._bed["machines"]:
+                return
+            self.poll()
+
+    def name(self, name: str, pid: int, *, arm: str | None = None) -> None:
+        """The process and its descendants are sampled under `name`; an arm's replica with its arm."""
+        if self._child is not None:
+            self._child.command(json.dumps({"name": name, "pid": pid, "arm": arm}))
+
+    def forget(self, name: str) -> None:
+        """The process of that name has ended."""
+        if self._child is not None:
+            self._child.command(json.dumps({"name": name, "pid": None}))
+
+    def poll(self) -> None:
+        """What the watcher has said is in the trial's facts, and its death is noted."""
+        if self._child is None:
+            return
+        ended = self._child.poll()  # read first: what it says, it says before it ends
+        while (line := self._child.line(0)) is not None:
+            self._take(line)
+        if ended is not None and not self._ended:
+            self._ended = True
+            why = f"{describe_exit(ended)}: {self._child.log_tail(2)}"
+            self._bed["ended"] = {"host": "run", "at_ns": now_ns(), "why": why}
+            self._trial.status.note(f"the machines are not watched any more: the watcher ended with {why}")
+            self._trial.write_facts()
+
+    def stop(self) -> None:
+        """bed.arrow is complete and nothing is watched any more. A second call does nothing."""
+        if self._child is None:
+            return
+        self.poll()
+        self._child.stop(_STOP_GRACE_S)
+        self._ended = True
+        self.poll()
+
+    def kill(self) -> None:
+        """The watcher is gone at once. Safe in a signal handler."""
+        if self._child is not None:
+            self._child.kill_now()
+
+    @property
+    def _bed(self) -> dict[str, Any]:
+        assert self._trial.facts.bed is not None
+        return self._trial.facts.bed
+
+    def _take(self, line: str) -> None:
+        message: dict[str, Any] = {}
+        with suppress(ValueError):
+            message = json.loads(line)
+        if "unreadable" in message:
+            self._bed["unreadable"].append(message["unreadable"])
+        elif "watcher" in message:
+            self._bed["watcher"] = message["watcher"]
+        elif "bed" in message:
+            self._bed.update(message["bed"])
+            self._bed["arms"] = self._devices_of_arms()
+            for look in self._bed["before"]:
+                if text := not_idle(look, self._bed["devices"].get(look["device"], {})):
+                    self._trial.status.note(text)
+            self._trial.write_facts()
+
+    def _devices_of_arms(self) -> dict[str, str]:
+        """The device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0."""
+        names = {}
+        for arm in self._trial.experiment.own_arms:
+            given = arm.config.model.device
+            index = 0 if given == "auto" and self._bed["devices"] else index_of(given)
+            names[arm.name] = "cpu" if index is None else f"cuda:{index}"
+        return names
+
+
+def not_idle(look: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+    """One line for a device that others use before the trial starts, with a remedy; empty for an idle one."""
+    processes, used = look["processes"] or [], look["memory_bytes"] or 0
+    busy = look["utilisation_pct"] or 0
+    if not processes and busy < _BUSY_PCT and used <= MUCH_BYTES:
+        return ""
+    people = ", ".join(f"{process['name'] or 'a process'} (pid {process['pid']})" for process in processes[:3])
+    people += f" and {len(processes) - 3} more" if len(processes) > 3 else ""
+    name = f"{look['device']} ({device['name']})" if "name" in device else look["device"]
+    return (
+        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use, {busy} % busy"
+        f"{f', by {people}' if people else ''}: end what runs there, or give another device"
+    )

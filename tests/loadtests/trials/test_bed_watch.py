@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.schemas import BED
+from analysis.records.tables import read_table
+from loadtests.experiments.reading import from_table
+from loadtests.traffic.schedule import Schedule
+from loadtests.trials.bed_watch import BedWatch, not_idle
+from loadtests.trials.context import TrialContext
+from loadtests.trials.progress import Status
+from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.trial_schedule import TrialSchedules
+
+ROOT = Path(__file__).resolve().parents[3]
+GIB = 1 << 30
+H200 = {"name": "NVIDIA H200"}
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, on the first of which process 1 works."""
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "pynvml.py").write_text(
+        "import sys\nfrom tests.fakes.nvml import GIB, FakeCard, FakeNvml\n"
+        "busy = FakeCard(uuid='GPU-0', bus=1, used=4 * GIB, utilisation=93, processes={1: 4 * GIB})\n"
+        "sys.modules[__name__] = FakeNvml([busy, FakeCard(uuid='GPU-1', bus=2)])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'driver'}:{ROOT}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def trial(folder: Path, *devices: str, check: Any = lambda: None, **bed: float) -> TrialContext:
+    names = ("eager", "compiled-padded", "compiled-bucketed")
+    arms = [
+        {"name": f"arm{number}", "preset": names[number], "control": not number, "model": {"device": device}}
+        for number, device in enumerate(devices)
+    ]
+    table = {"name": "small", "arms": arms, "traffic": {"rate": 4, "duration_s": 2, "block_s": 1}, "bed": bed}
+    experiment = from_table({**table, "compare_models": True})
+    schedule: Schedule = TrialSchedules.of(experiment).draw(1, ())
+    folder.mkdir(exist_ok=True)
+    facts = TrialFacts.of(experiment, 1, schedule)
+    return TrialContext(experiment=experiment, number=1, folder=folder, facts=facts, status=Status(), check=check)
+
+
+def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
+    """The trial's fact about the bed called `key`, once there is one."""
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        watch.poll()
+        if context.facts.bed and context.facts.bed.get(key):
+            return context.facts.bed[key]
+        time.sleep(0.01)
+    raise AssertionError(f"no {key} came")
+
+
+def test_devices_are_looked_at_before_anything_is_on_them(tmp_path: Path, driver: None) -> None:
+    context = trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    facts = json.loads((context.folder / "trial.json").read_text())["bed"]
+    watch.stop()
+    assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
+    assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
+    busy, idle = facts["before"]
+    assert (busy["device"], [process["pid"] for process in busy["processes"]]) == ("cuda:0", [1])
+    assert (idle["device"], idle["processes"]) == ("cuda:1", [])
+    (note,) = context.status.notes
+    assert note.startswith("cuda:0 (NVIDIA H200) is not idle before the trial: 4.0 GiB in use, 93 % busy, by ")
+    assert "(pid 1): end what runs there, or give another device" in note
+
+
+def test_an_arm_that_takes_the_first_gpu_by_itself_is_on_it(tmp_path: Path, driver: None) -> None:
+    context = trial(tmp_path / "trial-01", "auto", "cpu")
+    watch = BedWatch(context)
+    watch.first_look()
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["arms"] == {"arm0": "cuda:0", "arm1": "cpu"}
+
+
+def test_a_watcher_that_dies_is_a_note_and_a_stated_gap(tmp_path: Path) -> None:
+    context = trial(tmp_path / "trial-01", "cpu", "cpu")
+    watch = BedWatch(context)
+    poll_until(watch, context, "machines")
+    watch.name("load", os.getpid())
+    watch.kill()
+    ended = poll_until(watch, context, "ended")
+    assert "SIGKILL" in ended["why"]
+    assert abs(time.time_ns() - ended["at_ns"]) < 60e9
+    (note,) = context.status.notes
+    assert "the machines are not watched any more: the watcher ended with SIGKILL" in note
+    watch.name("load", os.getpid())  # nobody listens, and the trial goes on
+    watch.poll()
+    watch.stop()
+    assert len(context.status.notes) == 1
+    assert json.loads((context.folder / "trial.json").read_text())["bed"]["ended"] == ended
+
+
+def test_a_table_that_cannot_be_written_is_a_note_with_the_reason(tmp_path: Path) -> None:
+    context = trial(tmp_path / "trial-01", "cpu", "cpu")
+    (context.folder / "bed.arrow.new").mkdir()  # where the table is begun
+    watch = BedWatch(context)
+    assert "bed.arrow.new" in poll_until(watch, context, "ended")["why"]
+    watch.stop()
+    assert len(context.status.notes) == 1
+
+
+def test_a_stopped_watch_has_a_whole_table_and_says_what_it_cost(tmp_path: Path) -> None:
+    context = trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    watch = BedWatch(context)
+    poll_until(watch, context, "machines")
+    watch.stop()
+    watch.stop()
+    table, truncated = read_table(context.folder / "bed.arrow", BED)
+    assert not truncated
+    assert table.num_rows
+    assert context.facts.bed is not None
+    assert context.facts.bed["watcher"]["seconds"] > 0
+    assert context.status.notes == []
+
+
+def test_an_idle_device_is_not_worth_a_note() -> None:
+    look = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20, "utilisation_pct": 1, "sm_mhz": 345}
+    assert not_idle(look, H200) == ""
+    assert not_idle({**look, "processes": None, "memory_bytes": None, "utilisation_pct": None}, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"utilisation_pct": 40}, "0.0 GiB in use, 40 % busy: end"),
+        ({"memory_bytes": 2 * GIB}, "2.0 GiB in use, 0 % busy: end"),
+        (
+            {"processes": [{"pid": pid, "name": "x" if pid > 1 else None, "memory_bytes": 1} for pid in range(1, 6)]},
+            "0 % busy, by a process (pid 1), x (pid 2), x (pid 3) and 2 more: end",
+        ),
+    ],
+)
+def test_a_device_that_is_not_idle_is_named_with_what_is_on_it(changes: dict[str, Any], expected: str) -> None:
+    look = {"device": "cuda:0", "processes": [], "memory_bytes": 0, "utilisation_pct": 0, "sm_mhz": 345}
+    assert expected in not_idle({**look, **changes}, H200)
