@@ -14,6 +14,7 @@ import numpy as np
 from analysis.arrays import Bools, Floats, Ints
 from analysis.blackbox.firstseen import shapes_of
 from analysis.blackbox.view import Outside, outside_of
+from analysis.judging.bed import BedJudgement, judge_bed
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
 from analysis.judging.checks.loop import Loop, loop_of
@@ -70,6 +71,7 @@ from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, judge_share, observed, units
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
+from analysis.run.test_bed import TestBed
 from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.settings.gate_limits import CompileBudget
@@ -89,6 +91,7 @@ class Judgement:
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
+    bed: BedJudgement
     verdicts: Mapping[str, str]  # of the treatments
     overall: str
     headline: str
@@ -102,10 +105,12 @@ def judge(run: Run) -> Judgement:
     compared = Comparisons() if search else comparisons(run)
     rates = () if search else compare_rates(run)
     outside = _outside(run)
+    bed, bed_checks = judge_bed(TestBed.of(run), run.arms, run.limits.max_bed_drift)
     checks = [
         *_checks_of_all(run),
         *(check for arm in run.treatments for check in _checks_of(run, arm, compared.gated)),
         *check_telemetry(run, outside),
+        *bed_checks,
     ]
     facts = {arm: {part: _compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     targets = (*run.targets, *run.cold_targets)
@@ -133,6 +138,7 @@ def judge(run: Run) -> Judgement:
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),
+        bed=bed,
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),

@@ -91,6 +91,8 @@ def html_report(summary: Mapping[str, Any]) -> str:
             summary=summary,
             headline=reading.headline(summary),
             facts=reading.facts(summary),
+            bed_line=reading.bed_line(summary),
+            bed_verdict=values.text(values.at(summary, "bed", "verdict")),
             deciders=reading.deciders(summary),
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
             gates={name: reading.gate_list(summary, name) for name in names},

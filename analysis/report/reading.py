@@ -82,6 +82,12 @@ def facts(summary: Row) -> list[Fact]:
     ]
 
 
+def bed_line(summary: Row) -> str:
+    """Whether the machines were quiet, in a sentence; empty for a summary that knows of no test bed."""
+    line = text(at(summary, "bed", "line"))
+    return "" if line == DASH else line
+
+
 def _many(number: float, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 

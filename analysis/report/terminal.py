@@ -55,6 +55,8 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     )
     console.print(Text.assemble(_chip(at(summary, "overall")), "  ", (text(at(summary, "name")), "bold")))
     console.print(Text(reading.headline(summary)))
+    if line := reading.bed_line(summary):
+        console.print(_note("test bed", line))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
         console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))

@@ -60,6 +60,8 @@ class GateLimits(CompileBudget):
     cold: CompileBudget | None = None
     min_blocks: Annotated[int, Range(2, 100_000)] = 18  # twenty less the two that a cold start may take
     max_generator_lag_ms: Annotated[float, Range(0.0, 60_000.0)] = 50.0
+    # Of the reference beside the traffic: from before a trial to after it, over trials, between the arms' devices.
+    max_bed_drift: Annotated[float, Range(0.001, 0.9)] = 0.05
     draws: Annotated[int, Range(99, 1_000_000)] = 9999
     method: Method = "label swap"
     question: Question = "block"

@@ -31,6 +31,7 @@ from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.summary.arms import arm_row
+from analysis.summary.bed import bed_row
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 
@@ -92,6 +93,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [asdict(check) | ({"remedy": ""} if check.ok else {}) for check in judgement.checks],
+        "bed": bed_row(run, judgement.bed),
         "parity": _parity(run),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),

@@ -21,6 +21,7 @@ import tomli_w
 from analysis.records.documents import vouched_toml, write_document
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from analysis.records.tables import RecordWriter
+from tests.fakes.beds import FakeBed
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -105,6 +106,7 @@ class FakeRun:
     open_loop: bool = True
     lag_ms: float = 1.0
     ignore_eos: bool = False  # answers have exactly the tokens that were asked for
+    bed: FakeBed | None = None  # the machines, if somebody watched them
     interference: float = 1.0  # times longer that the control takes while another arm compiles
     stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
@@ -239,6 +241,10 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         },
         "planned": planned,
     }
+    if run.bed is not None:
+        names, luck = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
+        trial |= run.bed.facts(names, number, luck)
+        run.bed.write(folder, names, number, start, run.duration_s, luck)
     (folder / "trial.json").write_text(json.dumps(trial))
     compilers = {f"{arm.name}-0": arm.startup.compiler(arm.name) for arm in run.arms if arm.startup}
     if compilers:

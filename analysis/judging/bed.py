@@ -1,0 +1,111 @@
+"""Whether a run's machines were quiet, in one line: what a reader must know before any figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from analysis.judging.checks.bed import Disturbance, check_bed, drifts
+from analysis.judging.validity import Check
+from analysis.judging.wording import counted, percent, sentence
+from analysis.run.bed_samples import RUN_HOST
+from analysis.run.test_bed import TestBed
+
+QUIET, DISTURBED, NOT_WATCHED, PARTLY = "quiet", "disturbed", "not watched", "partly watched"
+
+_LEAST_WATCHED = 0.8  # of a trial's traffic
+_MOST_NAMED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BedJudgement:
+    """What follows from the test bed."""
+
+    bed: TestBed
+    verdict: str  # quiet | disturbed | not watched | partly watched
+    line: str  # a sentence that begins with the verdict
+    disturbances: tuple[Disturbance, ...]
+    unknown: tuple[str, ...]  # what was not watched of it, in words
+
+
+def judge_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[BedJudgement, list[Check]]:
+    """The judgement on the bed, and the checks that follow from it: none where nobody watched."""
+    checks, disturbances = check_bed(bed, arms, limit) if bed.watched else ([], [])
+    unknown = list(_unknown(bed)) if bed.watched else []
+    if not bed.watched:
+        verdict, line = NOT_WATCHED, "nobody recorded how the machines of this run behaved"
+    elif disturbances:
+        texts = [item.text for item in disturbances[:_MOST_NAMED]]
+        more = len(disturbances) - len(texts)
+        verdict, line = DISTURBED, "; ".join([*texts, *([f"{more} more"] if more else [])])
+    else:
+        verdict = PARTLY if unknown else QUIET
+        line = ", ".join(_quiet(bed)) or "nothing could be read"
+        line += f"; cannot tell: {'; '.join(unknown)}" if unknown else ""
+    judgement = BedJudgement(
+        bed=bed,
+        verdict=verdict,
+        line=f"{sentence([f'{verdict}: {line}'])}.",
+        disturbances=tuple(disturbances),
+        unknown=tuple(unknown),
+    )
+    return judgement, checks
+
+
+def _quiet(bed: TestBed) -> Iterator[str]:
+    """What a quiet bed was made of, and how quiet."""
+    used = [device for device in bed.devices if device.card.host == RUN_HOST and device.arms]
+    models: dict[str, set[str]] = {}
+    for device in used:
+        models.setdefault(device.card.model or "device", set()).add(device.card.identity)
+    yield from (f"{len(cards)} × {model}" for model, cards in models.items())
+    if not models:
+        cpus = [host.cpus for host in bed.hosts if host.host == RUN_HOST and host.cpus]
+        yield from [counted(round(max(cpus)), "processor")] if cpus else []
+    clocks = [device.sm_mhz for device in used if device.sm_mhz]
+    if clocks:
+        low, high = min(clock.low for clock in clocks), max(clock.high for clock in clocks)
+        yield f"clocks {low:,.0f} MHz throughout" if low == high else f"clocks {low:,.0f} to {high:,.0f} MHz"
+    steals = [host.steal for host in bed.hosts if host.steal is not None]
+    if steals:
+        yield f"steal {100.0 * max(steals):.1f} %"
+    if apart := drifts(bed):
+        yield f"reference within {percent(max(apart))}"
+
+
+def _unknown(bed: TestBed) -> Iterator[str]:
+    """What the records leave open: a bed of which this is not known is not called quiet."""
+    sampled = {host.trial: host.seconds for host in bed.hosts if host.host == RUN_HOST}
+    silent = [trial for trial in bed.trials if trial not in sampled]
+    if silent:
+        yield "nothing was sampled" if len(silent) == len(bed.trials) else f"nothing was sampled in {_trials(silent)}"
+    short = [trial for trial, seconds in sampled.items() if seconds < _LEAST_WATCHED * bed.seconds[trial]]
+    if short:
+        yield f"less than {percent(_LEAST_WATCHED)} of the traffic was sampled in {_trials(short)}"
+    if any(host.steal is None for host in bed.hosts):
+        yield "what the hypervisor took"
+    watched = {(device.trial, device.name) for device in bed.devices if device.card.host == RUN_HOST}
+    on_cards = {(trial, name) for trial, row in bed.placed.items() for name in row.values() if name != "cpu"}
+    if missing := sorted({name for trial, name in on_cards - watched if trial in sampled}):
+        yield f"how {', '.join(missing)} behaved"
+    used = [device for device in bed.devices if device.card.host == RUN_HOST and device.arms]
+    for what, names in (
+        ("who else was on {}", {device.name for device in used if device.foreign_s is None}),
+        ("whether {} was throttled", {device.name for device in used if device.throttled_s is None}),
+        ("the clocks of {}", {device.name for device in used if device.sm_mhz is None}),
+    ):
+        if names:
+            yield what.format(", ".join(sorted(names)))
+    measured = {(row.trial, row.when) for row in bed.references if row.figures}
+    lacking = [trial for trial in bed.trials if not {(trial, "before"), (trial, "after")} <= measured]
+    if not measured:
+        yield "how fast the machines were, since no reference was measured"
+    elif lacking:
+        yield f"whether the speed stayed, since a reference is missing in {_trials(lacking)}"
+    failed = [row for row in bed.references if row.error]
+    if failed and measured:
+        yield f"the speed of {failed[0].device} in {_trials(sorted({row.trial for row in failed}))} ({failed[0].error})"
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    return f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(map(str, numbers))}"

@@ -1,0 +1,388 @@
+"""The machines of a run and how they behaved: what was sampled of them during the traffic, and their speed beside it.
+
+Nothing is decided here. What was not recorded, or could not be read, is None or empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from analysis.records.plain_values import mapping, number, rows_of
+from analysis.run.bed_samples import RUN_HOST, Rows, Samples, Spread
+from analysis.run.run import Run
+from analysis.run.trials import Trial
+
+# NVML's reasons why a clock is not higher that hold a busy card back. An idle card, and a clock that was asked for, do
+# not: gpu_idle, applications_clocks_setting, display_clock_setting.
+THROTTLES = {
+    "sw_power_cap": "power cap",
+    "hw_slowdown": "slowdown by the hardware",
+    "sync_boost": "sync boost",
+    "sw_thermal_slowdown": "heat, by the driver",
+    "hw_thermal_slowdown": "heat, by the hardware",
+    "hw_power_brake_slowdown": "power brake",
+}
+POWER_CAP = "sw_power_cap"
+
+# Figures of a reference that are of the card, and those that are of its host; of the last two less is better.
+CARD_FIGURES = ("matmul_tflops", "read_gb_per_s")
+HOST_FIGURES = ("launch_us", "python_ms")
+FIGURES = (*CARD_FIGURES, *HOST_FIGURES)
+
+_STEP_MHZ = 15.0  # a card's clock moves in steps of this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a trial says of one device."""
+
+    host: str
+    name: str  # cuda:0
+    identity: str  # equal for one card over trials, whatever its name there
+    model: str | None
+    power_limit_w: float | None
+    power_limit_default_w: float | None
+    sm_max_mhz: float | None
+    shared: bool  # a part of a card (MIG), so that what is known of the kind does not hold
+    lock_command: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTraffic:
+    """One device during the traffic of one trial."""
+
+    trial: int
+    card: Card
+    arms: tuple[str, ...]  # those that it served
+    seconds: float  # of the traffic that were watched
+    sm_mhz: Spread | None
+    free_mhz: float | None  # the highest clock at a time when the device worked and nothing held it back
+    memory_mhz: Spread | None
+    power_w: Spread | None
+    power_limit_w: Spread | None
+    temperature_c: Spread | None
+    utilisation_pct: Spread | None
+    memory_bytes: Spread | None
+    throttled_s: Mapping[str, float] | None  # by reason; None where the card does not say
+    throttle_s: float | None  # with a reason other than the power cap
+    foreign_s: float | None  # with processes of others; None where that cannot be told
+    foreign_processes: int | None  # the most at once
+    foreign_bytes: float | None
+    locked: bool | None  # the clock is the same under load and idle; None where one of the two was not seen
+
+    @property
+    def name(self) -> str:
+        """The device as arms name it."""
+        return self.card.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTraffic:
+    """One host during the traffic of one trial. Shares are of the time of all its processors, but for pressure."""
+
+    trial: int
+    host: str
+    seconds: float  # of the traffic that were watched
+    cpus: float | None
+    steal: float | None
+    busy: float | None
+    foreign: float | None  # busy with what is not of the run; None where the run's own processes are not known
+    pressure_cpu: float | None  # shares of time in which some task waited
+    pressure_memory: float | None
+    pressure_io: float | None
+    load_per_cpu: Spread | None
+    frequency_mhz: Spread | None
+    memory_bytes: Spread | None
+    memory_limit_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessTraffic:
+    """One process of the run with its descendants, during the traffic of one trial."""
+
+    trial: int
+    host: str
+    name: str
+    arm: str | None
+    cores: float | None
+    threads: float | None
+    switches_per_s: float | None
+    forced_switches_per_s: float | None
+    memory_bytes: Spread | None
+    files: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a device and its host did of a fixed piece of work, beside the traffic."""
+
+    trial: int
+    host: str
+    device: str
+    card: str  # its identity
+    when: str  # before | after
+    figures: Mapping[str, float]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestBed:
+    """All that was recorded of the machines of a run."""
+
+    __test__: ClassVar[bool] = False  # no test of pytest's
+
+    trials: tuple[int, ...]
+    placed: Mapping[int, Mapping[str, str]]  # by trial, the device of each arm that tailgate started
+    cards: Mapping[tuple[int, str, str], Card]  # by trial, host and name
+    devices: tuple[DeviceTraffic, ...]
+    hosts: tuple[HostTraffic, ...]
+    processes: tuple[ProcessTraffic, ...]
+    references: tuple[Reference, ...]
+    earlier: Mapping[tuple[int, str, str], tuple[str, ...]]  # (trial, host, device): what ran there before the arms
+    unreadable: tuple[tuple[str, str, str, str], ...]  # (host, name, what, why), each once
+    seconds: Mapping[int, float]  # how long each trial's traffic lasted
+    machines: Mapping[str, Mapping[str, Any]]  # by host, as the first trial that names it has it
+
+    @classmethod
+    def of(cls, run: Run) -> TestBed:
+        """The test bed of the run, empty where nobody watched it."""
+        samples = Samples(run.records.bed)
+        devices: list[DeviceTraffic] = []
+        hosts: list[HostTraffic] = []
+        processes: list[ProcessTraffic] = []
+        references: list[Reference] = []
+        earlier: dict[tuple[int, str, str], tuple[str, ...]] = {}
+        unreadable: dict[tuple[str, str, str, str], None] = {}
+        machines: dict[str, Mapping[str, Any]] = {}
+        placed: dict[int, Mapping[str, str]] = {}
+        known_cards: dict[tuple[int, str, str], Card] = {}
+        for trial in run.trials:
+            bed = mapping(trial.info.get("bed"))
+            cards = cards_of(bed)
+            known_cards |= {(trial.number, *place): card for place, card in cards.items()}
+            placed[trial.number] = _placed(trial, [card.name for card in cards.values() if card.host == RUN_HOST])
+            for host, machine in mapping(bed.get("machines")).items():
+                machines.setdefault(str(host), mapping(machine))
+            for row in rows_of(bed.get("unreadable")):
+                unreadable[_text(row, "host"), _text(row, "name"), _text(row, "what"), _text(row, "why")] = None
+            for row in rows_of(bed.get("before")):
+                names = tuple(_process_text(item) for item in rows_of(row.get("processes")))
+                if names:
+                    earlier[trial.number, _text(row, "host", RUN_HOST), _text(row, "device")] = names
+            references += _references(trial, cards)
+            interval = number(bed.get("interval_s")) or 1.0
+            own = [_process(trial, place, rows) for place, rows in samples.of("process", trial, interval)]
+            processes += own
+            hosts += [_host(trial, place, rows, own) for place, rows in samples.of("host", trial, interval)]
+            for (host, name), rows in samples.of("device", trial, interval):
+                card = cards.get((host, name)) or Card(
+                    **dict.fromkeys(("model", "power_limit_w", "power_limit_default_w", "sm_max_mhz", "lock_command")),
+                    host=host,
+                    name=name,
+                    identity=f"{host} {name}",
+                    shared=False,
+                )
+                arms = placed[trial.number].items() if host == RUN_HOST else ()
+                devices.append(_device(trial, card, tuple(arm for arm, device in arms if device == name), rows))
+        return cls(
+            trials=tuple(trial.number for trial in run.trials),
+            placed=placed,
+            cards=known_cards,
+            devices=tuple(devices),
+            hosts=tuple(hosts),
+            processes=tuple(processes),
+            references=tuple(references),
+            earlier=earlier,
+            unreadable=tuple(unreadable),
+            seconds={trial.number: trial.seconds for trial in run.trials},
+            machines=machines,
+        )
+
+    @property
+    def watched(self) -> bool:
+        """Whether anything was recorded of any machine."""
+        return bool(self.devices or self.hosts or self.references)
+
+    def arms_on(self, trial: int, device: str) -> tuple[str, ...]:
+        """The arms that the run's host had on the device in the trial."""
+        return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
+
+    def speed(self, trial: int, device: str, figure: str) -> float | None:
+        """How fast the device or its host was in the trial, as a logarithm: more is faster. None where unknown.
+
+        The mean of before and after, or the one of them that is known.
+        """
+        known = [
+            math.log(row.figures[figure])
+            for row in self.references
+            if (row.trial, row.host, row.device) == (trial, RUN_HOST, device) and figure in row.figures
+        ]
+        mean = sum(known) / len(known) if known else None
+        return -mean if mean is not None and figure in HOST_FIGURES else mean
+
+
+def cards_of(bed: Mapping[str, Any]) -> dict[tuple[str, str], Card]:
+    """The devices that a trial's `bed` describes, by host and name."""
+    machines = mapping(bed.get("machines"))
+    cards = {}
+    for name, value in mapping(bed.get("devices")).items():
+        row = mapping(value)
+        host = _text(row, "host", RUN_HOST)
+        machine = _text(mapping(machines.get(host)), "machine", host)
+        model = row.get("name")
+        command = row.get("lock_command")
+        device = str(name)
+        cards[host, device] = Card(
+            host=host,
+            name=device,
+            identity=_text(row, "uuid", f"{machine} {device}"),
+            model=model if isinstance(model, str) else None,
+            **{key: number(row.get(key)) for key in ("power_limit_w", "power_limit_default_w", "sm_max_mhz")},
+            shared=row.get("mig") is True,
+            lock_command=command if isinstance(command, str) else None,
+        )
+    return cards
+
+
+def _text(row: Mapping[str, Any], key: str, otherwise: str = "") -> str:
+    value = row.get(key)
+    return value if isinstance(value, str) and value else otherwise
+
+
+def _process_text(row: Mapping[str, Any]) -> str:
+    pid = number(row.get("pid"))
+    return _text(row, "name", "a process") + ("" if pid is None else f", pid {pid:.0f}")
+
+
+def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
+    """The device of each arm as the samples name it. `auto` and `cuda` are the first card, or the processor."""
+    first = next((name for name in ("cuda:0", *devices) if name in devices), None)
+    placed = {}
+    for arm, asked in mapping(trial.info.get("devices")).items():
+        name = str(asked)
+        if name in ("auto", "cuda"):
+            name = first or ("cpu" if name == "auto" else "cuda:0")
+        placed[str(arm)] = name
+    return placed
+
+
+def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator[Reference]:
+    for row in rows_of(trial.info.get("references")):
+        host, device = _text(row, "host", RUN_HOST), _text(row, "device")
+        known = {figure: number(row.get(figure)) for figure in FIGURES}
+        error = row.get("error")
+        machine = mapping(mapping(mapping(trial.info.get("bed")).get("machines")).get(host))
+        card = cards.get((host, device))
+        yield Reference(
+            trial=trial.number,
+            host=host,
+            device=device,
+            card=card.identity if card else f"{_text(machine, 'machine', host)} {device}",
+            when=_text(row, "when"),
+            figures={name: value for name, value in known.items() if value is not None and value > 0},
+            error=error if isinstance(error, str) and error else None,
+        )
+
+
+# --- One thing in one trial ------------------------------------------------------------------------------------------
+
+
+def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
+    reasons, weights = rows.reasons(), rows.weight_s[rows.inside]
+    throttled: dict[str, float] | None = None
+    throttle_s: float | None = None
+    if any(names is not None for names in reasons):
+        throttled, throttle_s = {}, 0.0
+        for names, weight in zip(reasons, weights.tolist(), strict=True):
+            held = [name for name in names or () if name in THROTTLES]
+            for name in held:
+                throttled[name] = throttled.get(name, 0.0) + weight
+            throttle_s += weight if set(held) - {POWER_CAP} else 0.0
+    free = np.array([not any(name in THROTTLES for name in names or ()) for names in reasons], dtype=np.bool_)
+    free &= ~(rows.column("utilisation_pct") <= 0)
+    clock = Spread.of(rows.column("sm_mhz")[free])
+    foreign = rows.column("foreign_processes")
+    told = np.isfinite(foreign)
+    return DeviceTraffic(
+        trial=trial.number,
+        card=card,
+        arms=arms,
+        seconds=rows.seconds,
+        **{
+            name: rows.spread(name)
+            for name in (
+                *("sm_mhz", "memory_mhz", "power_w", "power_limit_w", "temperature_c", "utilisation_pct"),
+                "memory_bytes",
+            )
+        },
+        free_mhz=clock.high if clock else None,
+        throttled_s=throttled,
+        throttle_s=throttle_s,
+        foreign_s=float(weights[told & (foreign > 0)].sum()) if told.any() else None,
+        foreign_processes=int(foreign[told].max()) if told.any() else None,
+        foreign_bytes=rows.most("foreign_memory_bytes"),
+        locked=_locked(rows),
+    )
+
+
+def _locked(rows: Rows) -> bool | None:
+    clock, used = rows.whole("sm_mhz"), rows.whole("utilisation_pct")
+    spread = Spread.of(clock)
+    if spread is None:
+        return None
+    if spread.high - spread.low > _STEP_MHZ:
+        return False
+    known = np.isfinite(used)
+    return True if (used[known] > 0).any() and (used[known] == 0).any() else None
+
+
+def _host(trial: Trial, place: tuple[str, str], rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
+    host = place[0]
+    cpus = rows.spread("cpus")
+    count = cpus.median if cpus and cpus.median > 0 else None
+    load = rows.column("load1") / (count or math.nan)
+    cores = rows.rate("cpu_s")
+    own = [item.cores for item in processes if item.host == host]
+    known = [item for item in own if item is not None]
+    foreign = max(0.0, cores - sum(known)) if cores is not None and own and len(known) == len(own) else None
+    return HostTraffic(
+        trial=trial.number,
+        host=host,
+        seconds=rows.seconds,
+        cpus=count,
+        steal=_share(rows.rate("steal_s"), count),
+        busy=_share(cores, count),
+        foreign=_share(foreign, count),
+        pressure_cpu=rows.rate("pressure_cpu_s"),
+        pressure_memory=rows.rate("pressure_memory_s"),
+        pressure_io=rows.rate("pressure_io_s"),
+        load_per_cpu=Spread.of(load),
+        frequency_mhz=rows.spread("frequency_mhz"),
+        memory_bytes=rows.spread("memory_bytes"),
+        memory_limit_bytes=rows.most("memory_limit_bytes"),
+    )
+
+
+def _share(rate: float | None, cpus: float | None) -> float | None:
+    return rate / cpus if rate is not None and cpus else None
+
+
+def _process(trial: Trial, place: tuple[str, str], rows: Rows) -> ProcessTraffic:
+    switches = [rows.rate(f"{kind}voluntary_switches") for kind in ("", "in")]
+    return ProcessTraffic(
+        trial=trial.number,
+        host=place[0],
+        name=place[1],
+        arm=rows.name("arm"),
+        cores=rows.rate("cpu_s"),
+        threads=rows.most("threads"),
+        switches_per_s=switches[0],
+        forced_switches_per_s=switches[1],
+        memory_bytes=rows.spread("memory_bytes"),
+        files=rows.most("files"),
+    )

@@ -1,0 +1,130 @@
+"""How much each figure varies from trial to trial: mean, standard deviation and coefficient of variation.
+
+A trial is a fresh start of every arm, so this is what a repetition of the run would show. One trial shows nothing of
+it. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from analysis.arrays import Bools
+from analysis.records.plain_values import mapping, number
+from analysis.run.run import Run
+from analysis.run.slo import meets_all
+from analysis.run.test_bed import FIGURES, TestBed
+from analysis.run.trials import Trial
+from analysis.settings.metrics import JUDGED_METRICS
+from analysis.statistics.quantiles import quantile
+
+MOST_VARIATION = 0.05  # what varies by more is flagged: the field's limit for a measurement that can be repeated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """One figure of one arm, device or host over the trials. `sd` (n − 1) and `cv` are None below two trials.
+
+    `cv` is the standard deviation over the mean, None where that is 0.
+    """
+
+    of: str  # the arm, device or host
+    figure: str  # p99_ttft_ms, goodput_rps, matmul_tflops
+    n: int
+    mean: float | None
+    sd: float | None
+    cv: float | None
+
+    @property
+    def flagged(self) -> bool:
+        """Whether it varies by more than a measurement that can be repeated."""
+        return self.cv is not None and self.cv > MOST_VARIATION
+
+
+def variation_of(of: str, figure: str, values: Sequence[float | None]) -> Variation:
+    """The variation of one figure, a value a trial; trials without a value are left out."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    mean = sum(known) / len(known) if known else None
+    sd = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    cv = sd / abs(mean) if sd is not None and mean else None
+    return Variation(of=of, figure=figure, n=len(known), mean=mean, sd=sd, cv=cv)
+
+
+def variations(run: Run, bed: TestBed) -> list[Variation]:
+    """Every figure that any trial has, arms first, in the order of the run."""
+    rows = [row for arm in run.arms for row in _of_arm(run, arm)]
+    rows += list(_of_references(bed))
+    rows += list(_of_devices(bed))
+    return [row for row in rows if row.n]
+
+
+def _of_arm(run: Run, arm: str) -> Iterator[Variation]:
+    requests = run.requests
+    own = [run.of_arm(arm) & run.usable & (requests.trial == trial.number) for trial in run.trials]
+    for metric in JUDGED_METRICS:
+        if metric == "max_itl":
+            continue
+        for name, q in (("p50", 0.5), ("p99", 0.99)):
+            yield variation_of(arm, f"{name}_{metric}_ms", [_quantile_ms(run, metric, mask, q) for mask in own])
+    if run.goodput_targets:
+        good = meets_all(requests, run.goodput_targets)
+        counts = [int((mask & good).sum()) for mask in own]
+        yield variation_of(arm, "goodput_rps", [_per_s(n, trial) for n, trial in zip(counts, run.trials, strict=True)])
+    tokens = [int(requests.output_tokens[mask].sum()) for mask in own]
+    yield variation_of(arm, "output_tokens_per_s", [_per_s(n, at) for n, at in zip(tokens, run.trials, strict=True)])
+    yield variation_of(arm, "decode_step_ms", _steps_ms(run, arm))
+    yield variation_of(arm, "startup_s", [_startup_s(trial, arm) for trial in run.trials])
+
+
+def _quantile_ms(run: Run, metric: str, mask: Bools, q: float) -> float:
+    requests = run.requests
+    if metric == "itl":
+        gaps = np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))
+        return quantile(requests.gaps_ms[gaps], q)
+    values = requests.metric_ms(metric)[mask]
+    return quantile(values[~np.isnan(values)], q)
+
+
+def _per_s(count: int, trial: Trial) -> float | None:
+    return count / trial.seconds if count and trial.seconds > 0 else None
+
+
+def _steps_ms(run: Run, arm: str) -> list[float | None]:
+    """The median decode step of each trial."""
+    steps = run.steps(arm)
+    if steps is None or not steps.num_rows:
+        return []
+    decodes = pc.fill_null(pc.equal(steps.column("kind"), "decode"), False).to_numpy()
+    took = [np.asarray(steps.column(name).to_numpy(), dtype=np.float64) for name in ("start_ns", "end_ns")]
+    trial = np.asarray(steps.column("trial").to_numpy(), dtype=np.float64)
+    lengths = (took[1] - took[0]) / 1e6
+    usable = decodes & np.isfinite(lengths) & (lengths >= 0)
+    own = [lengths[usable & (trial == item.number)] for item in run.trials]
+    return [float(np.median(values)) if values.size else None for values in own]
+
+
+def _startup_s(trial: Trial, arm: str) -> float | None:
+    items = mapping(mapping(mapping(trial.info.get("startup")).get(arm)).get("items_ns"))
+    known = [value for value in map(number, items.values()) if value is not None]
+    return sum(known) / 1e9 if known else None
+
+
+def _of_references(bed: TestBed) -> Iterator[Variation]:
+    """Each figure of the reference, as the mean of before and after a trial."""
+    for device in dict.fromkeys(row.device for row in bed.references):
+        for figure in FIGURES:
+            speeds = [bed.speed(trial, device, figure) for trial in bed.trials]
+            sign = -1.0 if figure in ("launch_us", "python_ms") else 1.0
+            yield variation_of(device, figure, [None if it is None else math.exp(sign * it) for it in speeds])
+
+
+def _of_devices(bed: TestBed) -> Iterator[Variation]:
+    for name in dict.fromkeys(device.name for device in bed.devices if device.arms):
+        own = [device for device in bed.devices if device.name == name and device.arms]
+        for figure in ("sm_mhz", "power_w"):
+            spreads = [getattr(device, figure) for device in own]
+            yield variation_of(name, figure, [spread.median if spread else None for spread in spreads])

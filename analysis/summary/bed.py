@@ -1,0 +1,121 @@
+"""The test bed as a part of the summary: its verdict, each machine in each trial, and how figures vary over trials."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from analysis.arrays import Floats, Ints
+from analysis.judging.bed import BedJudgement
+from analysis.run.bed_samples import Rows, Samples
+from analysis.run.run import Run
+from analysis.run.test_bed import THROTTLES, DeviceTraffic
+from analysis.run.trials import SECOND
+from analysis.run.variation import Variation, variations
+
+MOST_POINTS = 300  # of one thing in one trial
+
+
+def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
+    """The key `bed`; of a bed that nobody watched, the verdict and how figures vary."""
+    bed = judged.bed
+    row: dict[str, Any] = {"verdict": judged.verdict, "line": judged.line}
+    if bed.watched:
+        row |= {
+            "disturbances": [asdict(item) for item in judged.disturbances],
+            "unknown": list(judged.unknown),
+            "unreadable": [dict(zip(("host", "name", "what", "why"), item, strict=True)) for item in bed.unreadable],
+            "machines": {host: dict(machine) for host, machine in bed.machines.items()},
+            "devices": [_device(device) for device in bed.devices],
+            "hosts": [asdict(host) for host in bed.hosts],
+            "processes": [asdict(process) for process in bed.processes],
+            "references": [asdict(reference) for reference in bed.references],
+        }
+    row["variation"] = [_variation(item) for item in variations(run, bed)]
+    if bed.watched and (series := bed_series(run)):
+        row["series"] = series
+    return row
+
+
+def _device(device: DeviceTraffic) -> dict[str, Any]:
+    row = asdict(device)
+    return {"trial": row.pop("trial"), **row.pop("card"), **row}
+
+
+def _variation(item: Variation) -> dict[str, Any]:
+    return {**asdict(item), "flagged": item.flagged}
+
+
+# --- Over time --------------------------------------------------------------------------------------------------------
+
+
+def bed_series(run: Run) -> dict[str, Any]:
+    """The samples of each device and host during each trial's traffic, in bins of one width, as columns.
+
+    The clock is the lowest of a bin, `throttled` the share of its samples, `foreign` the most processes at once; others
+    are means. Empty where nothing was sampled.
+    """
+    samples = Samples(run.records.bed)
+    longest = max((trial.seconds for trial in run.trials), default=0.0)
+    bin_s = float(max(1, math.ceil(longest / MOST_POINTS)))
+    rows = []
+    for trial in run.trials:
+        for kind, columns in (("device", _device_columns), ("host", _host_columns)):
+            for (host, name), own in samples.of(kind, trial, bin_s):
+                at_ns = own.at_ns[own.inside]
+                if not at_ns.size:
+                    continue
+                numbers, place = np.unique((at_ns - trial.start_ns) // int(bin_s * SECOND), return_inverse=True)
+                rows.append(
+                    {
+                        **{"trial": trial.number, "kind": kind, "host": host, "name": name},
+                        "t_s": (numbers * bin_s).tolist(),
+                        **columns(own, place.astype(np.int64), len(numbers)),
+                    }
+                )
+    return {"bin_s": bin_s, "rows": rows} if rows else {}
+
+
+def _device_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
+    held = [None if names is None else float(any(name in THROTTLES for name in names)) for names in own.reasons()]
+    throttled = np.array([math.nan if value is None else value for value in held], dtype=np.float64)
+    return {
+        "sm_mhz": _binned(own.column("sm_mhz"), place, bins, of=np.minimum),
+        **{name: _binned(own.column(name), place, bins) for name in ("power_w", "temperature_c", "utilisation_pct")},
+        "throttled": _binned(throttled, place, bins),
+        "foreign": [
+            None if it is None else -it for it in _binned(-own.column("foreign_processes"), place, bins, of=np.minimum)
+        ],
+    }
+
+
+def _host_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
+    cpus = own.column("cpus")
+    took = np.diff(own.at_ns[own.inside], prepend=np.nan) / 1e9
+    columns: dict[str, Any] = {}
+    for key, counter, each in (
+        ("steal_pct", "steal_s", cpus),
+        ("busy_pct", "cpu_s", cpus),
+        ("pressure_cpu_pct", "pressure_cpu_s", 1.0),
+        ("pressure_memory_pct", "pressure_memory_s", 1.0),
+    ):
+        rise = np.diff(own.column(counter), prepend=np.nan)
+        share = np.where((rise >= 0) & (took > 0), 100.0 * rise / (took * each), np.nan)
+        columns[key] = _binned(share, place, bins)
+    return columns
+
+
+def _binned(values: Floats, place: Ints, bins: int, *, of: np.ufunc | None = None) -> list[float | None]:
+    """The mean of the values in each bin, or their least or largest by `of`; None where none is known."""
+    known = np.isfinite(values)
+    if of is not None:
+        out = np.full(bins, math.inf if of is np.minimum else -math.inf)
+        of.at(out, place[known], values[known])
+    else:
+        counts = np.bincount(place[known], minlength=bins)
+        sums = np.bincount(place[known], weights=values[known], minlength=bins)
+        out = np.divide(sums, counts, out=np.full(bins, math.inf), where=counts > 0)
+    return [value if math.isfinite(value) else None for value in out.tolist()]
