@@ -31,6 +31,7 @@ from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.summary.arms import arm_row
+from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 
@@ -93,6 +94,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "gates": [_gate_row(gate) for gate in judgement.gates],
         "validity": [asdict(check) | ({"remedy": ""} if check.ok else {}) for check in judgement.checks],
         "parity": _parity(run),
+        **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),
