@@ -36,7 +36,7 @@ class Gate:
 
     arm: str
     gate: str
-    kind: str  # noninferiority | slo | cold | goodput | recompile | error | parity
+    kind: str  # noninferiority | slo | cold | goodput | recompile | error | parity | memory
     value: float | None
     limit: float | None
     unit: str  # ratio | ms | count | s | pct

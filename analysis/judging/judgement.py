@@ -54,6 +54,7 @@ from analysis.judging.gates import (
 )
 from analysis.judging.generators import check_generators
 from analysis.judging.load_steps import brackets, goodput_gate, is_search
+from analysis.judging.memory import memory_gates
 from analysis.judging.overload import MOST_COUNTED, Load, load_of
 from analysis.judging.planner import (
     POWER,
@@ -67,6 +68,7 @@ from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.records.plain_values import mapping
+from analysis.run.memory import RunMemory, memory_of
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, judge_share, observed, units
@@ -88,6 +90,7 @@ class Judgement:
     rates: tuple[RateComparison, ...]
     facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
+    memory: RunMemory
     slo: Mapping[str, tuple[Gate, ...]]  # of every arm, the control included, before the checks; cold targets last
     gates: tuple[Gate, ...]  # of the treatments, after the checks
     checks: tuple[Check, ...]
@@ -113,6 +116,7 @@ def judge(run: Run) -> Judgement:
         *bed_checks,
     ]
     facts = {arm: {part: _compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
+    memory = memory_of(run)
     targets = (*run.targets, *run.cold_targets)
     slo = {arm: tuple(_slo_gate(run, arm, target) for target in targets) for arm in run.arms}
     raw: list[Gate] = []
@@ -127,6 +131,7 @@ def judge(run: Run) -> Judgement:
         raw += _recompile_gates(run, arm, facts[arm], outside[arm])
         raw += _death_gates(run, arm) if search else _error_gates(run, arm)
         raw += _parity_gates(run, arm)
+        raw += memory_gates(memory, arm, run.control, run.limits)
     gates = [_with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
@@ -135,6 +140,7 @@ def judge(run: Run) -> Judgement:
         rates=rates,
         facts=facts,
         outside=outside,
+        memory=memory,
         slo=slo,
         gates=tuple(gates),
         checks=tuple(checks),

@@ -45,9 +45,12 @@ def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
     return [_checked(gate, [check for check in checks if not check.ok and _concerns(check, gate)]) for gate in gates]
 
 
+_RESTS_ON = {"goodput": "slo", "memory": "error"}
+
+
 def _concerns(check: Check, gate: Gate) -> bool:
-    # What goodput rests on is what objectives rest on.
-    kinds = {gate.kind, "slo"} if gate.kind == "goodput" else {gate.kind}
+    # What goodput rests on is what objectives rest on, and memory needs what counts of errors need.
+    kinds = {gate.kind, _RESTS_ON.get(gate.kind, gate.kind)}
     return bool(kinds & set(check.affects)) and check.arm in (None, gate.arm)
 
 

@@ -20,7 +20,16 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-_KIND_ORDER = {"parity": -1, "recompile": 0, "error": 1, "noninferiority": 2, "goodput": 2, "slo": 3, "cold": 4}
+_KIND_ORDER = {
+    "parity": -1,
+    "recompile": 0,
+    "error": 1,
+    "noninferiority": 2,
+    "goodput": 2,
+    "slo": 3,
+    "cold": 4,
+    "memory": 5,
+}
 
 
 def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
@@ -135,9 +144,11 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         )
     if cold := sorted({_name(gate) for gate in stuck if gate.kind == "cold"}):
         sentences.append(f"More trials would decide {', '.join(cold)}: each starts cold once.")
+    if memory := sorted({_name(gate) for gate in stuck if gate.kind == "memory"}):
+        sentences.append(f"More and longer trials would decide {', '.join(memory)}, with the machines watched ([bed]).")
     if any(gate.kind == "parity" for gate in stuck):
         sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
-    if lengthy := sorted({_name(gate) for gate in stuck if gate.kind not in ("recompile", "cold", "parity")}):
+    if lengthy := sorted({_name(gate) for gate in stuck if gate.kind not in ("recompile", "cold", "parity", "memory")}):
         sentences.append(f"No run of up to a week would decide {', '.join(lengthy)}.")
     if failed:
         sentences.append(f"A longer run will not clear {', '.join(failed)}.")

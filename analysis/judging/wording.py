@@ -29,6 +29,15 @@ def percent(share: float) -> str:
     return f"{100.0 * share:.3g} %"
 
 
+def bytes_text(size: float) -> str:
+    """The size in the unit a reader thinks in: "604 MiB", "15.2 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
 def sentence(faults: Sequence[str]) -> str:
     """The faults as one sentence without its full stop."""
     text = "; ".join(faults)

@@ -126,7 +126,7 @@ BED = pa.schema(
         # allocator
         ("allocated_bytes", pa.int64()),
         ("reserved_bytes", pa.int64()),
-        ("peak_bytes", pa.int64()),  # allocated at once since the start
+        ("peak_bytes", pa.int64()),  # allocated at once since the row before; the first says nothing of the warm-up
         ("allocator_retries", pa.int64()),
         ("out_of_memory", pa.int64()),
     ]

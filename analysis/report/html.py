@@ -12,6 +12,7 @@ from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoe
 from markupsafe import Markup
 
 from analysis.report import breakeven, charts, comparing, load, outside, reading, values
+from analysis.report.resources import memory_events
 from analysis.settings.metrics import METRIC_NAMES
 
 SCRIPTS = (
@@ -107,6 +108,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             longest_event=max((s for event in events if values.is_number(s := event.get("seconds"))), default=0.0),
             spikes=values.rows(summary, "spikes"),
             side_by_side=reading.side_by_side(summary),
+            memory_events=memory_events(summary),
             grids=comparing.grids(summary),
             rates=comparing.rates(summary),
             knees=load.knees(summary),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from analysis.report import breakeven, comparing, load, outside, reading
+from analysis.report.resources import memory_events
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
     DASH,
@@ -312,6 +313,7 @@ def markdown_report(summary: Row) -> str:
         *_section("At the same load", comparing.rates(summary)),
         "### Key numbers",
         _arms(summary),
+        *_section("Allocations in need", memory_events(summary)),
         *_traffic(summary),
         *_parity(summary),
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.report.resources import resources
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
     DASH,
@@ -40,6 +41,8 @@ KEY_FIGURES = {
     "longest stall",
     "requests hit",
     "p99 E2E without compiles",
+    "energy a token",
+    "cost of 1,000 requests",
 }
 ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, DASH: 2, "PASS": 3}
 
@@ -224,7 +227,7 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("What compiles explain", "p99 E2E without compiles", milliseconds, ("compile", "p99_e2e_ms_without")),
         ("What compiles explain", "p99 E2E due to compiles", percent, ("compile", "p99_e2e_explained_pct")),
     )
-    return figures_of(arms_of(summary), shown, keys=KEY_FIGURES)
+    return figures_of(arms_of(summary), shown, keys=KEY_FIGURES) + resources(arms_of(summary))
 
 
 def parity(summary: Row) -> list[Figure]:

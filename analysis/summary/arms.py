@@ -21,6 +21,7 @@ from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, excursions, held_s
 from analysis.run.startup import compiler_facts, startup_row
 from analysis.statistics.quantiles import quantiles
+from analysis.summary.resources import cost_row, energy_row, memory_row
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
@@ -67,6 +68,9 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "blackbox": outside_row(run, judgement.outside[arm]),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
+        "memory": memory_row(judgement.memory, arm),
+        "energy": energy_row(run, arm),
+        "cost": cost_row(run, arm),
         "deaths": len(run.account(arm).deaths),
         "verdict": judgement.verdicts.get(arm),
     }

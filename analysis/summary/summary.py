@@ -32,6 +32,7 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.summary.arms import arm_row
 from analysis.summary.bed import bed_row
+from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
 
@@ -95,6 +96,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "validity": [asdict(check) | ({"remedy": ""} if check.ok else {}) for check in judgement.checks],
         "bed": bed_row(run, judgement.bed),
         "parity": _parity(run),
+        **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
         "spikes": [_spike_row(run, spike) for spike in spikes],
         "events": _events(run),
         "series": latency_series(run),

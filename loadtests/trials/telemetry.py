@@ -14,7 +14,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from analysis.records.documents import write_document
-from analysis.records.schemas import COMPILE_EVENTS, STEPS
+from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import RecordWriter
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
@@ -36,11 +36,13 @@ class _Follower:
     call: Any = None
     events_seen: set[str] = field(default_factory=set)
     last_step: int = -1
+    last_memory_ns: int = 0
 
 
 class Collector:
-    """Appends `compile_events.arrow` and `steps.arrow` in `folder` from `follow` until `stop`. Beside them it keeps
-    `compiler.json`, the latest graph breaks and CUDA-graph skips of each replica.
+    """Appends `compile_events.arrow`, `steps.arrow` and `bed-arms.arrow`, which holds what engines hold of memory, in
+    `folder` from `follow` until `stop`. Beside them it keeps `compiler.json`, the latest graph breaks and CUDA-graph
+    skips of each replica.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
     or when more than `most_waiting` rows of a table wait for the disk.
@@ -52,11 +54,9 @@ class Collector:
         self._status = status
         self._followers: dict[str, _Follower] = {}
         self._lock = threading.Lock()
-        self._rows: dict[str, list[dict[str, Any]]] = {"compile_events": [], "steps": []}
-        self._writers = {
-            "compile_events": RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS),
-            "steps": RecordWriter(folder / "steps.arrow", STEPS),
-        }
+        schemas = {"compile_events": COMPILE_EVENTS, "steps": STEPS, "bed-arms": BED}
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in schemas}
+        self._writers = {table: RecordWriter(folder / f"{table}.arrow", schema) for table, schema in schemas.items()}
         self._facts: dict[str, dict[str, Any]] = {}
         self._facts_path = folder / "compiler.json"
         self._facts_are_new = False
@@ -99,7 +99,7 @@ class Collector:
                 return
 
     def stop(self) -> None:
-        """No replica is followed and both files are complete. A second call does nothing."""
+        """No replica is followed and the files are complete. A second call does nothing."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -117,7 +117,7 @@ class Collector:
 
     def _follow(self, follower: _Follower) -> None:
         stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
-        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True, facts=True)
+        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True, facts=True, memory=True)
         while not self._stopping.is_set():
             try:
                 follower.call = stub.Watch(request, wait_for_ready=True)
@@ -146,6 +146,12 @@ class Collector:
                 if step.step_id > follower.last_step:
                     follower.last_step = step.step_id
                     self._append("steps", _row(STEPS, step, self._trial, follower))
+        elif kind == "memory":
+            if event.memory.at_ns > follower.last_memory_ns:
+                follower.last_memory_ns = event.memory.at_ns
+                place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
+                known = {field.name: value for field, value in event.memory.ListFields()}
+                self._append("bed-arms", {"host": "run", **place, **known})
         elif kind == "facts":
             with self._lock:
                 self._facts[follower.replica] = {
@@ -157,7 +163,7 @@ class Collector:
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
-            self._taken += 1
+            self._taken += table != "bed-arms"  # which never rests
             if len(self._rows[table]) < self._most_waiting:
                 self._rows[table].append(row)
             elif self.failure is None:

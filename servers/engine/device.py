@@ -15,6 +15,7 @@ import os
 import queue
 import signal
 import threading
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 
@@ -22,7 +23,7 @@ from servers.clock import now_ns
 from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
-from servers.engine.messages import Progress, Ready, Shutdown, StepOutput
+from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown, StepOutput
 from servers.engine.startup import itemised, process_started_ns
 from servers.fields import ConfigError
 from servers.program import log_to_stderr
@@ -44,7 +45,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
     try:
         arm = ArmConfig.from_dict(table)
-        engine = _start(arm, outbox)
+        engine, memory = _start(arm, outbox)
     except Exception as error:
         is_refused = isinstance(error, ConfigError)
         if not is_refused:
@@ -53,13 +54,15 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         outbox.put(None)
         sender.join(5.0)
         return
-    _loop(engine, arrivals, outbox)
+    _loop(engine, memory, arrivals, outbox)
 
 
-def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
+def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, Callable[[], MemoryReading | None]]:
+    """A warm engine, and what says once a second what it holds."""
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from servers.compiler.recorder import CompileRecorder
+    from servers.engine.memory import MemoryWatch
     from servers.engine.runner import ModelRunner
 
     imported_ns = now_ns()
@@ -96,10 +99,15 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> Engine:
             ),
         )
     )
-    return engine
+    return engine, MemoryWatch(runner.device).due
 
 
-def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object]) -> None:
+def _loop(
+    engine: Engine,
+    memory: Callable[[], MemoryReading | None],
+    arrivals: Arrivals,
+    outbox: queue.SimpleQueue[object],
+) -> None:
     while not arrivals.closed:
         arrivals.take(engine)
         if ended := engine.expire(now_ns()):
@@ -107,6 +115,8 @@ def _loop(engine: Engine, arrivals: Arrivals, outbox: queue.SimpleQueue[object])
         outputs, events = engine.advance(arrivals)
         for message in (*events, *outputs):
             outbox.put(message)
+        if (reading := memory()) is not None:
+            outbox.put(reading)
         if engine.idle:
             arrivals.wait(0.5)
 

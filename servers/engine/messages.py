@@ -86,6 +86,23 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """What the engine process holds. None where it cannot be read: on a CPU there is no allocator to ask.
+
+    `memory_bytes` are resident on the host; the others are the allocator's own account of its device. `peak_bytes` were
+    allocated at once since the reading before. The last two count from the start.
+    """
+
+    at_ns: int
+    memory_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_bytes: int | None = None
+    allocator_retries: int | None = None
+    out_of_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where the start-up stands."""
 

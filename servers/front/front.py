@@ -14,17 +14,17 @@ import grpc
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.config import ArmConfig
-from servers.engine.messages import Cancel, Finished, Progress, Ready, StepOutput, StepRecord, Submit
+from servers.engine.messages import Cancel, Finished, MemoryReading, Progress, Ready, StepOutput, StepRecord, Submit
 from servers.front.metrics import FrontMetrics
 from servers.front.request_limits import RefusedError
 from servers.front.tokenizer import Tokenizer
 from servers.front.watcher import Watcher
 
 # What Telemetry.Watch streams.
-TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts
+TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts | MemoryReading
 
 # How many of each Telemetry.Watch can replay to a late subscriber.
-_RETAINED = {Progress: 1000, CompileEvent: 100_000, StepRecord: 200_000, CompilerFacts: 1}
+_RETAINED = {Progress: 1000, CompileEvent: 100_000, StepRecord: 200_000, CompilerFacts: 1, MemoryReading: 10_000}
 
 
 class Answer:
@@ -151,6 +151,9 @@ class Front:
             elif isinstance(message, CompilerFacts):
                 self.metrics.count_facts(message, self.facts)
                 self.facts = message
+                self.publish(message)
+            elif isinstance(message, MemoryReading):
+                self.metrics.show_memory(message)
                 self.publish(message)
             elif isinstance(message, Progress):
                 if message.stage == "failed":

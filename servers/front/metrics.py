@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from servers.compiler.events import CompileEvent, CompilerFacts
-from servers.engine.messages import Ready, startup_groups
+from servers.engine.messages import MemoryReading, Ready, startup_groups
 
 M = TypeVar("M", Counter, Gauge)
 
@@ -33,6 +34,7 @@ class FrontMetrics:
         )
         self.startup_seconds = self._labelled(Gauge, "startup_seconds", "Time to serving, by part.", "part")
         self.memory_bytes = self._labelled(Gauge, "memory_bytes", "Memory once warm, by owner.", "owner")
+        self.memory_now = self._labelled(Gauge, "memory_now", "What the engine holds, and failed allocations.", "what")
         self.in_flight = self._labelled(Gauge, "in_flight", "Requests queued or running.")()
 
     def _labelled(self, kind: type[M], name: str, text: str, *labels: str) -> Callable[..., M]:
@@ -53,6 +55,13 @@ class FrontMetrics:
         ):
             for cause, count in counts.items():
                 counter(cause=cause).inc(count - known.get(cause, 0))
+
+    def show_memory(self, reading: MemoryReading) -> None:
+        """Show what the engine holds now."""
+        for item in fields(reading):
+            value = getattr(reading, item.name)
+            if item.name != "at_ns" and value is not None:
+                self.memory_now(what=item.name).set(value)
 
     def show_start(self, ready: Ready) -> None:
         """Show what the start took and what it left in memory."""

@@ -19,7 +19,7 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import one_line
 from servers.config import ArmConfig
-from servers.engine.messages import Progress, StepRecord, Submit, Timing, startup_groups
+from servers.engine.messages import MemoryReading, Progress, StepRecord, Submit, Timing, startup_groups
 from servers.front.front import Answer, Front, TelemetryEvent
 from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
 from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
@@ -212,12 +212,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             StepRecord: request.steps,
             Progress: request.progress,
             CompilerFacts: request.facts,
+            MemoryReading: request.memory,
         }
         kinds = tuple(kind for kind, is_requested in requested.items() if is_requested)
         if not kinds:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "nothing to watch is named: set compile_events, steps, progress or facts",
+                "nothing to watch is named: set compile_events, steps, progress, facts or memory",
             )
         steps: list[StepRecord] = []
         with self.front.watch(*kinds) as watcher:
@@ -268,9 +269,10 @@ def step_records(steps: Sequence[StepRecord]) -> telemetry_pb2.TelemetryEvent:
     return telemetry_pb2.TelemetryEvent(steps={"records": [_fields(step) for step in steps]})
 
 
-def telemetry_event(event: CompileEvent | CompilerFacts | Progress) -> telemetry_pb2.TelemetryEvent:
+def telemetry_event(event: CompileEvent | CompilerFacts | Progress | MemoryReading) -> telemetry_pb2.TelemetryEvent:
     """The wire form of an event; field names are the same on both sides."""
-    name = {CompileEvent: "compile", CompilerFacts: "facts", Progress: "progress"}[type(event)]
+    names = {CompileEvent: "compile", CompilerFacts: "facts", Progress: "progress", MemoryReading: "memory"}
+    name = names[type(event)]
     return telemetry_pb2.TelemetryEvent(**{name: _fields(event)})
 
 

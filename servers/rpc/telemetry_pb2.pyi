@@ -7,28 +7,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("compile_events", "steps", "progress", "facts")
+    __slots__ = ("compile_events", "steps", "progress", "facts", "memory")
     COMPILE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     compile_events: bool
     steps: bool
     progress: bool
     facts: bool
-    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ...) -> None: ...
+    memory: bool
+    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ..., memory: bool = ...) -> None: ...
 
 class TelemetryEvent(_message.Message):
-    __slots__ = ("compile", "steps", "progress", "facts")
+    __slots__ = ("compile", "steps", "progress", "facts", "memory")
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     compile: CompileEvent
     steps: StepRecords
     progress: Progress
     facts: CompilerFacts
-    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ...) -> None: ...
+    memory: MemoryReading
+    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ..., memory: _Optional[_Union[MemoryReading, _Mapping]] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("records",)
@@ -99,6 +103,24 @@ class CompilerFacts(_message.Message):
     graph_breaks: _containers.ScalarMap[str, int]
     cudagraph_skips: _containers.ScalarMap[str, int]
     def __init__(self, graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class MemoryReading(_message.Message):
+    __slots__ = ("at_ns", "memory_bytes", "allocated_bytes", "reserved_bytes", "peak_bytes", "allocator_retries", "out_of_memory")
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_RETRIES_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    at_ns: int
+    memory_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    allocator_retries: int
+    out_of_memory: int
+    def __init__(self, at_ns: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., allocator_retries: _Optional[int] = ..., out_of_memory: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("step_id", "kind", "start_ns", "end_ns", "batch", "padded_batch", "tokens", "padded_tokens", "compiled")

@@ -141,7 +141,7 @@ def test_the_machine_of_a_trial_and_its_processes_are_watched(tmp_path: Path) ->
 def test_machines_are_not_watched_where_the_experiment_leaves_that_out(tmp_path: Path) -> None:
     outcome, _ = run(experiment(bed={"sample_s": 0}, traffic={"duration_s": 1, "direct": True}), tmp_path)
     assert outcome.complete, outcome.error
-    assert not list((outcome.run_dir / "trial-01").glob("bed*"))
+    assert not (outcome.run_dir / "trial-01" / "bed.arrow").exists()
     assert "bed" not in trial_facts(outcome)
 
 

@@ -1,6 +1,7 @@
 import contextlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
-from analysis.records.schemas import COMPILE_EVENTS, STEPS
+from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
@@ -157,6 +158,46 @@ def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collec
         collector.stop()
     assert read_table(tmp_path / "compile_events.arrow", COMPILE_EVENTS)[0].num_rows == 3
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
+
+
+def test_what_engines_hold_is_on_disk_once_each_and_unknown_stays_unknown(tmp_path: Path, collector: Collector) -> None:
+    readings = [
+        telemetry_pb2.MemoryReading(at_ns=5, memory_bytes=9),
+        telemetry_pb2.MemoryReading(at_ns=6, memory_bytes=9, allocated_bytes=0, out_of_memory=0),
+    ]
+    telemetry = Telemetry(*(telemetry_pb2.TelemetryEvent(memory=reading) for reading in readings))
+    with served(telemetry) as target:
+        collector.follow(arm="naive", replica="naive-0", target=target)
+        assert eventually(lambda: telemetry.calls >= 3)
+        collector.stop()
+    rows = read_table(tmp_path / "bed-arms.arrow", BED)[0].to_pylist()
+    place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
+    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "allocated_bytes": 0, "out_of_memory": 0}]
+
+
+class Restless(Telemetry):
+    """Tells of memory all the time."""
+
+    def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
+        pause = threading.Event()
+        while context.is_active():
+            self.calls += 1
+            yield telemetry_pb2.TelemetryEvent(memory=telemetry_pb2.MemoryReading(at_ns=self.calls))
+            pause.wait(0.02)
+
+
+def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Collector) -> None:
+    telemetry = Restless()
+    with served(telemetry) as target:
+        collector.follow(arm="naive", replica="naive-0", target=target)
+        assert eventually(lambda: telemetry.calls >= 3)
+        started = time.monotonic()
+        collector.settle(quiet_s=0.2, timeout_s=20.0)
+        assert time.monotonic() - started < 10.0
+        collector.stop()
 
 
 def step_batch(count: int) -> telemetry_pb2.StepRecords:

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.config import ArmConfig, CompileConfig
-from servers.engine.messages import Ready, StepOutput, StepRecord
+from servers.engine.messages import MemoryReading, Ready, StepOutput, StepRecord
 from servers.front.front import Front
 from servers.front.metrics import FrontMetrics
 from servers.front.service import TelemetryService, telemetry_event
@@ -62,6 +62,22 @@ def test_facts_reach_watchers_snapshot_and_metrics() -> None:
     assert dict(snapshot.cudagraph_skips) == {SKIP: 2}
     assert f'tailgate_graph_breaks_total{{arm="arm",cause="{BREAK}",replica="arm-0"}} 3.0' in metrics_of(front)
     assert f'tailgate_cudagraph_skips_total{{arm="arm",cause="{SKIP}",replica="arm-0"}} 2.0' in metrics_of(front)
+
+
+def test_memory_reaches_watchers_and_metrics_and_nothing_is_made_of_what_cannot_be_read() -> None:
+    front = front_of()
+    on_cpu = MemoryReading(at_ns=7, memory_bytes=1 << 20)
+    on_device = MemoryReading(at_ns=8, memory_bytes=2 << 20, allocated_bytes=0, peak_bytes=3, out_of_memory=1)
+    front.receive([on_cpu, on_device])
+    with front.watch(MemoryReading) as late:
+        seen = [asyncio.run(late.get()) for _ in range(2)]
+    wires = [telemetry_event(item).memory for item in seen if item is not None]
+    assert [{field.name: value for field, value in wire.ListFields()} for wire in wires] == [
+        {"at_ns": 7, "memory_bytes": 1 << 20},
+        {"at_ns": 8, "memory_bytes": 2 << 20, "allocated_bytes": 0, "peak_bytes": 3, "out_of_memory": 1},
+    ]
+    assert 'tailgate_memory_now{arm="arm",replica="arm-0",what="out_of_memory"} 1.0' in metrics_of(front)
+    assert "allocator_retries" not in metrics_of(front)
 
 
 @pytest.mark.parametrize(("compiles", "share"), [(True, 0.25), (False, 0.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -377,6 +378,19 @@ def test_telemetry_tells_at_once_that_the_compiler_failed_at_nothing(replica: Re
     watch.cancel()
     assert first.WhichOneof("event") == "facts"
     assert dict(first.facts.graph_breaks) == dict(first.facts.cudagraph_skips) == {}
+
+
+def test_an_idle_replica_goes_on_to_say_what_it_holds(replica: Replica) -> None:
+    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(memory=True), timeout=20)
+    readings = []
+    for event in watch:
+        readings.append(event.memory)
+        if readings[-1].at_ns - readings[0].at_ns > 2.5e9:
+            watch.cancel()
+            break
+    apart = [after.at_ns - before.at_ns for before, after in itertools.pairwise(readings)]
+    assert 1e9 <= min(apart) <= max(apart) < 3e9
+    assert all(reading.memory_bytes > 100 << 20 and not reading.HasField("allocated_bytes") for reading in readings)
 
 
 def test_reflection_names_the_services(replica: Replica) -> None:

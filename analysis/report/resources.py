@@ -1,0 +1,87 @@
+"""What all reports say of memory, energy and cost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from analysis.report.tables import Figure, Shown, Table, figures_of
+from analysis.report.values import DASH, Row, at, byte_size, count, figure, interval, is_number, percent, rows, text
+
+MEMORY = (
+    ("device", "process on its card"),
+    ("card", "all of its card"),
+    ("reserved", "kept by the allocator"),
+    ("allocated", "in tensors"),
+    ("process", "process on the host"),
+    ("engine", "engine on the host"),
+)
+
+
+def resources(arms: list[Row]) -> list[Figure]:
+    """The figures that are known of any of `arms`, with a value for each in their order."""
+    memory: list[Shown] = [
+        *(("Memory", f"peak, {name}", byte_size, ("memory", key, "peak_bytes")) for key, name in MEMORY),
+        *(("Memory", f"growth an hour, {name}", _growth, ("memory", key)) for key, name in MEMORY),
+    ]
+    energy: list[Shown] = [
+        ("Energy", name, partial(_energy, key=key), ("energy",))
+        for name, key in (
+            ("power of its card", "watts"),
+            ("energy a token", "per_token_j"),
+            ("energy a request", "per_request_j"),
+            ("energy a token, above idle", "above_idle_per_token_j"),
+            ("energy a request, above idle", "above_idle_per_request_j"),
+        )
+    ]
+    cost: list[Shown] = [
+        ("Cost at this load", "GPUs used", count, ("cost", "gpus")),
+        ("Cost at this load", "cost of 1,000 requests", partial(_price, key="per_1000_requests"), ("cost",)),
+        ("Cost at this load", "cost of a million tokens", partial(_price, key="per_million_tokens"), ("cost",)),
+    ]
+    return [row for row in figures_of(arms, (*memory, *energy, *cost)) if row.known]
+
+
+def _growth(held: object) -> str:
+    """The growth in percent of the peak, with its limits; whether it was slowing down."""
+    seen, low, high = (at(held, key) for key in ("growth_pct_per_h", "growth_low_pct", "growth_high_pct"))
+    if not is_number(seen):
+        return DASH
+    limits = interval(low, high, figure)
+    slowing = ", slowing" if at(held, "slowing") is True else ""
+    return percent(seen) + ("" if limits == DASH else f" {limits}") + slowing
+
+
+def _energy(energy: object, *, key: str) -> str:
+    """The mean over trials, and how much trials vary; of what every arm has, why it is not known."""
+    mean, varies = at(energy, key, "mean"), at(energy, key, "cv_pct")
+    unit = "W" if key == "watts" else "J"
+    if is_number(mean):
+        return f"{figure(mean)} {unit}" + (f" ± {percent(varies)}" if is_number(varies) else "")
+    obstacles = at(energy, "obstacles")
+    return text(obstacles) if isinstance(obstacles, list) and obstacles and "above" not in key else DASH
+
+
+def _price(cost: object, *, key: str) -> str:
+    value = at(cost, key)
+    return money(value, at(cost, "currency")) if is_number(value) else DASH
+
+
+def money(value: object, currency: object) -> str:
+    """ "0.412 EUR"."""
+    return f"{figure(value)} {text(currency)}" if is_number(value) else DASH
+
+
+def memory_events(summary: Row) -> Table:
+    """Allocations that failed or that needed all cached memory back, in order of time."""
+    shown = [
+        {
+            "Arm": text(event.get("arm")),
+            "Replica": text(event.get("replica")),
+            "Trial": count(event.get("trial")),
+            "At": f"{figure(event.get('offset_s'))} s",
+            "What": text(event.get("kind")),
+            "Times": count(event.get("count")),
+        }
+        for event in rows(summary, "memory", "events")
+    ]
+    return Table(rows=shown, kinds={"Arm": "arm", "Replica": "words", "What": "words"})

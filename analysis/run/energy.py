@@ -1,0 +1,148 @@
+"""What each arm took of energy while it served, by answered token and by request.
+
+Only of arms that had their cards to themselves: what a card takes for two arms belongs to neither. A card that waits
+takes power too, which is part of what serving costs; what it took above that stands beside it where it is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.arrays import Floats, Ints
+from analysis.records.plain_values import mapping, number, rows_of
+from analysis.run.memory import traffic_of
+from analysis.run.run import Run
+from analysis.run.samples import Samples, alone_on, devices_of, samples_of
+from analysis.run.trials import SECOND, Trial
+
+_EMPTY_BYTES = 64 << 20  # by which what a driver holds for itself may vary
+_FEWEST_IDLE = 3  # samples
+_LONGEST_GAP_S = 5.0  # between samples of power, and at either end of the traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnergy:
+    """What one arm's card took in one trial, in joules, from the first request due to the last answer."""
+
+    trial: int
+    joules: float
+    seconds: float
+    idle_w: float | None  # before the arms started
+    integrated: bool  # from samples of power, because the card counts no energy
+    requests: int  # answered
+    tokens: int  # that came out
+
+    @property
+    def above_idle_j(self) -> float | None:
+        """Without what the waiting card takes."""
+        return None if self.idle_w is None else self.joules - self.idle_w * self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmEnergy:
+    """The energy of an arm in the trials in which it is known. `obstacles` say why it is not in the others."""
+
+    arm: str
+    trials: tuple[TrialEnergy, ...]
+    obstacles: tuple[str, ...]
+
+
+def energy_of(run: Run, arm: str) -> ArmEnergy | None:
+    """The energy of the arm; None where no card was watched in any trial, and of arms that tailgate did not start."""
+    cards = samples_of(run.records.bed, "device")
+    if not cards or run.account(arm).external:
+        return None
+    known: list[TrialEnergy] = []
+    obstacles: dict[str, None] = {}
+    for trial in run.trials:
+        if not devices_of(trial).get(arm, "").startswith("cuda"):
+            obstacles["it ran on no card"] = None
+            continue
+        own = [
+            item for item in cards if (item.trial, item.host, item.name) == (trial.number, "run", alone_on(trial, arm))
+        ]
+        if not own:
+            shared = alone_on(trial, arm) is None
+            obstacles["its card was shared: not attributable" if shared else "its card was not watched"] = None
+            continue
+        taken = _taken(run, arm, trial, own[0])
+        if isinstance(taken, str):
+            obstacles[taken] = None
+        else:
+            known.append(taken)
+    return ArmEnergy(arm=arm, trials=tuple(known), obstacles=tuple(obstacles))
+
+
+def _taken(run: Run, arm: str, trial: Trial, card: Samples) -> TrialEnergy | str:
+    """What the card took for the arm; in words why that is not known."""
+    requests = run.requests
+    rows = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
+    if not rows.size:
+        return "it was sent no request"
+    start, end = traffic_of(trial)
+    end = max(end, int(requests.end_ns[rows].max()))
+    if card.known("foreign_processes", start, end)[1].any():
+        return "its card was shared with processes of others: not attributable"
+    joules, integrated = _counted(card, start, end), False
+    if joules is None:
+        joules, integrated = _integrated(card, start, end), True
+    if joules is None:
+        return "its card tells neither energy nor power, or not from the beginning to the end of the traffic"
+    return TrialEnergy(
+        trial=trial.number,
+        joules=joules,
+        seconds=(end - start) / SECOND,
+        idle_w=_idle_w(trial, card),
+        integrated=integrated,
+        requests=int(requests.ok[rows].sum()),
+        tokens=int(requests.output_tokens[rows].sum()),
+    )
+
+
+def _counted(card: Samples, start: int, end: int) -> float | None:
+    """What the card's own counter rose by; None where it is not known at both ends, or began anew."""
+    at_ns, joules = card.known("energy_j", 0, int(card.at_ns[-1]))
+    if not _covers(at_ns, start, end) or (np.diff(joules) < 0).any():
+        return None
+    low, high = np.interp([start, end], at_ns, joules)
+    return float(high - low)
+
+
+def _integrated(card: Samples, start: int, end: int) -> float | None:
+    """The area under the samples of power; None where they have gaps."""
+    at_ns, watts = card.known("power_w", start, end)
+    if not _covers(at_ns, start, end) or np.diff(at_ns).max(initial=0) > _LONGEST_GAP_S * SECOND:
+        return None
+    times: Floats = np.concatenate(([start], at_ns, [end])) / SECOND
+    return float(np.trapezoid(np.concatenate((watts[:1], watts, watts[-1:])), times - times[0]))
+
+
+def _covers(at_ns: Ints, start: int, end: int) -> bool:
+    slack = int(_LONGEST_GAP_S * SECOND)
+    return bool(at_ns.size > 1 and at_ns[0] <= start + slack and at_ns[-1] >= end - slack)
+
+
+def _idle_w(trial: Trial, card: Samples) -> float | None:
+    """The card's power before the traffic, while it held no more than before the arms started and nothing ran on it."""
+    for row in rows_of(mapping(trial.info.get("bed")).get("before")):
+        if (row.get("host") or "run", row.get("device")) == (card.host, card.name):
+            held = number(row.get("memory_bytes"))
+            if held is None or row.get("processes") != []:
+                return None
+            before = card.at_ns < trial.start_ns
+            empty = before & (card.columns["memory_bytes"] <= held + _EMPTY_BYTES)
+            watts = card.columns["power_w"][empty & ~np.isnan(card.columns["power_w"])]
+            return float(np.median(watts)) if watts.size >= _FEWEST_IDLE else None
+    return None
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Mean, standard deviation and coefficient of variation over trials; the last two need two."""
+    mean = math.fsum(values) / len(values) if values else None
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    varies = 100.0 * deviation / mean if deviation is not None and mean else None
+    return {"mean": mean, "sd": deviation, "cv_pct": varies, "trials": len(values)}

@@ -1,0 +1,89 @@
+"""What an arm took beside time: memory, energy and money, as rows of the summary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from analysis.judging.memory import growth_pct
+from analysis.records.plain_values import mapping
+from analysis.run.energy import TrialEnergy, energy_of, spread_of
+from analysis.run.memory import HeldMemory, RunMemory
+from analysis.run.run import Run
+from analysis.settings.rollout import Rollout
+
+
+def memory_row(memory: RunMemory, arm: str) -> dict[str, Any] | None:
+    """The arm's figures of memory by name, each of one replica; None where nothing was seen."""
+    figures = memory.arms[arm]
+    return {name: _held_row(held) for name, held in figures.items()} or None
+
+
+def _held_row(held: HeldMemory) -> dict[str, Any]:
+    growth: tuple[float | None, ...] = (None, None, None) if held.growth is None else growth_pct(held)
+    return {
+        "peak_bytes": held.peak,
+        "peaks": spread_of(list(held.peaks.values())),
+        "growth_bytes_per_h": None if held.growth is None else held.growth.slope,
+        **dict(zip(("growth_pct_per_h", "growth_low_pct", "growth_high_pct"), growth, strict=True)),
+        "slowing": held.slowing,
+    }
+
+
+def memory_events(run: Run, memory: RunMemory) -> dict[str, Any] | None:
+    """Allocations in need; None where nobody looked."""
+    if not any(memory.arms.values()):
+        return None
+    events = [asdict(event) | {"offset_s": run.offset_s(event.trial, event.at_ns)} for event in memory.events]
+    return {"events": events}
+
+
+def energy_row(run: Run, arm: str) -> dict[str, Any] | None:
+    """The arm's energy over trials; None where no card was watched."""
+    energy = energy_of(run, arm)
+    if energy is None:
+        return None
+    taken = energy.trials
+    above = [item for item in taken if item.above_idle_j is not None]
+    return {
+        "joules": _total([item.joules for item in taken]),
+        "above_idle_joules": _total([item.above_idle_j or 0.0 for item in above]) if len(above) == len(taken) else None,
+        "seconds": _total([item.seconds for item in taken]),
+        "watts": spread_of([item.joules / item.seconds for item in taken if item.seconds > 0]),
+        "per_token_j": spread_of(_each(taken, "tokens")),
+        "per_request_j": spread_of(_each(taken, "requests")),
+        "above_idle_per_token_j": spread_of(_each(above, "tokens", above_idle=True)),
+        "above_idle_per_request_j": spread_of(_each(above, "requests", above_idle=True)),
+        "idle_w": spread_of([item.idle_w for item in taken if item.idle_w is not None]),
+        "integrated": any(item.integrated for item in taken),
+        "obstacles": list(energy.obstacles),
+    }
+
+
+def _total(values: list[float]) -> float | None:
+    return sum(values) if values else None
+
+
+def _each(taken: tuple[TrialEnergy, ...] | list[TrialEnergy], what: str, *, above_idle: bool = False) -> list[float]:
+    """Joules for each of `what` (requests, tokens), trial by trial; without trials that had none."""
+    joules = [item.above_idle_j if above_idle else item.joules for item in taken]
+    counts = [getattr(item, what) for item in taken]
+    return [spent / count for spent, count in zip(joules, counts, strict=True) if spent is not None and count]
+
+
+def cost_row(run: Run, arm: str) -> dict[str, Any] | None:
+    """What the arm cost at the load that it was offered, all its GPUs for the whole traffic; None without a price."""
+    rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
+    gpus = run.replicas(arm) * rollout.gpus_per_replica
+    price = rollout.price_of(gpus * run.seconds)
+    if price is None:
+        return None
+    own = run.of_arm(arm) & ~run.requests.broken
+    requests, tokens = int(run.requests.ok[own].sum()), int(run.requests.output_tokens[own].sum())
+    return {
+        "currency": rollout.currency,
+        "gpus": gpus,
+        "gpu_s": gpus * run.seconds,
+        "per_1000_requests": 1e3 * price / requests if requests else None,
+        "per_million_tokens": 1e6 * price / tokens if tokens else None,
+    }

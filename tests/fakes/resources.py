@@ -1,0 +1,60 @@
+"""What machines would have shown during a made-up run: memory, power and energy, a sample a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.records.schemas import BED
+from analysis.records.tables import RecordWriter
+from tests.fakes.runs import EPOCH_NS, SECOND
+
+GIB = 1 << 30
+
+# The value of a column, or values of it by second of the trial (from its start), for a trial's number.
+Value = float | Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+
+
+def sample(
+    directory: Path,
+    kind: str,
+    name: str,
+    columns: Mapping[str, Value],
+    *,
+    arm: str | None = None,
+    first_s: float = -10.0,
+    last_s: float | None = None,
+    trials: tuple[int, ...] = (),
+) -> Path:
+    """Each trial of the run in `directory`, or those in `trials`, has samples of the thing; returned for chaining."""
+    for folder in sorted(directory.glob("trial-*")):
+        info = json.loads((folder / "trial.json").read_text())
+        number = int(info["trial"])
+        if trials and number not in trials:
+            continue
+        at_s = np.arange(first_s, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
+        start = EPOCH_NS + number * 100_000 * SECOND
+        values = {
+            key: item(number, at_s) if callable(item) else np.full(at_s.size, item) for key, item in columns.items()
+        }
+        with RecordWriter(folder / "bed.arrow", BED) as writer:
+            for place, second in enumerate(at_s):
+                at_ns = start + int(second * SECOND)
+                row = {"trial": number, "host": "run", "kind": kind, "name": name, "arm": arm, "at_ns": at_ns}
+                known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
+                whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}
+                writer.append(row | {key: item if whole[key] else int(item) for key, item in known.items()})
+        for path in folder.glob("*.sums"):
+            path.unlink()
+    return directory
+
+
+def tell(directory: Path, **facts: Any) -> Path:
+    """trial.json of each trial also says `facts`; returned for chaining."""
+    for path in directory.glob("trial-*/trial.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    return directory
