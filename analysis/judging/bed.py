@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from analysis.judging.checks.bed import Disturbance, check_bed, drifts
 from analysis.judging.validity import Check
-from analysis.judging.wording import counted, percent, sentence
+from analysis.judging.wording import counted, percent
 from analysis.run.bed_samples import RUN_HOST
 from analysis.run.test_bed import TestBed
 
@@ -45,7 +45,7 @@ def judge_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[BedJudge
     judgement = BedJudgement(
         bed=bed,
         verdict=verdict,
-        line=f"{sentence([f'{verdict}: {line}'])}.",
+        line=f"{verdict.capitalize()}: {line}.",
         disturbances=tuple(disturbances),
         unknown=tuple(unknown),
     )
@@ -70,7 +70,7 @@ def _quiet(bed: TestBed) -> Iterator[str]:
     if steals:
         yield f"steal {100.0 * max(steals):.1f} %"
     if apart := drifts(bed):
-        yield f"reference within {percent(max(apart))}"
+        yield f"reference within {100.0 * max(apart):.1f} %"
 
 
 def _unknown(bed: TestBed) -> Iterator[str]:

@@ -163,7 +163,7 @@ class FakeBed:
                 writer.append(place | self._host(trial, progress, busy, own, counters, rng))
                 for name in energy:
                     row = self._device(name, trial, progress, busy and name in arm_on, rng)
-                    energy[name] += row["power_w"] * self.interval_s
+                    energy[name] += (row["power_w"] or 0.0) * self.interval_s
                     writer.append(place | row | {"energy_j": energy[name]})
 
     def _process(self, name: str, arm: str | None, cpu_s: float, step: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted, percent
+from analysis.judging.wording import counted, percent, sentence
 from analysis.run.bed_samples import RUN_HOST
 from analysis.run.test_bed import (
     CARD_FIGURES,
@@ -96,7 +96,8 @@ def check_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[list[Che
     ):
         if not known:
             continue
-        own = _worst_of_each(look(bed, arms, limit))
+        found = (_widened(item, arms[0]) for item in look(bed, arms, limit))
+        own = _worst_of_each(found)
         disturbances += own
         checks += _checks(name, own, arms)
     return checks, disturbances
@@ -104,11 +105,10 @@ def check_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[list[Che
 
 def _checks(name: str, own: Sequence[Disturbance], arms: Sequence[str]) -> Iterator[Check]:
     """One check of all arms, or one for each arm whose gates alone are concerned; one that holds where nothing is."""
-    widened = [replace(item, arms=None) if arms[0] in (item.arms or ()) else item for item in own]
-    scopes: list[str | None] = [None, *arms[1:]] if any(item.arms is not None for item in widened) else [None]
+    scopes: list[str | None] = [None, *arms[1:]]
     opened = False
     for arm in scopes:
-        of_scope = [item for item in widened if (item.arms is None if arm is None else arm in (item.arms or ()))]
+        of_scope = [item for item in own if (item.arms is None if arm is None else arm in (item.arms or ()))]
         if of_scope:
             opened = True
             worst = max(of_scope, key=lambda item: item.value / item.limit)
@@ -125,10 +125,15 @@ def _check(name: str, ok: bool, worst: Disturbance | None, reason: str, arm: str
         arm=arm,
         value=worst.value if worst else None,
         limit=worst.limit if worst else None,
-        reason=f"{reason}.",
+        reason=f"{sentence([reason])}.",
         affects=ESTIMATES,
         remedy=_MENDS[name],
     )
+
+
+def _widened(item: Disturbance, control: str) -> Disturbance:
+    """The disturbance, of all arms where it concerns the control: each is compared with it."""
+    return replace(item, arms=None) if control in (item.arms or ()) else item
 
 
 def _worst_of_each(found: Iterable[Disturbance]) -> list[Disturbance]:
