@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.judging.checks.bed import Disturbance, check_bed, drifts
+from analysis.judging.checks.bed import check_bed
+from analysis.judging.checks.bed_speed import drifts
+from analysis.judging.checks.disturbances import Disturbance
 from analysis.judging.validity import Check
 from analysis.judging.wording import counted, percent
 from analysis.run.bed_samples import RUN_HOST

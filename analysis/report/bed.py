@@ -292,9 +292,7 @@ def variation(summary: Row) -> Variations | None:
         f"start. {FLAG} marks more than 5 %: {flagged or 'none'} of {len(found)}."
     )
     if most < 6:
-        lead += (
-            f" From {count(most)} trials a variation is known to a factor of two at best: more would show it better."
-        )
+        lead += f" From {count(most)} trials that is a guess, and the truth may be several times as large: run more."
     names = [arm.get("name") for arm in arms_of(summary)]
     of_arm = {(row.get("of"), row.get("figure")): row for row in found if row.get("of") in names}
     figures = dict.fromkeys(name for _, name in of_arm)

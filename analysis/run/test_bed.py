@@ -6,8 +6,9 @@ Nothing is decided here. What was not recorded, or could not be read, is None or
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -143,6 +144,8 @@ class TestBed:
     hosts: tuple[HostTraffic, ...]
     processes: tuple[ProcessTraffic, ...]
     references: tuple[Reference, ...]
+    speeds: Mapping[tuple[int, str, str], Sequence[float]]  # of (trial, device of the run's host, figure), as measured
+    pressed: frozenset[int]  # trials in which the experiment itself weighed on the machines
     earlier: Mapping[tuple[int, str, str], tuple[str, ...]]  # (trial, host, device): what ran there before the arms
     unreadable: tuple[tuple[str, str, str, str], ...]  # (host, name, what, why), each once
     seconds: Mapping[int, float]  # how long each trial's traffic lasted
@@ -155,7 +158,7 @@ class TestBed:
         devices: list[DeviceTraffic] = []
         hosts: list[HostTraffic] = []
         processes: list[ProcessTraffic] = []
-        references: list[Reference] = []
+        references: list[tuple[Reference, _Sizes]] = []
         earlier: dict[tuple[int, str, str], tuple[str, ...]] = {}
         unreadable: dict[tuple[str, str, str, str], None] = {}
         machines: dict[str, Mapping[str, Any]] = {}
@@ -189,6 +192,7 @@ class TestBed:
                 )
                 arms = placed[trial.number].items() if host == RUN_HOST else ()
                 devices.append(_device(trial, card, tuple(arm for arm, device in arms if device == name), rows))
+        measured = _of_one_size(references)
         return cls(
             trials=tuple(trial.number for trial in run.trials),
             placed=placed,
@@ -196,7 +200,9 @@ class TestBed:
             devices=tuple(devices),
             hosts=tuple(hosts),
             processes=tuple(processes),
-            references=tuple(references),
+            references=measured,
+            speeds=_speeds(measured),
+            pressed=frozenset(trial.number for trial in run.trials if rows_of(trial.info.get("pressure"))),
             earlier=earlier,
             unreadable=tuple(unreadable),
             seconds={trial.number: trial.seconds for trial in run.trials},
@@ -213,17 +219,21 @@ class TestBed:
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
     def speed(self, trial: int, device: str, figure: str) -> float | None:
-        """How fast the device or its host was in the trial, as a logarithm: more is faster. None where unknown.
+        """How fast a device of the run's host, or the host beside it, was in the trial, as `speed_of` has it: the mean
+        of before and after, or the one of them that is known."""
+        known = self.speeds.get((trial, device, figure))
+        return sum(known) / len(known) if known else None
 
-        The mean of before and after, or the one of them that is known.
-        """
-        known = [
-            math.log(row.figures[figure])
-            for row in self.references
-            if (row.trial, row.host, row.device) == (trial, RUN_HOST, device) and figure in row.figures
-        ]
-        mean = sum(known) / len(known) if known else None
-        return -mean if mean is not None and figure in HOST_FIGURES else mean
+    def identity(self, trial: int, device: str) -> str:
+        """What tells a device of the run's host from others in all trials."""
+        card = self.cards.get((trial, RUN_HOST, device))
+        rows = (row.card for row in self.references if (row.trial, row.host, row.device) == (trial, RUN_HOST, device))
+        return card.identity if card else next(rows, device)
+
+
+def speed_of(figure: str, value: float) -> float:
+    """The speed that a figure of the reference means, as a logarithm: more is faster."""
+    return -math.log(value) if figure in HOST_FIGURES else math.log(value)
 
 
 def cards_of(bed: Mapping[str, Any]) -> dict[tuple[str, str], Card]:
@@ -271,14 +281,51 @@ def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
     return placed
 
 
-def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator[Reference]:
+# How large the work behind each figure was, as the reference says; what it does not say is None.
+_SIZES = {
+    "matmul_tflops": ("matrix", "dtype"),
+    "read_gb_per_s": ("read_bytes",),
+    "launch_us": ("launches",),
+    "python_ms": (),
+}
+_Sizes = Mapping[str, tuple[Any, ...]]
+
+
+def _of_one_size(rows: Sequence[tuple[Reference, _Sizes]]) -> tuple[Reference, ...]:
+    """The references without the figures whose work was not as large as most of a kind of device had: these do not
+    compare. A card whose memory others hold is given a smaller read."""
+    kinds: dict[str, list[_Sizes]] = {}
+    for row, sizes in rows:
+        kinds.setdefault(row.device.partition(":")[0], []).append(sizes)
+    most = {
+        (kind, figure): Counter(str(sizes[figure]) for sizes in own).most_common(1)[0][0]
+        for kind, own in kinds.items()
+        for figure in FIGURES
+    }
+    kept = []
+    for row, sizes in rows:
+        kind = row.device.partition(":")[0]
+        figures = {name: value for name, value in row.figures.items() if str(sizes[name]) == most[kind, name]}
+        kept.append(replace(row, figures=figures))
+    return tuple(kept)
+
+
+def _speeds(references: Iterable[Reference]) -> dict[tuple[int, str, str], list[float]]:
+    speeds: dict[tuple[int, str, str], list[float]] = {}
+    for row in references:
+        for figure, value in row.figures.items() if row.host == RUN_HOST else ():
+            speeds.setdefault((row.trial, row.device, figure), []).append(speed_of(figure, value))
+    return speeds
+
+
+def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator[tuple[Reference, _Sizes]]:
     for row in rows_of(trial.info.get("references")):
         host, device = _text(row, "host", RUN_HOST), _text(row, "device")
         known = {figure: number(row.get(figure)) for figure in FIGURES}
         error = row.get("error")
         machine = mapping(mapping(mapping(trial.info.get("bed")).get("machines")).get(host))
         card = cards.get((host, device))
-        yield Reference(
+        reference = Reference(
             trial=trial.number,
             host=host,
             device=device,
@@ -287,6 +334,7 @@ def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator
             figures={name: value for name, value in known.items() if value is not None and value > 0},
             error=error if isinstance(error, str) and error else None,
         )
+        yield reference, {figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()}
 
 
 # --- One thing in one trial ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from analysis.arrays import Bools
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.test_bed import FIGURES, TestBed
+from analysis.run.test_bed import FIGURES, HOST_FIGURES, TestBed
 from analysis.run.trials import Trial
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.quantiles import quantile
@@ -119,7 +119,7 @@ def _of_references(bed: TestBed) -> Iterator[Variation]:
     for device in dict.fromkeys(row.device for row in bed.references):
         for figure in FIGURES:
             speeds = [bed.speed(trial, device, figure) for trial in bed.trials]
-            sign = -1.0 if figure in ("launch_us", "python_ms") else 1.0
+            sign = -1.0 if figure in HOST_FIGURES else 1.0
             yield variation_of(device, figure, [None if it is None else math.exp(sign * it) for it in speeds])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.bed import BedJudgement
+from analysis.judging.checks.disturbances import Disturbance
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.run import Run
 from analysis.run.test_bed import THROTTLES, DeviceTraffic
@@ -29,7 +30,7 @@ def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
     row: dict[str, Any] = {"verdict": judged.verdict, "line": judged.line}
     if bed.watched:
         row |= {
-            "disturbances": [asdict(item) for item in judged.disturbances],
+            "disturbances": [_disturbance(item) for item in judged.disturbances],
             "unknown": list(judged.unknown),
             "unreadable": [dict(zip(("host", "name", "what", "why"), item, strict=True)) for item in bed.unreadable],
             "machines": {host: dict(machine) for host, machine in bed.machines.items()},
@@ -42,6 +43,11 @@ def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
     if bed.watched and (series := bed_series(run)):
         row["series"] = series
     return row
+
+
+def _disturbance(item: Disturbance) -> dict[str, Any]:
+    row = asdict(item)
+    return {"check": row.pop("aspect")["check"], **row}
 
 
 def _device(device: DeviceTraffic) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Samples come once a second. A quiet bed has the noise of one that is: clocks loc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class FakeBed:
     interval_s: float = 1.0
     card_noise: float = 0.004  # standard deviation of the logarithm of a reference's figure
     host_noise: float = 0.008
-    troubles: Sequence[Trouble] = field(default_factory=tuple)
+    troubles: Sequence[Trouble] = ()
+    pressure: Sequence[str] = ()  # kinds of it that the experiment puts on its own machines
 
     def placed(self, arms: Sequence[str], trial: int) -> dict[str, str]:
         """The device of each arm in the trial."""
@@ -120,6 +121,7 @@ class FakeBed:
             "devices": self.placed(arms, trial),
             **({"bed": bed} if self.sampled else {}),
             "references": references if self.referenced else [],
+            **({"pressure": [{"kind": kind} for kind in self.pressure]} if self.pressure else {}),
         }
 
     def _speed(self, place: str, when: str, trial: int, rng: np.random.Generator, noise: float) -> float:

@@ -141,6 +141,25 @@ def test_speed_is_the_mean_of_before_and_after_and_more_is_faster(tmp_path):
 FIGURES = ("matmul_tflops", "python_ms")
 
 
+def test_a_figure_of_smaller_work_is_not_compared(tmp_path):
+    rows = [
+        {"device": f"cuda:{card}", "when": when, "read_gb_per_s": 4200.0, "python_ms": 10.0, "read_bytes": 1 << 32}
+        for card in (0, 1)
+        for when in ("before", "after")
+    ]
+    rows[3] |= {"read_gb_per_s": 3000.0, "read_bytes": 1 << 28}
+    bed = bed_of(tmp_path, FakeBed(), info={"references": rows})
+    assert [dict(row.figures) for row in bed.references][2:] == [
+        {"read_gb_per_s": 4200.0, "python_ms": 10.0},
+        {"python_ms": 10.0},
+    ]
+
+
+def test_trials_in_which_the_experiment_weighs_on_its_machines_are_told(tmp_path):
+    assert bed_of(tmp_path / "a", FakeBed(), info={"pressure": [{"kind": "memory"}]}).pressed == {1}
+    assert bed_of(tmp_path / "b", FakeBed(), info={"pressure": []}).pressed == frozenset()
+
+
 def test_a_card_is_known_by_its_own_number_over_trials(tmp_path):
     bed = bed_of(tmp_path, FakeBed(), trials=2)
     assert {(device.trial, device.name): device.card.identity for device in bed.devices}[2, "cuda:1"] == "GPU-1"

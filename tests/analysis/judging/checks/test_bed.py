@@ -157,6 +157,10 @@ class TestFairness:
     def test_a_second_of_throttling_in_a_long_trial_is_no_trouble(self):
         assert opened(bed(Trouble(what="throttle", share=0.005)), seconds=200.0) == set()
 
+    def test_what_the_experiment_itself_weighs_on_the_host_is_no_disturbance(self):
+        busy = bed(Trouble(what="busy", place="host", size=0.4), pressure=("compute",))
+        assert (judged(busy)[0].verdict, opened(busy)) == ("quiet", set())
+
 
 class TestUnknown:
     def test_who_else_was_there_cannot_be_told(self):
