@@ -101,7 +101,8 @@ def _unknown(bed: TestBed) -> Iterator[str]:
     measured = {(row.trial, row.when) for row in bed.references if row.figures}
     lacking = [trial for trial in bed.trials if not {(trial, "before"), (trial, "after")} <= measured]
     if not measured:
-        yield "how fast the machines were, since no reference was measured"
+        why = next((f" ({row.error})" for row in bed.references if row.error), "")
+        yield f"how fast the machines were, since no reference was measured{why}"
     elif lacking:
         yield f"whether the speed stayed, since a reference is missing in {_trials(lacking)}"
     failed = [row for row in bed.references if row.error]

@@ -132,6 +132,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A device before the arms of a trial started: who ran there, and what was held of its memory."""
+
+    processes: tuple[str, ...]
+    memory_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TestBed:
     """All that was recorded of the machines of a run."""
 
@@ -146,7 +154,7 @@ class TestBed:
     references: tuple[Reference, ...]
     speeds: Mapping[tuple[int, str, str], Sequence[float]]  # of (trial, device of the run's host, figure), as measured
     pressed: frozenset[int]  # trials in which the experiment itself weighed on the machines
-    earlier: Mapping[tuple[int, str, str], tuple[str, ...]]  # (trial, host, device): what ran there before the arms
+    earlier: Mapping[tuple[int, str, str], Earlier]  # by trial, host and device
     unreadable: tuple[tuple[str, str, str, str], ...]  # (host, name, what, why), each once
     seconds: Mapping[int, float]  # how long each trial's traffic lasted
     machines: Mapping[str, Mapping[str, Any]]  # by host, as the first trial that names it has it
@@ -159,7 +167,7 @@ class TestBed:
         hosts: list[HostTraffic] = []
         processes: list[ProcessTraffic] = []
         references: list[tuple[Reference, _Sizes]] = []
-        earlier: dict[tuple[int, str, str], tuple[str, ...]] = {}
+        earlier: dict[tuple[int, str, str], Earlier] = {}
         unreadable: dict[tuple[str, str, str, str], None] = {}
         machines: dict[str, Mapping[str, Any]] = {}
         placed: dict[int, Mapping[str, str]] = {}
@@ -175,8 +183,8 @@ class TestBed:
                 unreadable[_text(row, "host"), _text(row, "name"), _text(row, "what"), _text(row, "why")] = None
             for row in rows_of(bed.get("before")):
                 names = tuple(_process_text(item) for item in rows_of(row.get("processes")))
-                if names:
-                    earlier[trial.number, _text(row, "host", RUN_HOST), _text(row, "device")] = names
+                place = (trial.number, _text(row, "host", RUN_HOST), _text(row, "device"))
+                earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
             references += _references(trial, cards)
             interval = number(bed.get("interval_s")) or 1.0
             own = [_process(trial, place, rows) for place, rows in samples.of("process", trial, interval)]
@@ -273,7 +281,8 @@ def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
     """The device of each arm as the samples name it. `auto` and `cuda` are the first card, or the processor."""
     first = next((name for name in ("cuda:0", *devices) if name in devices), None)
     placed = {}
-    for arm, asked in mapping(trial.info.get("devices")).items():
+    known = mapping(mapping(trial.info.get("bed")).get("arms"))  # as the watcher resolved them
+    for arm, asked in {**mapping(trial.info.get("devices")), **known}.items():
         name = str(asked)
         if name in ("auto", "cuda"):
             name = first or ("cpu" if name == "auto" else "cuda:0")

@@ -24,7 +24,8 @@ TOP_MHZ = 1980
 class Trouble:
     """What is wrong with one card, or with the host ("host"), in some trials and for some of their time.
 
-    `what`: foreign | throttle | power_limit | clock | steal | busy | memory_pressure | slow | slow_after | unreadable.
+    `what`: foreign | held (before the arms, in GiB) | throttle | power_limit | clock | steal | busy | memory_pressure |
+    slow | slow_after | unreadable.
     `size`: processes; a share of time; a factor of a limit, a clock or a speed.
     """
 
@@ -97,6 +98,7 @@ class FakeBed:
                     "processes": [{"pid": 4711, "name": "python", "memory_bytes": 2 << 30}]
                     if self._size("foreign", name, trial, otherwise=0.0)
                     else [],
+                    "memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30)),
                 }
                 for name in devices
             ],

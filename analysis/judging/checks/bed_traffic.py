@@ -15,6 +15,7 @@ MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or s
 MOST_STEAL = 0.01  # of the time of a host's processors
 MOST_FOREIGN_CPU = 0.10
 MOST_MEMORY_PRESSURE = 0.01
+_MUCH_BYTES = 2 << 30  # more than a driver keeps of an idle card, or a desktop takes
 
 FOREIGN = Aspect(
     check="foreign work",
@@ -46,21 +47,22 @@ BUSY = Aspect(
 
 def foreign_work(bed: TestBed) -> list[Disturbance] | None:
     """Processes of others on an arm's device; None where nobody can tell."""
-    if not any(device.foreign_s is not None or _earlier(bed, device) for device in _used(bed)):
+    if not any(device.foreign_s is not None or _held_before(bed, device) for device in _used(bed)):
         return None
     found: list[Disturbance] = []
     for device in _used(bed):
-        before, count = _earlier(bed, device), device.foreign_processes or 1
+        before, count = _named_before(bed, device), device.foreign_processes or 1
         if device.foreign_s is not None:
             seconds = device.foreign_s
-            named = f" ({'; '.join(before)})" if before else ""
+            named = f" ({before})" if before else ""
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
             what = f"process{'' if count == 1 else 'es'} of others{named}{held} {'was' if count == 1 else 'were'}"
             text = f"{count} {what} on {device.name} {_how_long(device, seconds)}"
         else:
-            # Whose the processes of the traffic were is hidden, but not that these were there first.
-            seconds = device.seconds if before else 0.0
-            text = f"{'; '.join(before)} ran on {device.name} before the arms of trial {device.trial} did"
+            # Whose the processes of the traffic were is hidden, but not that somebody was there first.
+            held = _held_before(bed, device)
+            seconds = device.seconds if held else 0.0
+            text = f"{held} {device.name} before the arms of trial {device.trial} started"
         found += _over_limit(FOREIGN, device, seconds, text)
     return found
 
@@ -169,8 +171,19 @@ def _used(bed: TestBed) -> list[DeviceTraffic]:
     return [device for device in own if device.arms or not bed.placed.get(device.trial)]
 
 
-def _earlier(bed: TestBed, device: DeviceTraffic) -> tuple[str, ...]:
-    return bed.earlier.get((device.trial, device.card.host, device.name), ())
+def _named_before(bed: TestBed, device: DeviceTraffic) -> str:
+    """The processes that were seen on the device before the arms started."""
+    before = bed.earlier.get((device.trial, device.card.host, device.name))
+    return "; ".join(before.processes) if before else ""
+
+
+def _held_before(bed: TestBed, device: DeviceTraffic) -> str:
+    """What shows that the device was somebody else's before the arms started; empty where nothing does."""
+    before = bed.earlier.get((device.trial, device.card.host, device.name))
+    if named := _named_before(bed, device):
+        return f"{named} ran on"
+    held = before.memory_bytes if before else None
+    return f"somebody held {held / 2**30:.3g} GiB of" if held is not None and held > _MUCH_BYTES else ""
 
 
 def _how_long(device: DeviceTraffic, seconds: float) -> str:

@@ -173,7 +173,13 @@ class TestUnknown:
     def test_what_ran_before_the_arms_counts_where_nothing_else_tells(self):
         blind = bed(Trouble(what="unreadable", column="foreign_processes"), Trouble(what="foreign", size=1), swap=False)
         assert opened(blind) == {("foreign work", "compiled")}
-        assert "python, pid 4711 ran on cuda:1 before the arms of trial 1 did" in line(blind)
+        assert "python, pid 4711 ran on cuda:1 before the arms of trial 1 started" in line(blind)
+
+    def test_memory_that_somebody_held_before_the_arms_shows_that_he_was_there(self):
+        hidden = Trouble(what="unreadable", column="foreign_processes")
+        blind = bed(hidden, Trouble(what="held", size=30.0), swap=False)
+        assert opened(blind) == {("foreign work", "compiled")}
+        assert line(blind).startswith("Disturbed: somebody held 30 GiB of cuda:1 before the arms of trial 1 started")
 
     @pytest.mark.parametrize(
         ("more", "said"),
