@@ -188,7 +188,6 @@ def _references(bed: object) -> Table:
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows(bed, "references"):
         found.setdefault((row.get("trial"), row.get("host"), row.get("device")), {})[text(row.get("when"))] = row
-    arms = {(row.get("trial"), row.get("host"), row.get("name")): text(row.get("arms")) for row in rows(bed, "devices")}
     shown = []
     for place, pair in found.items():
         errors = [text(row.get("error")) for row in pair.values() if row.get("error")]
@@ -201,7 +200,7 @@ def _references(bed: object) -> Table:
             {
                 "Trial": count(place[0]),
                 "Device": _place(first, "device"),
-                "Arms": arms.get(place, DASH),
+                "Arms": text(first.get("arms")),
                 **cells,
                 **(
                     {"Failed": "; ".join(errors) or DASH}
@@ -254,6 +253,12 @@ def _unreadable(bed: object) -> Table:
 def _notes(bed: object) -> tuple[str, ...]:
     unknown = at(bed, "unknown")
     notes = [f"Cannot tell: {text(line)}." for line in unknown] if isinstance(unknown, list) else []
+    machines = (
+        f"{text(row.get('host'))}: {text(row.get('cpu'))}, {count(row.get('cpus'))} processors, kernel "
+        f"{text(row.get('kernel'))}{', virtual (' + text(row['virtual']) + ')' if row.get('virtual') else ''}."
+        for row in rows(bed, "machines")
+    )
+    notes += [f"Host {line}" for line in dict.fromkeys(machines)]
     free = [row for row in rows(bed, "devices") if row.get("locked") is not True and row.get("lock_command")]
     commands = dict.fromkeys(text(row["lock_command"]) for row in free)
     if commands:

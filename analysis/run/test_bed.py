@@ -157,7 +157,7 @@ class TestBed:
     earlier: Mapping[tuple[int, str, str], Earlier]  # by trial, host and device
     unreadable: tuple[tuple[str, str, str, str], ...]  # (host, name, what, why), each once
     seconds: Mapping[int, float]  # how long each trial's traffic lasted
-    machines: Mapping[str, Mapping[str, Any]]  # by host, as the first trial that names it has it
+    machines: Mapping[tuple[int, str], Mapping[str, Any]]  # by trial and host
 
     @classmethod
     def of(cls, run: Run) -> TestBed:
@@ -169,7 +169,7 @@ class TestBed:
         references: list[tuple[Reference, _Sizes]] = []
         earlier: dict[tuple[int, str, str], Earlier] = {}
         unreadable: dict[tuple[str, str, str, str], None] = {}
-        machines: dict[str, Mapping[str, Any]] = {}
+        machines: dict[tuple[int, str], Mapping[str, Any]] = {}
         placed: dict[int, Mapping[str, str]] = {}
         known_cards: dict[tuple[int, str, str], Card] = {}
         for trial in run.trials:
@@ -178,7 +178,7 @@ class TestBed:
             known_cards |= {(trial.number, *place): card for place, card in cards.items()}
             placed[trial.number] = _placed(trial, [card.name for card in cards.values() if card.host == RUN_HOST])
             for host, machine in mapping(bed.get("machines")).items():
-                machines.setdefault(str(host), mapping(machine))
+                machines[trial.number, str(host)] = mapping(machine)
             for row in rows_of(bed.get("unreadable")):
                 unreadable[_text(row, "host"), _text(row, "name"), _text(row, "what"), _text(row, "why")] = None
             for row in rows_of(bed.get("before")):

@@ -33,11 +33,14 @@ def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
             "disturbances": [_disturbance(item) for item in judged.disturbances],
             "unknown": list(judged.unknown),
             "unreadable": [dict(zip(("host", "name", "what", "why"), item, strict=True)) for item in bed.unreadable],
-            "machines": {host: dict(machine) for host, machine in bed.machines.items()},
+            "machines": [{"trial": at, "host": host, **machine} for (at, host), machine in bed.machines.items()],
             "devices": [_device(device) for device in bed.devices],
             "hosts": [asdict(host) for host in bed.hosts],
             "processes": [asdict(process) for process in bed.processes],
-            "references": [asdict(reference) for reference in bed.references],
+            "references": [
+                {**asdict(reference), "arms": bed.arms_on(reference.trial, reference.device)}
+                for reference in bed.references
+            ],
         }
     row["variation"] = [_variation(item) for item in variations(run, bed)]
     if bed.watched and (series := bed_series(run)):

@@ -192,9 +192,9 @@ def _doer(device: str, figure: str) -> str:
 
 def _shares_of_kind(bed: TestBed) -> Iterator[tuple[int, str, str, str, float]]:
     """(trial, device, figure, kind, share of the speed that the kind is known for) of what can be compared."""
-    cpu = str(bed.machines.get(RUN_HOST, {}).get("cpu"))
     for trial, device in dict.fromkeys((row.trial, row.device) for row in bed.references if row.host == RUN_HOST):
         card = bed.cards.get((trial, RUN_HOST, device))
+        cpu = str(bed.machines.get((trial, RUN_HOST), {}).get("cpu"))
         model = card.model if card and card.model and not card.shared else ""
         for kind, figures in ((model, DEVICES.get(model, {})), (cpu, HOSTS.get(cpu, {}))):
             for figure, known in figures.items():

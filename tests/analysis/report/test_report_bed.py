@@ -88,7 +88,7 @@ def test_one_trial_says_that_nothing_is_known_of_the_variation(
     assert "One trial says nothing of how the figures vary from start to start: more trials would show it." in text
     text = read_page(html_report(made(FakeBed(), 2))).text
     assert "over 2 trials, each a fresh start. ▲ marks more than 5 %" in text
-    assert "From 2 trials a variation is known to a factor of two at best" in text
+    assert "From 2 trials that is a guess, and the truth may be several times as large: run more." in text
 
 
 @pytest.mark.parametrize("part", ["devices", "hosts", "references", "series", "variation", "disturbances", "unknown"])
