@@ -15,7 +15,7 @@ from analysis.run.test_bed import TestBed
 
 QUIET, DISTURBED, NOT_WATCHED, PARTLY = "quiet", "disturbed", "not watched", "partly watched"
 
-_LEAST_WATCHED = 0.8  # of a trial's traffic
+_LEAST_WATCHED = 0.95  # of a trial's traffic
 _MOST_NAMED = 2
 
 

@@ -80,7 +80,8 @@ def _cells(shared: Table) -> str:
 def _figures(arms: Iterable[object], figures: Iterable[Figure], *, grouped: bool = True) -> str:
     """Figures side by side, each named with its group, if `grouped`."""
     head = ["", *map(code, arms)]
-    body = [[f"{row.group.lower()}: {row.name}" if grouped else row.name, *map(prose, row.values)] for row in figures]
+    named = ((f"{row.group.lower()}: {row.name}" if grouped else row.name, row.values) for row in figures)
+    body = [[prose(name), *map(prose, values)] for name, values in named]
     return table(head, body, right=range(1, len(head)))
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from analysis.records.plain_values import mapping, number, rows_of
+from analysis.records.plain_values import mapping, number, rows_of, seconds
 from analysis.run.bed_samples import RUN_HOST, Rows, Samples, Spread
 from analysis.run.run import Run
 from analysis.run.trials import Trial
@@ -62,6 +62,7 @@ class DeviceTraffic:
     arms: tuple[str, ...]  # those that it served
     seconds: float  # of the traffic that were watched
     sm_mhz: Spread | None
+    mean_mhz: float | None  # of the clock while the device worked
     free_mhz: float | None  # the highest clock at a time when the device worked and nothing held it back
     memory_mhz: Spread | None
     power_w: Spread | None
@@ -186,7 +187,7 @@ class TestBed:
                 place = (trial.number, _text(row, "host", RUN_HOST), _text(row, "device"))
                 earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
             references += _references(trial, cards)
-            interval = number(bed.get("interval_s")) or 1.0
+            interval = seconds(bed.get("interval_s")) or 1.0
             own = [_process(trial, place, rows) for place, rows in samples.of("process", trial, interval)]
             processes += own
             hosts += [_host(trial, place, rows, own) for place, rows in samples.of("host", trial, interval)]
@@ -361,8 +362,9 @@ def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> Devi
                 throttled[name] = throttled.get(name, 0.0) + weight
             throttle_s += weight if set(held) - {POWER_CAP} else 0.0
     free = np.array([not any(name in THROTTLES for name in names or ()) for names in reasons], dtype=np.bool_)
-    free &= ~(rows.column("utilisation_pct") <= 0)
-    clock = Spread.of(rows.column("sm_mhz")[free])
+    clocks = rows.column("sm_mhz")
+    working = np.isfinite(clocks) & ~(rows.column("utilisation_pct") <= 0)
+    clock = Spread.of(clocks[working & free])
     foreign = rows.column("foreign_processes")
     told = np.isfinite(foreign)
     return DeviceTraffic(
@@ -377,6 +379,7 @@ def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> Devi
                 "memory_bytes",
             )
         },
+        mean_mhz=float(clocks[working].mean()) if working.any() else None,
         free_mhz=clock.high if clock else None,
         throttled_s=throttled,
         throttle_s=throttle_s,

@@ -37,7 +37,7 @@ def check_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[list[Che
     disturbances: list[Disturbance] = []
     for aspect, found in (
         (FOREIGN, foreign_work(bed)),
-        (THROTTLING, throttling(bed, arms)),
+        (THROTTLING, throttling(bed, arms, limit)),
         (SETTINGS, settings(bed, arms, limit)),
         (STEAL, steal(bed)),
         (BUSY, busy_host(bed)),

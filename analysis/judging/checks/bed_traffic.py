@@ -67,7 +67,7 @@ def foreign_work(bed: TestBed) -> list[Disturbance] | None:
     return found
 
 
-def throttling(bed: TestBed, arms: Sequence[str]) -> list[Disturbance] | None:
+def throttling(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] | None:
     """What held an arm's device back, the power cap only where it bound on one of two; None where no device says."""
     if not any(device.throttled_s is not None for device in _used(bed)):
         return None
@@ -78,26 +78,34 @@ def throttling(bed: TestBed, arms: Sequence[str]) -> list[Disturbance] | None:
         seconds = device.throttle_s or 0.0
         text = f"{device.name} was throttled {_how_long(device, seconds)} ({why})"
         found += _over_limit(THROTTLING, device, seconds, text)
-    return found + [item for arm in arms[1:] for item in _power_cap(bed, arm, arms[0])]
+    return found + [item for arm in arms[1:] for item in _power_cap(bed, arm, arms[0], limit)]
 
 
-def _power_cap(bed: TestBed, arm: str, control: str) -> Iterator[Disturbance]:
-    """The power cap where it bound on one of two devices, unless it followed the arm from card to card: then the arm's
-    own work draws the power, and any card of the kind would hold it so."""
+def _power_cap(bed: TestBed, arm: str, control: str, limit: float) -> Iterator[Disturbance]:
+    """The power cap where it bound on one of two devices and made it slower than the other by more than `limit`.
+
+    Not where it followed the arm from card to card: then the arm's own work draws the power, and any card of the kind
+    would hold it so. Where clocks are unknown, a cap that bound is taken for one that mattered.
+    """
     pairs = [(own, other) for own, other in _pairs(bed, arm, control) if None not in (_capped(own), _capped(other))]
-    apart = [(_capped(own) or 0.0) - (_capped(other) or 0.0) for own, other in pairs]
-    more = [(own, other) if share > 0 else (other, own) for (own, other), share in zip(pairs, apart, strict=True)]
-    on_one_arm = all(share > MOST_SHARE for share in apart) or all(share < -MOST_SHARE for share in apart)
-    if on_one_arm and len({held.card.identity for held, _ in more}) > 1 and _one_power_limit(pairs):
+    more = [(_capped(own) or 0.0) - (_capped(other) or 0.0) for own, other in pairs]
+    held = [(own, other) if share > 0 else (other, own) for (own, other), share in zip(pairs, more, strict=True)]
+    on_one_arm = all(share > MOST_SHARE for share in more) or all(share < -MOST_SHARE for share in more)
+    if on_one_arm and len({device.card.identity for device, _ in held}) > 1 and _one_power_limit(pairs):
         return
-    for (held, free), share in zip(more, apart, strict=True):
-        seconds = (held.throttled_s or {}).get(POWER_CAP, 0.0)
-        text = (
-            f"{held.name} was throttled {_how_long(held, seconds)} ({THROTTLES[POWER_CAP]}), {free.name} for "
-            f"{percent(_capped(free) or 0.0)} of it"
-        )
-        for item in _over_limit(THROTTLING, held, abs(share) * held.seconds, text):
-            yield replace(item, arms=(arm,))
+    clocks = [(own.mean_mhz or 0.0, other.mean_mhz or 0.0) for own, other in pairs]
+    apart = [math.log(own / other) for own, other in clocks if own > 0 and other > 0]
+    balanced = len(apart) == len(pairs) and lost(sum(apart) / max(1, len(apart))) <= limit
+    for (device, free), share in zip(held, more, strict=True):
+        slower, faster = device.mean_mhz or 0.0, free.mean_mhz or 0.0
+        known = min(slower, faster) > 0
+        if abs(share) <= MOST_SHARE or (known and slower > (1.0 - limit) * faster):
+            continue
+        text = f"{device.name} was throttled {_how_long(device, (device.throttled_s or {}).get(POWER_CAP, 0.0))} "
+        text += f"({THROTTLES[POWER_CAP]})"
+        text += f", to {slower:,.0f} MHz in the mean where {free.name} had {faster:,.0f} MHz" if known else ""
+        for item in _over_limit(THROTTLING, device, abs(share) * device.seconds, text):
+            yield replace(item, arms=() if balanced else (arm,), text=text + (BALANCED if balanced else ""))
 
 
 def settings(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] | None:

@@ -91,6 +91,29 @@ def test_one_trial_says_that_nothing_is_known_of_the_variation(
     assert "From 2 trials that is a guess, and the truth may be several times as large: run more." in text
 
 
+def test_names_on_the_machines_are_data_and_no_markup(
+    made: Callable[..., Summary], read_page: Callable[[str], Any]
+) -> None:
+    hostile = '</script><script>document.title="pwned"</script>|*_[a](javascript:1)'
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: renamed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        return hostile if isinstance(value, str) and value not in KEPT else value
+
+    summary = made(DISTURBED)
+    summary = {**summary, "bed": renamed(summary["bed"])}
+    page = read_page(html_report(summary))
+    assert len(page.scripts) == 2
+    assert hostile in page.text
+    assert "<script>" not in markdown_report(summary)
+
+
+KEPT = {"device", "host", "arm", "eager", "compiled", "p99_ttft_ms", "before", "after"}
+
+
 @pytest.mark.parametrize("part", ["devices", "hosts", "references", "series", "variation", "disturbances", "unknown"])
 @pytest.mark.parametrize("value", [None, 3, "x", [None, 3, {}], {"rows": [{}]}, {"rows": [{"kind": "arm"}]}])
 def test_a_broken_part_of_the_bed_breaks_no_report(
