@@ -5,10 +5,13 @@ from __future__ import annotations
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from analysis.judging.bed import judge_bed
+from analysis.judging.checks.bed import check_bed
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
@@ -227,6 +230,17 @@ class TestQuiet:
         alone = bed(cards=0)
         assert (judged(alone)[0].verdict, opened(alone)) == ("quiet", set())
         assert line(alone).startswith("Quiet: 16 processors, steal 0.0 %, reference within")
+
+    @pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
+    def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(self, noise, most):
+        opened_runs = 0
+        for seed in range(100):
+            rng, arms = np.random.default_rng([seed, 6]), ["eager", "compiled"]
+            infos = [FakeBed(host_noise=noise).facts(arms, trial, rng) for trial in range(1, 7)]
+            trials = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
+            checks, _ = check_bed(Bed.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=trials)), arms, 0.05)
+            opened_runs += any(not check.ok for check in checks)
+        assert opened_runs <= most
 
     def test_quiet_beds_of_many_seeds_open_nothing(self):
         beds = [
