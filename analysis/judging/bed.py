@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.judging.checks.bed import Disturbance, check_bed, drifts
+from analysis.judging.checks.bed import check_bed
+from analysis.judging.checks.bed_speed import drifts
+from analysis.judging.checks.disturbances import Disturbance
 from analysis.judging.validity import Check
-from analysis.judging.wording import counted, percent, sentence
+from analysis.judging.wording import counted, percent
 from analysis.run.bed_samples import RUN_HOST
 from analysis.run.test_bed import TestBed
 
 QUIET, DISTURBED, NOT_WATCHED, PARTLY = "quiet", "disturbed", "not watched", "partly watched"
 
-_LEAST_WATCHED = 0.8  # of a trial's traffic
+_LEAST_WATCHED = 0.95  # of a trial's traffic
 _MOST_NAMED = 2
 
 
@@ -45,7 +47,7 @@ def judge_bed(bed: TestBed, arms: Sequence[str], limit: float) -> tuple[BedJudge
     judgement = BedJudgement(
         bed=bed,
         verdict=verdict,
-        line=f"{sentence([f'{verdict}: {line}'])}.",
+        line=f"{verdict.capitalize()}: {line}.",
         disturbances=tuple(disturbances),
         unknown=tuple(unknown),
     )
@@ -70,7 +72,7 @@ def _quiet(bed: TestBed) -> Iterator[str]:
     if steals:
         yield f"steal {100.0 * max(steals):.1f} %"
     if apart := drifts(bed):
-        yield f"reference within {percent(max(apart))}"
+        yield f"reference within {100.0 * max(apart):.1f} %"
 
 
 def _unknown(bed: TestBed) -> Iterator[str]:
@@ -99,7 +101,8 @@ def _unknown(bed: TestBed) -> Iterator[str]:
     measured = {(row.trial, row.when) for row in bed.references if row.figures}
     lacking = [trial for trial in bed.trials if not {(trial, "before"), (trial, "after")} <= measured]
     if not measured:
-        yield "how fast the machines were, since no reference was measured"
+        why = next((f" ({row.error})" for row in bed.references if row.error), "")
+        yield f"how fast the machines were, since no reference was measured{why}"
     elif lacking:
         yield f"whether the speed stayed, since a reference is missing in {_trials(lacking)}"
     failed = [row for row in bed.references if row.error]

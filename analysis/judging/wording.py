@@ -39,9 +39,9 @@ def bytes_text(size: float) -> str:
 
 
 def sentence(faults: Sequence[str]) -> str:
-    """The faults as one sentence without its full stop."""
+    """The faults as one sentence without its full stop. A device's name at its start (cuda:0) stays as it is."""
     text = "; ".join(faults)
-    return text[:1].upper() + text[1:]
+    return text if ":" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def duration_text(seconds: float) -> str:

@@ -31,6 +31,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "series": [_columns(rows(summary, "series", "arms", name)) for name in names],
         "events": [_event(event, index) for event in rows(summary, "events")],
         "spikes": _spikes(summary, index),
+        **({"bed": bed} if (bed := _bed(summary, index)) else {}),
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
         "padding": _padding(summary, index),
@@ -94,6 +95,37 @@ def _spikes(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
                 }
             )
     return shown
+
+
+def _bed(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    """The samples of the machines; a device has the colour of the arm that it served in the trial."""
+    series = at(summary, "bed", "series")
+    served = {
+        _machine(row): row["arms"] for row in rows(summary, "bed", "devices") if isinstance(row.get("arms"), list)
+    }
+    shown = []
+    for row in rows(series, "rows"):
+        times = row.get("t_s")
+        if not isinstance(times, list) or not all(map(is_number, times)):
+            continue
+        arms = [text(arm) for arm in served.get(_machine(row), [])]
+        name = text(row.get("name"))
+        own = index.get(name) if row.get("kind") == "arm" else index.get(arms[0]) if arms else None
+        columns = {key: value for key, value in row.items() if isinstance(value, list) and len(value) == len(times)}
+        shown.append(
+            {
+                **{key: row.get(key) for key in ("trial", "kind")},
+                "host": text(row.get("host")),
+                "label": f"{name} ({', '.join(arms)})" if arms else name,
+                "arm": own,
+                **{key: [_rounded(item) for item in value] for key, value in columns.items()},
+            }
+        )
+    return {**{key: at(series, key) for key in ("bin_s", "stretch_s")}, "rows": shown} if shown else {}
+
+
+def _machine(row: Row) -> tuple[str, ...]:
+    return tuple(text(row.get(key)) for key in ("trial", "host", "name"))
 
 
 def _limits(summary: Row) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import breakeven, charts, comparing, load, outside, reading, values
+from analysis.report import bed, breakeven, charts, comparing, load, outside, reading, values
 from analysis.report.resources import memory_events
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -22,6 +22,7 @@ SCRIPTS = (
     "timeline-input.js",
     "distribution.js",
     "padding.js",
+    "bed.js",
     "forest.js",
     "tables.js",
     "report.js",
@@ -92,6 +93,8 @@ def html_report(summary: Mapping[str, Any]) -> str:
             summary=summary,
             headline=reading.headline(summary),
             facts=reading.facts(summary),
+            bed=bed.bed_section(summary),
+            variation=bed.variation(summary),
             bed_line=reading.bed_line(summary),
             bed_verdict=values.text(values.at(summary, "bed", "verdict")),
             deciders=reading.deciders(summary),

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.report import breakeven, comparing, load, outside, reading
+from analysis.report import bed, breakeven, comparing, load, outside, reading
 from analysis.report.resources import memory_events
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
@@ -81,7 +81,8 @@ def _cells(shared: Table) -> str:
 def _figures(arms: Iterable[object], figures: Iterable[Figure], *, grouped: bool = True) -> str:
     """Figures side by side, each named with its group, if `grouped`."""
     head = ["", *map(code, arms)]
-    body = [[f"{row.group.lower()}: {row.name}" if grouped else row.name, *map(prose, row.values)] for row in figures]
+    named = ((f"{row.group.lower()}: {row.name}" if grouped else row.name, row.values) for row in figures)
+    body = [[prose(name), *map(prose, values)] for name, values in named]
     return table(head, body, right=range(1, len(head)))
 
 
@@ -267,6 +268,26 @@ def _traffic(summary: Row) -> list[str]:
     return ["### Traffic", "\n".join(lines)] if lines else []
 
 
+def _test_bed(summary: Row) -> list[str]:
+    """The machines and the reference, folded: the line at the top says what follows from them."""
+    section = bed.bed_section(summary)
+    if section is None:
+        return []
+    shown = [(title, shared) for title, _, shared in section.tables if shared.rows]
+    parts = ["### Test bed", _cells(section.disturbances) if section.disturbances.rows else ""]
+    parts += [_folded(title, _cells(shared)) for title, shared in shown]
+    return [*parts, *map(prose, section.notes)]
+
+
+def _variation(summary: Row) -> list[str]:
+    varied = bed.variation(summary)
+    if varied is None or not varied.arms:
+        return []
+    tables = [_figures([arm.get("name") for arm in reading.arms_of(summary)], varied.arms, grouped=False)]
+    tables += [_cells(varied.machines)] if varied.machines.rows else []
+    return [_folded("From trial to trial", "\n\n".join([prose(varied.lead), *tables]))]
+
+
 def _externals(summary: Row) -> list[str]:
     lines = [
         f"- {code(row.arm)} ({prose(row.what)}): {prose(' '.join(row.notes))}" for row in reading.externals(summary)
@@ -314,6 +335,8 @@ def markdown_report(summary: Row) -> str:
         "### Key numbers",
         _arms(summary),
         *_section("Allocations in need", memory_events(summary)),
+        *_variation(summary),
+        *_test_bed(summary),
         *_traffic(summary),
         *_parity(summary),
         f"### Worst {WORST_EVENTS} compiles while serving" if rows(summary, "events") else "### Compiles while serving",

@@ -6,13 +6,14 @@ Nothing is decided here. What was not recorded, or could not be read, is None or
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from analysis.records.plain_values import mapping, number, rows_of
+from analysis.records.plain_values import mapping, number, rows_of, seconds
 from analysis.run.bed_samples import RUN_HOST, Rows, Samples, Spread
 from analysis.run.run import Run
 from analysis.run.trials import Trial
@@ -61,6 +62,7 @@ class DeviceTraffic:
     arms: tuple[str, ...]  # those that it served
     seconds: float  # of the traffic that were watched
     sm_mhz: Spread | None
+    mean_mhz: float | None  # of the clock while the device worked
     free_mhz: float | None  # the highest clock at a time when the device worked and nothing held it back
     memory_mhz: Spread | None
     power_w: Spread | None
@@ -131,6 +133,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A device before the arms of a trial started: who ran there, and what was held of its memory."""
+
+    processes: tuple[str, ...]
+    memory_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TestBed:
     """All that was recorded of the machines of a run."""
 
@@ -143,10 +153,12 @@ class TestBed:
     hosts: tuple[HostTraffic, ...]
     processes: tuple[ProcessTraffic, ...]
     references: tuple[Reference, ...]
-    earlier: Mapping[tuple[int, str, str], tuple[str, ...]]  # (trial, host, device): what ran there before the arms
+    speeds: Mapping[tuple[int, str, str], Sequence[float]]  # of (trial, device of the run's host, figure), as measured
+    pressed: frozenset[int]  # trials in which the experiment itself weighed on the machines
+    earlier: Mapping[tuple[int, str, str], Earlier]  # by trial, host and device
     unreadable: tuple[tuple[str, str, str, str], ...]  # (host, name, what, why), each once
     seconds: Mapping[int, float]  # how long each trial's traffic lasted
-    machines: Mapping[str, Mapping[str, Any]]  # by host, as the first trial that names it has it
+    machines: Mapping[tuple[int, str], Mapping[str, Any]]  # by trial and host
 
     @classmethod
     def of(cls, run: Run) -> TestBed:
@@ -155,10 +167,10 @@ class TestBed:
         devices: list[DeviceTraffic] = []
         hosts: list[HostTraffic] = []
         processes: list[ProcessTraffic] = []
-        references: list[Reference] = []
-        earlier: dict[tuple[int, str, str], tuple[str, ...]] = {}
+        references: list[tuple[Reference, _Sizes]] = []
+        earlier: dict[tuple[int, str, str], Earlier] = {}
         unreadable: dict[tuple[str, str, str, str], None] = {}
-        machines: dict[str, Mapping[str, Any]] = {}
+        machines: dict[tuple[int, str], Mapping[str, Any]] = {}
         placed: dict[int, Mapping[str, str]] = {}
         known_cards: dict[tuple[int, str, str], Card] = {}
         for trial in run.trials:
@@ -167,15 +179,15 @@ class TestBed:
             known_cards |= {(trial.number, *place): card for place, card in cards.items()}
             placed[trial.number] = _placed(trial, [card.name for card in cards.values() if card.host == RUN_HOST])
             for host, machine in mapping(bed.get("machines")).items():
-                machines.setdefault(str(host), mapping(machine))
+                machines[trial.number, str(host)] = mapping(machine)
             for row in rows_of(bed.get("unreadable")):
                 unreadable[_text(row, "host"), _text(row, "name"), _text(row, "what"), _text(row, "why")] = None
             for row in rows_of(bed.get("before")):
                 names = tuple(_process_text(item) for item in rows_of(row.get("processes")))
-                if names:
-                    earlier[trial.number, _text(row, "host", RUN_HOST), _text(row, "device")] = names
+                place = (trial.number, _text(row, "host", RUN_HOST), _text(row, "device"))
+                earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
             references += _references(trial, cards)
-            interval = number(bed.get("interval_s")) or 1.0
+            interval = seconds(bed.get("interval_s")) or 1.0
             own = [_process(trial, place, rows) for place, rows in samples.of("process", trial, interval)]
             processes += own
             hosts += [_host(trial, place, rows, own) for place, rows in samples.of("host", trial, interval)]
@@ -189,6 +201,7 @@ class TestBed:
                 )
                 arms = placed[trial.number].items() if host == RUN_HOST else ()
                 devices.append(_device(trial, card, tuple(arm for arm, device in arms if device == name), rows))
+        measured = _of_one_size(references)
         return cls(
             trials=tuple(trial.number for trial in run.trials),
             placed=placed,
@@ -196,7 +209,9 @@ class TestBed:
             devices=tuple(devices),
             hosts=tuple(hosts),
             processes=tuple(processes),
-            references=tuple(references),
+            references=measured,
+            speeds=_speeds(measured),
+            pressed=frozenset(trial.number for trial in run.trials if rows_of(trial.info.get("pressure"))),
             earlier=earlier,
             unreadable=tuple(unreadable),
             seconds={trial.number: trial.seconds for trial in run.trials},
@@ -213,17 +228,21 @@ class TestBed:
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
     def speed(self, trial: int, device: str, figure: str) -> float | None:
-        """How fast the device or its host was in the trial, as a logarithm: more is faster. None where unknown.
+        """How fast a device of the run's host, or the host beside it, was in the trial, as `speed_of` has it: the mean
+        of before and after, or the one of them that is known."""
+        known = self.speeds.get((trial, device, figure))
+        return sum(known) / len(known) if known else None
 
-        The mean of before and after, or the one of them that is known.
-        """
-        known = [
-            math.log(row.figures[figure])
-            for row in self.references
-            if (row.trial, row.host, row.device) == (trial, RUN_HOST, device) and figure in row.figures
-        ]
-        mean = sum(known) / len(known) if known else None
-        return -mean if mean is not None and figure in HOST_FIGURES else mean
+    def identity(self, trial: int, device: str) -> str:
+        """What tells a device of the run's host from others in all trials."""
+        card = self.cards.get((trial, RUN_HOST, device))
+        rows = (row.card for row in self.references if (row.trial, row.host, row.device) == (trial, RUN_HOST, device))
+        return card.identity if card else next(rows, device)
+
+
+def speed_of(figure: str, value: float) -> float:
+    """The speed that a figure of the reference means, as a logarithm: more is faster."""
+    return -math.log(value) if figure in HOST_FIGURES else math.log(value)
 
 
 def cards_of(bed: Mapping[str, Any]) -> dict[tuple[str, str], Card]:
@@ -263,7 +282,8 @@ def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
     """The device of each arm as the samples name it. `auto` and `cuda` are the first card, or the processor."""
     first = next((name for name in ("cuda:0", *devices) if name in devices), None)
     placed = {}
-    for arm, asked in mapping(trial.info.get("devices")).items():
+    known = mapping(mapping(trial.info.get("bed")).get("arms"))  # as the watcher resolved them
+    for arm, asked in {**mapping(trial.info.get("devices")), **known}.items():
         name = str(asked)
         if name in ("auto", "cuda"):
             name = first or ("cpu" if name == "auto" else "cuda:0")
@@ -271,14 +291,51 @@ def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
     return placed
 
 
-def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator[Reference]:
+# How large the work behind each figure was, as the reference says; what it does not say is None.
+_SIZES = {
+    "matmul_tflops": ("matrix", "dtype"),
+    "read_gb_per_s": ("read_bytes",),
+    "launch_us": ("launches",),
+    "python_ms": (),
+}
+_Sizes = Mapping[str, tuple[Any, ...]]
+
+
+def _of_one_size(rows: Sequence[tuple[Reference, _Sizes]]) -> tuple[Reference, ...]:
+    """The references without the figures whose work was not as large as most of a kind of device had: these do not
+    compare. A card whose memory others hold is given a smaller read."""
+    kinds: dict[str, list[_Sizes]] = {}
+    for row, sizes in rows:
+        kinds.setdefault(row.device.partition(":")[0], []).append(sizes)
+    most = {
+        (kind, figure): Counter(str(sizes[figure]) for sizes in own).most_common(1)[0][0]
+        for kind, own in kinds.items()
+        for figure in FIGURES
+    }
+    kept = []
+    for row, sizes in rows:
+        kind = row.device.partition(":")[0]
+        figures = {name: value for name, value in row.figures.items() if str(sizes[name]) == most[kind, name]}
+        kept.append(replace(row, figures=figures))
+    return tuple(kept)
+
+
+def _speeds(references: Iterable[Reference]) -> dict[tuple[int, str, str], list[float]]:
+    speeds: dict[tuple[int, str, str], list[float]] = {}
+    for row in references:
+        for figure, value in row.figures.items() if row.host == RUN_HOST else ():
+            speeds.setdefault((row.trial, row.device, figure), []).append(speed_of(figure, value))
+    return speeds
+
+
+def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator[tuple[Reference, _Sizes]]:
     for row in rows_of(trial.info.get("references")):
         host, device = _text(row, "host", RUN_HOST), _text(row, "device")
         known = {figure: number(row.get(figure)) for figure in FIGURES}
         error = row.get("error")
         machine = mapping(mapping(mapping(trial.info.get("bed")).get("machines")).get(host))
         card = cards.get((host, device))
-        yield Reference(
+        reference = Reference(
             trial=trial.number,
             host=host,
             device=device,
@@ -287,6 +344,7 @@ def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator
             figures={name: value for name, value in known.items() if value is not None and value > 0},
             error=error if isinstance(error, str) and error else None,
         )
+        yield reference, {figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()}
 
 
 # --- One thing in one trial ------------------------------------------------------------------------------------------
@@ -304,8 +362,9 @@ def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> Devi
                 throttled[name] = throttled.get(name, 0.0) + weight
             throttle_s += weight if set(held) - {POWER_CAP} else 0.0
     free = np.array([not any(name in THROTTLES for name in names or ()) for names in reasons], dtype=np.bool_)
-    free &= ~(rows.column("utilisation_pct") <= 0)
-    clock = Spread.of(rows.column("sm_mhz")[free])
+    clocks = rows.column("sm_mhz")
+    working = np.isfinite(clocks) & ~(rows.column("utilisation_pct") <= 0)
+    clock = Spread.of(clocks[working & free])
     foreign = rows.column("foreign_processes")
     told = np.isfinite(foreign)
     return DeviceTraffic(
@@ -320,6 +379,7 @@ def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> Devi
                 "memory_bytes",
             )
         },
+        mean_mhz=float(clocks[working].mean()) if working.any() else None,
         free_mhz=clock.high if clock else None,
         throttled_s=throttled,
         throttle_s=throttle_s,

@@ -17,7 +17,7 @@ from analysis.arrays import Bools
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.test_bed import FIGURES, TestBed
+from analysis.run.test_bed import FIGURES, HOST_FIGURES, TestBed
 from analysis.run.trials import Trial
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.quantiles import quantile
@@ -99,9 +99,10 @@ def _steps_ms(run: Run, arm: str) -> list[float | None]:
     if steps is None or not steps.num_rows:
         return []
     decodes = pc.fill_null(pc.equal(steps.column("kind"), "decode"), False).to_numpy()
-    took = [np.asarray(steps.column(name).to_numpy(), dtype=np.float64) for name in ("start_ns", "end_ns")]
+    # Taken apart as whole numbers: a moment in ns is more than a float holds.
+    took = pc.subtract(steps.column("end_ns"), steps.column("start_ns"))
     trial = np.asarray(steps.column("trial").to_numpy(), dtype=np.float64)
-    lengths = (took[1] - took[0]) / 1e6
+    lengths = np.asarray(took.to_numpy(), dtype=np.float64) / 1e6
     usable = decodes & np.isfinite(lengths) & (lengths >= 0)
     own = [lengths[usable & (trial == item.number)] for item in run.trials]
     return [float(np.median(values)) if values.size else None for values in own]
@@ -118,7 +119,7 @@ def _of_references(bed: TestBed) -> Iterator[Variation]:
     for device in dict.fromkeys(row.device for row in bed.references):
         for figure in FIGURES:
             speeds = [bed.speed(trial, device, figure) for trial in bed.trials]
-            sign = -1.0 if figure in ("launch_us", "python_ms") else 1.0
+            sign = -1.0 if figure in HOST_FIGURES else 1.0
             yield variation_of(device, figure, [None if it is None else math.exp(sign * it) for it in speeds])
 
 

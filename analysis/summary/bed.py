@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -10,13 +11,17 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.judging.bed import BedJudgement
+from analysis.judging.checks.disturbances import Disturbance
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.run import Run
 from analysis.run.test_bed import THROTTLES, DeviceTraffic
-from analysis.run.trials import SECOND
+from analysis.run.trials import SECOND, Trial
 from analysis.run.variation import Variation, variations
+from analysis.statistics.quantiles import grouped_quantiles
 
 MOST_POINTS = 300  # of one thing in one trial
+_STRETCHES = 60  # of a trial, for its latency
+_LEAST_STRETCH_S = 5
 
 
 def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
@@ -25,19 +30,27 @@ def bed_row(run: Run, judged: BedJudgement) -> dict[str, Any]:
     row: dict[str, Any] = {"verdict": judged.verdict, "line": judged.line}
     if bed.watched:
         row |= {
-            "disturbances": [asdict(item) for item in judged.disturbances],
+            "disturbances": [_disturbance(item) for item in judged.disturbances],
             "unknown": list(judged.unknown),
             "unreadable": [dict(zip(("host", "name", "what", "why"), item, strict=True)) for item in bed.unreadable],
-            "machines": {host: dict(machine) for host, machine in bed.machines.items()},
+            "machines": [{"trial": at, "host": host, **machine} for (at, host), machine in bed.machines.items()],
             "devices": [_device(device) for device in bed.devices],
             "hosts": [asdict(host) for host in bed.hosts],
             "processes": [asdict(process) for process in bed.processes],
-            "references": [asdict(reference) for reference in bed.references],
+            "references": [
+                {**asdict(reference), "arms": bed.arms_on(reference.trial, reference.device)}
+                for reference in bed.references
+            ],
         }
     row["variation"] = [_variation(item) for item in variations(run, bed)]
     if bed.watched and (series := bed_series(run)):
         row["series"] = series
     return row
+
+
+def _disturbance(item: Disturbance) -> dict[str, Any]:
+    row = asdict(item)
+    return {"check": row.pop("aspect")["check"], **row}
 
 
 def _device(device: DeviceTraffic) -> dict[str, Any]:
@@ -61,8 +74,10 @@ def bed_series(run: Run) -> dict[str, Any]:
     samples = Samples(run.records.bed)
     longest = max((trial.seconds for trial in run.trials), default=0.0)
     bin_s = float(max(1, math.ceil(longest / MOST_POINTS)))
-    rows = []
+    stretch_s = float(max(_LEAST_STRETCH_S, math.ceil(longest / _STRETCHES)))
+    rows: list[dict[str, Any]] = []
     for trial in run.trials:
+        rows += _latency_rows(run, trial, stretch_s)
         for kind, columns in (("device", _device_columns), ("host", _host_columns)):
             for (host, name), own in samples.of(kind, trial, bin_s):
                 at_ns = own.at_ns[own.inside]
@@ -76,7 +91,22 @@ def bed_series(run: Run) -> dict[str, Any]:
                         **columns(own, place.astype(np.int64), len(numbers)),
                     }
                 )
-    return {"bin_s": bin_s, "rows": rows} if rows else {}
+    if all(row["kind"] == "arm" for row in rows):
+        return {}
+    return {"bin_s": bin_s, "stretch_s": stretch_s, "rows": rows}
+
+
+def _latency_rows(run: Run, trial: Trial, stretch_s: float) -> Iterator[dict[str, Any]]:
+    """The p99 of each arm in stretches that hold enough requests to have one worth the name, wider than a bin."""
+    requests = run.requests
+    for arm in run.arms:
+        own = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
+        since = (requests.start_ns[own] - trial.start_ns) // int(stretch_s * SECOND)
+        numbers, place = np.unique(since, return_inverse=True)
+        tails = grouped_quantiles(requests.e2e_ms[own], place, len(numbers), (0.99,))
+        if numbers.size:
+            t_s = (numbers * stretch_s).tolist()
+            yield {"trial": trial.number, "kind": "arm", "name": arm, "t_s": t_s, "e2e_p99_ms": tails[:, 0].tolist()}
 
 
 def _device_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
@@ -94,7 +124,7 @@ def _device_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
 
 def _host_columns(own: Rows, place: Ints, bins: int) -> dict[str, Any]:
     cpus = own.column("cpus")
-    took = np.diff(own.at_ns[own.inside], prepend=np.nan) / 1e9
+    took = np.append(np.nan, np.diff(own.at_ns[own.inside]) / 1e9)
     columns: dict[str, Any] = {}
     for key, counter, each in (
         ("steal_pct", "steal_s", cpus),

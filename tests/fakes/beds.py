@@ -6,7 +6,7 @@ Samples come once a second. A quiet bed has the noise of one that is: clocks loc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ TOP_MHZ = 1980
 class Trouble:
     """What is wrong with one card, or with the host ("host"), in some trials and for some of their time.
 
-    `what`: foreign | throttle | power_limit | clock | steal | busy | memory_pressure | slow | slow_after | unreadable.
+    `what`: foreign | held (before the arms, in GiB) | throttle | power_limit | clock | steal | busy | memory_pressure |
+    slow | slow_after | unreadable.
     `size`: processes; a share of time; a factor of a limit, a clock or a speed.
     """
 
@@ -54,7 +55,8 @@ class FakeBed:
     interval_s: float = 1.0
     card_noise: float = 0.004  # standard deviation of the logarithm of a reference's figure
     host_noise: float = 0.008
-    troubles: Sequence[Trouble] = field(default_factory=tuple)
+    troubles: Sequence[Trouble] = ()
+    pressure: Sequence[str] = ()  # kinds of it that the experiment puts on its own machines
 
     def placed(self, arms: Sequence[str], trial: int) -> dict[str, str]:
         """The device of each arm in the trial."""
@@ -96,6 +98,7 @@ class FakeBed:
                     "processes": [{"pid": 4711, "name": "python", "memory_bytes": 2 << 30}]
                     if self._size("foreign", name, trial, otherwise=0.0)
                     else [],
+                    "memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30)),
                 }
                 for name in devices
             ],
@@ -120,6 +123,7 @@ class FakeBed:
             "devices": self.placed(arms, trial),
             **({"bed": bed} if self.sampled else {}),
             "references": references if self.referenced else [],
+            **({"pressure": [{"kind": kind} for kind in self.pressure]} if self.pressure else {}),
         }
 
     def _speed(self, place: str, when: str, trial: int, rng: np.random.Generator, noise: float) -> float:
@@ -163,7 +167,7 @@ class FakeBed:
                 writer.append(place | self._host(trial, progress, busy, own, counters, rng))
                 for name in energy:
                     row = self._device(name, trial, progress, busy and name in arm_on, rng)
-                    energy[name] += row["power_w"] * self.interval_s
+                    energy[name] += (row["power_w"] or 0.0) * self.interval_s
                     writer.append(place | row | {"energy_j": energy[name]})
 
     def _process(self, name: str, arm: str | None, cpu_s: float, step: int) -> dict[str, Any]:

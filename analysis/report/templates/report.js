@@ -1,10 +1,11 @@
 // Puts the page together. A chart that fails says so in its place; the tables do not depend on any chart.
 
 const data = JSON.parse(document.getElementById("chart-data").textContent);
-const charts = { timeline, distribution, padding, forest };
+const charts = { timeline, distribution, padding, forest, testBed };
 const drawn = {};
 for (const [name, draw] of Object.entries(charts)) {
   const host = document.querySelector(`[data-chart="${name}"]`);
+  if (!host) continue;
   try {
     drawn[name] = draw(host, data);
   } catch (error) {

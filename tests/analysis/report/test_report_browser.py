@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from analysis.report.html import html_report
+from analysis.summary.summary import analyze
+from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -54,6 +57,30 @@ def test_every_chart_draws_without_an_error(demo: Summary, opened: Callable[[Sum
     ]
     assert len(bars) == len(demo["events"])
     assert [bar["tabindex"] for bar in bars] == ["0"] + ["-1"] * (len(bars) - 1)
+
+
+@pytest.fixture(scope="module")
+def bedded(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """A run on a disturbed test bed, whose chart has all its panels and lanes."""
+    troubles = (
+        *(Trouble(what="throttle", share=0.3), Trouble(what="foreign", place="cuda:0", share=0.1)),
+        *(Trouble(what="steal", place="host", size=0.1), Trouble(what="memory_pressure", place="host", size=0.1)),
+    )
+    run = FakeRun(bed=FakeBed(locked=False, troubles=troubles), trials=2, duration_s=120.0, rate=2.0)
+    return analyze(write_run(tmp_path_factory.mktemp("bedded") / "run", run))
+
+
+def test_the_test_bed_is_drawn_on_one_axis_with_the_latency(bedded: Summary, opened: Callable[[Summary], Any]) -> None:
+    page = opened(bedded)
+    assert page.find("p", class_="broken") == []
+    charts = [found["aria-label"] or "" for found in page.find("svg", class_="plot")]
+    (drawn,) = (said for said in charts if said.startswith("The test bed over time, trial 1"))
+    assert "p99 E2E by 5\u00a0s, SM clock, Power, Temperature, Utilisation, Host." in drawn
+    marks = [found for found in page.find("g", role="img") if "cuda:" in (found["aria-label"] or "")]
+    said = [mark["aria-label"] for mark in marks]
+    assert any("Throttled: cuda:1 (compiled), from 60" in (text or "") for text in said)
+    assert any("Processes of others: cuda:0 (eager), from" in (text or "") for text in said)
+    assert [mark["tabindex"] for mark in marks] == ["0"] + ["-1"] * (len(marks) - 1)
 
 
 def test_hostile_text_runs_nothing_in_a_browser(hostile: Summary, opened: Callable[[Summary], Any]) -> None:
@@ -164,12 +191,12 @@ def crowded(demo: Summary) -> Summary:
 
 
 @pytest.mark.parametrize("width", [520, 800, 1280])
-@pytest.mark.parametrize("name", ["demo", "rollout", "crowded"])
+@pytest.mark.parametrize("name", ["demo", "rollout", "crowded", "bedded"])
 def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert _faults(html_report(request.getfixturevalue(name)), tmp_path, width) == []
 
 
-@pytest.mark.parametrize("name", ["demo", "crowded"])
+@pytest.mark.parametrize("name", ["demo", "crowded", "bedded"])
 def test_no_label_is_cut_in_print(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     # A4 less its margins. The styles of print are shown on the screen, where they can be measured.
     page = html_report(request.getfixturevalue(name))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from analysis.judging.bed import judge_bed
+from analysis.judging.checks.bed import check_bed
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
 from analysis.run.test_bed import TestBed as Bed
@@ -143,8 +146,27 @@ class TestFairness:
             Trouble(what="throttle", reason="sw_power_cap", place="cuda:0", trials=(2,)),
         )
         assert opened(follows) == set()
+        now_and_then = bed(Trouble(what="throttle", reason="sw_power_cap", trials=(1,)))
+        assert opened(now_and_then) == {("throttling", "compiled")}
+        assert "(power cap), to 1,386 MHz in the mean where cuda:0 had 1,980 MHz" in line(now_and_then)
+
+    def test_a_power_cap_that_stays_with_a_card_is_balanced_by_changing_places(self):
         stays = bed(Trouble(what="throttle", reason="sw_power_cap"))
-        assert opened(stays) == {("throttling", "compiled")}
+        assert opened(stays) == set()
+        assert "which the arms' changing places balances" in line(stays)
+
+    def test_a_power_cap_that_hardly_slows_a_card_is_no_trouble(self):
+        # For a tenth of the time, by 30 %: less than the reference may drift.
+        brief = bed(Trouble(what="throttle", reason="sw_power_cap", share=0.1), swap=False)
+        assert (judged(brief)[0].verdict, opened(brief)) == ("quiet", set())
+
+    def test_a_power_cap_whose_clock_is_unknown_is_taken_for_one_that_matters(self):
+        blind = bed(
+            Trouble(what="throttle", reason="sw_power_cap", share=0.1),
+            Trouble(what="unreadable", column="sm_mhz"),
+            swap=False,
+        )
+        assert opened(blind) == {("throttling", "compiled")}
 
     def test_a_power_cap_on_both_cards_alike_is_what_the_cards_do(self):
         both = bed(*(Trouble(what="throttle", reason="sw_power_cap", place=f"cuda:{card}") for card in (0, 1)))
@@ -156,6 +178,10 @@ class TestFairness:
 
     def test_a_second_of_throttling_in_a_long_trial_is_no_trouble(self):
         assert opened(bed(Trouble(what="throttle", share=0.005)), seconds=200.0) == set()
+
+    def test_what_the_experiment_itself_weighs_on_the_host_is_no_disturbance(self):
+        busy = bed(Trouble(what="busy", place="host", size=0.4), pressure=("compute",))
+        assert (judged(busy)[0].verdict, opened(busy)) == ("quiet", set())
 
 
 class TestUnknown:
@@ -169,7 +195,13 @@ class TestUnknown:
     def test_what_ran_before_the_arms_counts_where_nothing_else_tells(self):
         blind = bed(Trouble(what="unreadable", column="foreign_processes"), Trouble(what="foreign", size=1), swap=False)
         assert opened(blind) == {("foreign work", "compiled")}
-        assert "python, pid 4711 ran on cuda:1 before the arms of trial 1 did" in line(blind)
+        assert "python, pid 4711 ran on cuda:1 before the arms of trial 1 started" in line(blind)
+
+    def test_memory_that_somebody_held_before_the_arms_shows_that_he_was_there(self):
+        hidden = Trouble(what="unreadable", column="foreign_processes")
+        blind = bed(hidden, Trouble(what="held", size=30.0), swap=False)
+        assert opened(blind) == {("foreign work", "compiled")}
+        assert line(blind).startswith("Disturbed: somebody held 30 GiB of cuda:1 before the arms of trial 1 started")
 
     @pytest.mark.parametrize(
         ("more", "said"),
@@ -198,6 +230,17 @@ class TestQuiet:
         alone = bed(cards=0)
         assert (judged(alone)[0].verdict, opened(alone)) == ("quiet", set())
         assert line(alone).startswith("Quiet: 16 processors, steal 0.0 %, reference within")
+
+    @pytest.mark.parametrize(("noise", "most"), [(0.008, 0), (0.012, 15)])
+    def test_the_noise_of_a_good_reference_hardly_ever_looks_like_drift(self, noise, most):
+        opened_runs = 0
+        for seed in range(100):
+            rng, arms = np.random.default_rng([seed, 6]), ["eager", "compiled"]
+            infos = [FakeBed(host_noise=noise).facts(arms, trial, rng) for trial in range(1, 7)]
+            trials = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
+            checks, _ = check_bed(Bed.of(SimpleNamespace(records=SimpleNamespace(bed=None), trials=trials)), arms, 0.05)
+            opened_runs += any(not check.ok for check in checks)
+        assert opened_runs <= most
 
     def test_quiet_beds_of_many_seeds_open_nothing(self):
         beds = [
