@@ -22,7 +22,7 @@ import torch
 
 from servers.clock import now_ns
 from servers.complaint import named, one_line
-from servers.engine.placement import resolve_device
+from servers.engine.placement import device_name, resolve_device
 
 LAUNCHES = 2000
 ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fifth of each
@@ -93,6 +93,7 @@ class Reference:
             reads += self._device_times(self._load, share_s)
         sizes = self.sizes
         return {
+            "device": device_name(self._device),
             "seconds": time.perf_counter() - began,
             "matmul_tflops": 2 * sizes.matrix**3 / median(products) / 1e12,
             "read_gb_per_s": sizes.read_bytes / median(reads) / 1e9,
