@@ -91,6 +91,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             summary=summary,
             headline=reading.headline(summary),
             facts=reading.facts(summary),
+            pressure=reading.pressure(summary),
             deciders=reading.deciders(summary),
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
             gates={name: reading.gate_list(summary, name) for name in names},

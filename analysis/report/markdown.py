@@ -296,6 +296,7 @@ def markdown_report(summary: Row) -> str:
         f"## {mark(at(summary, 'overall'))} · {prose(at(summary, 'name'))}",
         prose(reading.headline(summary)),
         facts,
+        *([prose(sentence)] if (sentence := reading.pressure(summary)) else []),
         *_checks(summary),
         "### Gates",
         _gates(summary),

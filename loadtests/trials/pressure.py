@@ -183,7 +183,7 @@ class Pressure:
             neighbour.asked.append(phase)
             neighbour.child.command(demand)
         if asked.cpus:
-            self._begin_limits(asked.cpus)
+            self._begin_limits(asked)
 
     def _listen(self) -> None:
         for neighbour in self._neighbours:
@@ -229,17 +229,17 @@ class Pressure:
         assert self._trial.facts.pressure is not None
         return self._trial.facts.pressure
 
-    def _begin_limits(self, cpus: float) -> None:
+    def _begin_limits(self, phase: PressurePhase) -> None:
         at_ns = now_ns()
         limits: Sequence[CpuLimit | None]
         error = None
         try:
-            limits = limit_all(list(self._replicas.values()), cpus)
+            limits = limit_all(list(self._replicas.values()), phase.cpus)
         except OSError as failed:
             limits, error = [None] * len(self._replicas), f"no process could be limited: {failed}"
             self._trial.status.note(error)
         for name, limit in zip(self._replicas, limits, strict=True):
-            row = {"kind": "cpus", "replica": name, "start_ns": at_ns, "end_ns": None, "cpus": cpus, "error": error}
+            row = {"kind": "cpus", "replica": name, **_span(phase, at_ns), "cpus": phase.cpus, "error": error}
             row |= limit.facts() if limit is not None else {}
             self._facts.append(row)
             self._limits.append((limit, row))
@@ -295,7 +295,7 @@ def _rows(device: str, phase: PressurePhase | None, answer: Row, facts: list[Row
     """A row, which is also in `facts`, for each thing that the neighbour of `device` does in `phase`."""
     if phase is None:
         return []
-    on = {"device": device, "start_ns": answer["began_ns"], "end_ns": None, "error": None}
+    on = _span(phase, answer["began_ns"]) | {"device": device, "error": None}
     rows: list[Row] = []
     if phase.memory_share:
         held = {"share": phase.memory_share, "memory_bytes": answer["memory_bytes"], "error": answer.get("error")}
@@ -306,6 +306,11 @@ def _rows(device: str, phase: PressurePhase | None, answer: Row, facts: list[Row
         rows.append({"kind": "tenant", **on, "requests_per_s": phase.tenant_rps})
     facts += rows
     return rows
+
+
+def _span(phase: PressurePhase, start_ns: int) -> Row:
+    """When it was asked for, in seconds of the traffic (an end of 0 is that of the traffic), and when it was."""
+    return {"from_s": phase.start_s, "to_s": phase.end_s, "start_ns": start_ns, "end_ns": None}
 
 
 def _message(line: str | None) -> Row:
