@@ -44,7 +44,7 @@ def _what(phase: Row) -> str:
     parts = [f"a neighbour on each device {' and '.join(done)}"] if done else []
     parts += [f"a second server on each device got {tenant:g} requests/s"] if tenant else []
     parts += [f"each replica had {cpus:g} processor{'' if cpus == 1 else 's'}"] if cpus else []
-    return ", and ".join(parts)
+    return ", ".join(parts[:-1]) + (", and " if parts[1:] else "") + parts[-1]
 
 
 def faults(phases: Sequence[Row], infos: Sequence[Row]) -> list[str]:

@@ -30,6 +30,11 @@ PARTS = {"schedule": [{"start_s": 0, "end_s": 60, "tenant_rps": 2}, {"start_s": 
             "Under pressure: from 5 to 9.5 s a neighbour on each device held 12.5 % of the memory, and each replica "
             "had 2.5 processors.",
         ),
+        (
+            {"compute_share": 0.5, "tenant_rps": 0.5, "cpus": 1},
+            "Under pressure: over the whole traffic a neighbour on each device computed 50 % of the time, a second "
+            "server on each device got 0.5 requests/s, and each replica had 1 processor.",
+        ),
         ("heavy", ""),
         ({"memory_share": "much", "schedule": 3}, ""),
     ],
