@@ -10,7 +10,6 @@ is 0 all the same.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -80,7 +79,6 @@ class Reference:
         launched: list[float] = []
         products: list[float] = []
         reads: list[float] = []
-        gc.disable()
         began = time.perf_counter()
         for _ in range(ROUNDS):
             for _ in _turns(share_s):
@@ -155,7 +153,7 @@ def _interpret() -> int:
     value, seen, recent = 1, dict[int, int](), [0] * 64
     for step in range(_LOOP):
         value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
-        if value & 1:
+        if value & 0x8000:
             recent[step & 63] = value
         else:
             seen[value & 255] = step
