@@ -20,6 +20,7 @@ from analysis.judging.checks.arms import check_answers, check_comparable, check_
 from analysis.judging.checks.loop import Loop, loop_of
 from analysis.judging.checks.overload import check_overload
 from analysis.judging.checks.pairs import check_copies, check_lag_apart
+from analysis.judging.checks.pressure import check_pressure
 from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
 from analysis.judging.checks.statistics import (
     check_autocorrelation,
@@ -68,6 +69,7 @@ from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.records.plain_values import mapping
+from analysis.run import pressure
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
@@ -367,6 +369,8 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
         answered = run.of_arm(run.control) & (requests.ok | requests.failed)
         failed = int(requests.failed[answered].sum())
         yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
+    if phases := pressure.phases_of(run.records.experiment):
+        yield check_pressure(pressure.faults(phases, infos))
     yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
     yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
     scheduled = bool(requests.scheduled.all()) if len(requests) else False

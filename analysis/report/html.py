@@ -97,6 +97,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             variation=bed.variation(summary),
             bed_line=reading.bed_line(summary),
             bed_verdict=values.text(values.at(summary, "bed", "verdict")),
+            pressure=reading.pressure(summary),
             deciders=reading.deciders(summary),
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
             gates={name: reading.gate_list(summary, name) for name in names},

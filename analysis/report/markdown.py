@@ -319,6 +319,7 @@ def markdown_report(summary: Row) -> str:
         prose(reading.headline(summary)),
         facts,
         f"**Test bed**: {prose(line)}" if (line := reading.bed_line(summary)) else "",
+        *([prose(sentence)] if (sentence := reading.pressure(summary)) else []),
         *_checks(summary),
         "### Gates",
         _gates(summary),

@@ -62,6 +62,12 @@ def headline(summary: Row) -> str:
     return "This run has no verdict." if sentence == DASH else sentence
 
 
+def pressure(summary: Row) -> str:
+    """What weighed on the machines on purpose, in a sentence; empty when nothing did."""
+    sentence = text(at(summary, "design", "pressure"))
+    return "" if sentence == DASH else sentence
+
+
 def facts(summary: Row) -> list[Fact]:
     """Design, duration, blocks, requests, machine: what the verdict rests on."""
     design = at(summary, "design")

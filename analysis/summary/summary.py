@@ -23,6 +23,7 @@ from analysis.judging.rates import RateComparison
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
+from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
@@ -247,6 +248,7 @@ def _design(run: Run) -> dict[str, Any]:
         "planned": sum(planned.values()) if planned else None,
         "open_loop": bool(run.requests.scheduled.all()) if open_loop is None else open_loop,
         "generator_lag_p99_ms": run.generator_lag_ms,
+        **({"pressure": sentence} if (sentence := in_words(phases_of(run.records.experiment))) else {}),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.rollout import Rollout
+from loadtests.experiments.pressure import PressureConfig
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.client_security import OPEN, SecurityConfig
@@ -153,6 +154,7 @@ class Experiment:
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
     bed: BedConfig = field(default_factory=BedConfig)
+    pressure: PressureConfig = field(default_factory=PressureConfig)
     security: SecurityConfig = OPEN
 
     def __post_init__(self) -> None:

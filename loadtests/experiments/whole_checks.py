@@ -32,6 +32,7 @@ def check_whole(experiment: Experiment) -> None:
     _check_design(experiment)
     _check_external(experiment)
     _check_security(experiment)
+    _check_pressure(experiment)
     with as_config_error(RecordError):
         check_goodput(experiment.goodput)
         targets = parse_slo(experiment.slo)
@@ -182,6 +183,23 @@ def _check_security(experiment: Experiment) -> None:
             "splitter.tls_client_ca asks clients for a certificate and the load has none: set security.tls_certificate "
             "and tls_key"
         )
+
+
+def _check_pressure(experiment: Experiment) -> None:
+    """The pressure weighs on every arm, and within the traffic."""
+    phases = experiment.pressure.phases
+    if phases and experiment.external_arms:
+        raise ConfigError(
+            f'[pressure] weighs on machines of this run and arm "{experiment.external_arms[0].name}" is external: put '
+            "the same pressure on all arms by hand, or leave external arms out"
+        )
+    duration_s = experiment.traffic.duration_s
+    for phase in phases:
+        if max(phase.start_s, phase.end_s) > duration_s or phase.start_s == duration_s:
+            key, value = ("end_s", phase.end_s) if phase.start_s < duration_s else ("start_s", phase.start_s)
+            raise ConfigError(
+                f"pressure.{key} is {value:g} but traffic.duration_s is {duration_s:g}: give a time within the traffic"
+            )
 
 
 def _check_external(experiment: Experiment) -> None:

@@ -1,4 +1,4 @@
-"""Channels from the orchestrator to the arms that it started: telemetry, health and the answers after the traffic."""
+"""Channels from the orchestrator to servers that it started: telemetry, health and the answers after the traffic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from servers.metadata import INFERENCE_SERVICE
 
 CHANNEL_OPTIONS = (
     # A proxy from the environment must not stand between this process and an arm on loopback.
@@ -28,3 +31,14 @@ def arm_channel(target: str, *, token: str = "") -> grpc.Channel:
     """A channel to an arm on this machine; every call shows `token` unless it is empty."""
     channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
     return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
+
+
+def is_serving(channel: grpc.Channel) -> bool:
+    """Whether the server behind `channel` says that it is ready."""
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE), timeout=2.0
+        )
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -164,19 +164,26 @@ def cpu_seconds(pid: int) -> float | None:
 
     Falls when a descendant ends, unless its parent has waited for it.
     """
+    family = family_of(pid)
+    ticks = 0
+    for member in family:
+        with contextlib.suppress(OSError):
+            ticks += sum(int(field) for field in _stat(member)[11:15])
+    return ticks / _TICKS if family else None
+
+
+def family_of(pid: int) -> list[int]:
+    """The process and its descendants that live now; empty when it is gone or the kernel has no /proc."""
     parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # the second field is the program's name, in brackets, with anything in it
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(fields[1])
-        ticks[int(folder.name)] = sum(int(field) for field in fields[11:15])
-    if pid not in parents:
-        return None
-    family = {pid}
-    while added := {child for child, parent in parents.items() if parent in family} - family:
-        family |= added
-    return sum(ticks[member] for member in family) / _TICKS
+        with contextlib.suppress(OSError):
+            parents[int(folder.name)] = int(_stat(int(folder.name))[1])
+    family = [pid] if pid in parents else []
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on: the second is the program's name, with anything in it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

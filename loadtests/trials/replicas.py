@@ -12,13 +12,12 @@ from typing import Any
 
 import grpc
 import numpy as np
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from analysis.records.documents import write_json
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
 from loadtests.trials.bed_watch import BedWatch
-from loadtests.trials.channels import arm_channel
+from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.processes import Child, child_environment, cpu_seconds, describe_exit, thread_variables
@@ -26,7 +25,6 @@ from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question, ask
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
-from servers.metadata import INFERENCE_SERVICE
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _POLL_S = 0.1
@@ -133,7 +131,7 @@ class Replicas:
             )
         if replica.channel is None:
             self._find_port(replica)
-        elif _is_serving(replica.channel):
+        elif is_serving(replica.channel):
             replica.ready = True
             self._collector.serving_ns.setdefault(replica.name, now_ns())
             state.stage = "ready"
@@ -175,6 +173,11 @@ class Replicas:
         """host:port of every replica of each arm."""
         arms = self._trial.experiment.own_arms
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
+
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """The process of every replica that lives, by its name."""
+        return {name: replica.child.pid for name, replica in self._replicas.items() if not replica.dead}
 
     @property
     def all_dead(self) -> bool:
@@ -219,7 +222,7 @@ class Replicas:
         """Counters and memory of every replica that still serves; one that is missing does not."""
         final = {}
         for replica in self._replicas.values():
-            if replica.alive and replica.channel is not None and _is_serving(replica.channel):
+            if replica.alive and replica.channel is not None and is_serving(replica.channel):
                 snapshot = self._collector.snapshot(replica.name, timeout_s=2.0)
                 if snapshot is not None:
                     counters, memory = dict(snapshot.counters), dict(snapshot.memory_bytes)
@@ -243,13 +246,3 @@ class Replicas:
         """Every process is gone at once. Safe in a signal handler."""
         for replica in self._replicas.values():
             replica.child.kill_now()
-
-
-def _is_serving(channel: grpc.Channel) -> bool:
-    try:
-        answer = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE), timeout=2.0
-        )
-    except grpc.RpcError:
-        return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

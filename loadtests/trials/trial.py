@@ -15,6 +15,7 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
 from loadtests.trials.external_arms import find_external_arms
 from loadtests.trials.load import LoadGenerator
+from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import describe_exit
 from loadtests.trials.progress import Load, ReplicaState
 from loadtests.trials.references import References
@@ -46,6 +47,7 @@ class Trial:
         self._bed = BedWatch(context)
         self._references = References(context)
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
+        self._pressure = Pressure(context, arm_command=arm_command)
         self._envoy: Envoy | None = None
         self._load: LoadGenerator | None = None
 
@@ -90,6 +92,7 @@ class Trial:
         if self._load is not None:
             self._load.kill()
         self._references.kill()
+        self._pressure.kill()
         self._replicas.kill()
         if self._envoy is not None:
             self._envoy.kill()
@@ -119,6 +122,9 @@ class Trial:
                     raise
 
     def _send_traffic(self, targets: dict[str, str]) -> None:
+        self._pressure.start(self._replicas.process_ids)
+        for name, pid in self._pressure.process_ids.items():
+            self._bed.name(name, pid)
         self._context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
         sizes += [arm.external.vocab_size for arm in self._context.experiment.external_arms if arm.external.vocab_size]
@@ -128,6 +134,7 @@ class Trial:
             self._context.check()
             load.show()
             self._watch()
+            self._pressure.step()
             time.sleep(_POLL_S)
         load.read()
 
@@ -149,6 +156,8 @@ class Trial:
         self._recording = False
         if self._load is not None:
             self._load.stop()
+        self._pressure.stop(hurry=hurry)
+        if self._load is not None:
             self._collector.settle(timeout_s=1.0 if hurry else 5.0)
             self._context.facts.final = self._replicas.last_words()
             if not hurry:

@@ -14,7 +14,7 @@ from loadtests.traffic.schedule import Schedule
 from servers.config import STALLING_KINDS
 
 # Left out until they are known: a trial that was cut off has none.
-_LATE = ("final", "answers", "bed")
+_LATE = ("final", "answers", "bed", "pressure")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class TrialFacts:
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)
     bed: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
     references: list[dict[str, Any]] = field(default_factory=list)  # speed of devices and host, before and after
+    pressure: list[dict[str, Any]] | None = None  # what weighed on the machines, and from when to when
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
 

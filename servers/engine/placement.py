@@ -23,6 +23,11 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """The device as the records call it: cpu or cuda:N."""
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype that `name` stands for; `auto` is bfloat16 on a GPU and float32 on a CPU."""
     if name == "auto":

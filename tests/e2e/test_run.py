@@ -153,6 +153,30 @@ def test_an_arm_that_dies_in_mid_run_is_never_a_pass(tmp_path: Path) -> None:
     assert "compiled-padded-0 died" in done.stderr
 
 
+def test_a_run_under_pressure_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    pressure = "[{end_s = 2, memory_share = 0.01, tenant_rps = 20}, {start_s = 2, compute_share = 0.2}]"
+    settings = ["--set", "traffic.duration_s=4", "--set", "traffic.block_s=1", "--set", "trials.starting_at_once=3"]
+    settings += ["--set", f"pressure.schedule={pressure}"]
+    done = with_fake_arms(["run", "demo", *settings], tmp_path)
+    line = last_line(done)
+    run_dir = tmp_path / line["run_dir"]
+    assert line["complete"] is True, done.stderr
+    facts = json.loads((run_dir / "trial-01" / "trial.json").read_text())
+    memory, tenant, compute = facts["pressure"]
+    assert [row["kind"] for row in (memory, tenant, compute)] == ["memory", "tenant", "compute"]
+    assert {(row["device"], row["error"]) for row in facts["pressure"]} == {("cpu", None)}
+    # on before the first request, and the second phase from two seconds on to the end
+    assert memory["start_ns"] < facts["start_ns"] < memory["end_ns"] <= compute["start_ns"] < compute["end_ns"]
+    assert 1.5e9 < compute["start_ns"] - facts["start_ns"] < 3.5e9
+    assert tenant["answered"] > 10
+    assert compute["had_share"] > 0.05
+    # what the tenant was asked is nobody's record
+    assert len(requests(run_dir)) == sum(facts["planned"].values())
+    sentence = "Under pressure: from 0 to 2 s a neighbour on each device held 1 % of the memory, and a second server"
+    for name in ("report.md", "report.html"):
+        assert sentence in (run_dir / name).read_text()
+
+
 TINY = """
 name = "tiny"
 seed = 11

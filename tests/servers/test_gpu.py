@@ -12,6 +12,7 @@ from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, EngineConfig, ModelConfig
 from servers.engine import attention
 from servers.engine.kv_cache import Window
+from servers.neighbour import Demand, Neighbour
 from servers.reference import Reference, Sizes
 from tests.servers.engine.test_runner import (
     ENGINE,
@@ -175,3 +176,19 @@ def test_a_card_is_measured_and_twice_the_same() -> None:
     for figure in ("matmul_tflops", "read_gb_per_s", "launch_us", "python_ms"):
         assert second[figure] == pytest.approx(first[figure], rel=0.1)
     assert first["seconds"] < 4.0  # type: ignore[operator]
+
+
+def test_a_neighbour_holds_its_share_of_the_card_and_gives_it_back() -> None:
+    device = torch.device("cuda")
+    pressing = Neighbour(device, None)
+    _, total = torch.cuda.mem_get_info(device)
+    before, _ = torch.cuda.mem_get_info(device)
+    held = pressing.change(Demand(memory_share=0.2, compute_share=0.3))
+    after, _ = torch.cuda.mem_get_info(device)
+    assert (held["memory_bytes"], held["error"]) == (int(0.2 * total), None)
+    assert before - after == pytest.approx(0.2 * total, rel=0.05)
+    for _ in range(50):
+        pressing.work()
+    ended = pressing.change(Demand())
+    assert ended["had"]["compute_share"] == pytest.approx(0.3, abs=0.1)  # type: ignore[index]
+    assert torch.cuda.mem_get_info(device)[0] == pytest.approx(before, rel=0.05)

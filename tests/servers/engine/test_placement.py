@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from servers.engine.placement import resolve_device
+from servers.engine.placement import device_name, resolve_device
 from servers.fields import ConfigError
 
 
@@ -30,3 +30,8 @@ def test_the_last_gpu_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     assert resolve_device("auto").type == "cuda"
+
+
+@pytest.mark.parametrize(("given", "name"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3")])
+def test_records_number_every_gpu(given: str, name: str) -> None:
+    assert device_name(torch.device(given)) == name

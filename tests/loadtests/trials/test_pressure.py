@@ -1,0 +1,217 @@
+"""What weighs on a trial's machines and when, as trial.json keeps it: real processes, and a clock that is set."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.experiments.reading import from_table
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError, StopRequestedError
+from loadtests.trials.pressure import Pressure
+from loadtests.trials.processes import Child
+from loadtests.trials.progress import Status
+from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.trial_schedule import TrialSchedules
+from servers.clock import now_ns
+
+FAKES = Path(__file__).resolve().parents[2] / "fakes"
+Start = Callable[..., tuple[Pressure, TrialContext]]
+
+
+@pytest.fixture
+def pressed(tmp_path: Path) -> Iterator[Start]:
+    """Makes a Pressure over arms on two cards, and ends all its processes."""
+    made: list[Pressure] = []
+
+    def make(pressure: dict[str, Any], *flags: str, check: Callable[[], None] = lambda: None) -> Any:
+        table: dict[str, Any] = {
+            "name": "small",
+            "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
+            "arms": [
+                {"name": f"arm-{index}", "preset": "eager", "control": not index, "model": {"device": f"cuda:{index}"}}
+                for index in (0, 1)
+            ],
+            "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
+            "trials": {"ready_timeout_s": 20, "swap_devices": False},
+            "pressure": pressure,
+        }
+        experiment = from_table(table)
+        (tmp_path / "trial" / "logs").mkdir(parents=True)
+        context = TrialContext(
+            experiment=experiment,
+            number=1,
+            folder=tmp_path / "trial",
+            facts=TrialFacts.of(experiment, 1, TrialSchedules.of(experiment).draw(1, ())),
+            status=Status(),
+            check=check,
+        )
+        made.append(
+            Pressure(
+                context,
+                arm_command=[sys.executable, str(FAKES / "arm.py")],
+                neighbour_command=[sys.executable, str(FAKES / "neighbour.py"), *flags],
+            )
+        )
+        return made[-1], context
+
+    yield make
+    for pressure in made:
+        pressure.kill()
+        pressure.stop(hurry=True)
+
+
+def rows(context: TrialContext) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = json.loads((context.folder / "trial.json").read_text())["pressure"]
+    assert kept == context.facts.pressure
+    return kept
+
+
+def at(context: TrialContext, seconds: float) -> None:
+    """So many seconds of the traffic have passed."""
+    context.facts.start_ns = now_ns() - int(seconds * 1e9)
+
+
+def until(pressure: Pressure, holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        pressure.step()
+
+
+def test_without_a_pressure_nothing_is_started_or_kept(pressed: Start) -> None:
+    pressure, context = pressed({}, "--refuse", "cuda:0")
+    pressure.start({"arm-0-0": 1})
+    pressure.step()
+    pressure.stop(hurry=False)
+    assert (pressure.process_ids, context.facts.pressure) == ({}, None)
+
+
+def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_until_its_end(pressed: Start) -> None:
+    pressure, context = pressed({"memory_share": 0.3, "compute_share": 0.2})
+    pressure.start({})
+    started_ns = now_ns()
+    assert sorted(pressure.process_ids) == ["neighbour cuda:0", "neighbour cuda:1"]
+    assert context.status.phase == "starting the pressure"
+    at(context, 50.0)
+    pressure.step()
+    assert {row["end_ns"] for row in rows(context)} == {None}
+    ending_ns = now_ns()
+    pressure.stop(hurry=False)
+    kept = rows(context)
+    assert [(row["kind"], row["device"], row["share"]) for row in kept] == [
+        *(("memory", "cuda:0", 0.3), ("compute", "cuda:0", 0.2)),
+        *(("memory", "cuda:1", 0.3), ("compute", "cuda:1", 0.2)),
+    ]
+    assert {row["memory_bytes"] for row in kept if row["kind"] == "memory"} == {300}
+    assert {row["had_share"] for row in kept if row["kind"] == "compute"} == {0.25}
+    assert all(row["start_ns"] <= started_ns and ending_ns <= row["end_ns"] and row["error"] is None for row in kept)
+    assert pressure.process_ids == {}
+
+
+def test_phases_come_and_go_by_the_clock_of_the_traffic(pressed: Start) -> None:
+    schedule = [
+        {"start_s": 10, "end_s": 20, "memory_share": 0.5},
+        {"start_s": 30, "end_s": 40, "compute_share": 1.0},
+        {"start_s": 40, "memory_share": 0.1},
+    ]
+    pressure, context = pressed({"schedule": schedule})
+    pressure.start({})
+    pressure.step()  # no traffic yet
+    at(context, 9.9)
+    pressure.step()
+    assert context.facts.pressure == []
+    steps = ((10.1, 2, 0), (20.1, 2, 2), (30.1, 4, 2), (40.1, 6, 4))
+    for seconds, begun, over in steps:
+        at(context, seconds)
+        until(pressure, lambda begun=begun: len(context.facts.pressure or []) == begun)  # type: ignore[misc]
+        until(pressure, lambda over=over: sum(row["end_ns"] is not None for row in rows(context)) == over)  # type: ignore[misc]
+    pressure.stop(hurry=False)
+    assert [row["kind"] for row in rows(context)] == ["memory"] * 2 + ["compute"] * 2 + ["memory"] * 2
+    assert all(row["start_ns"] <= row["end_ns"] for row in rows(context))
+
+
+def test_before_the_first_answer_the_clock_is_that_of_the_load(pressed: Start) -> None:
+    pressure, context = pressed({"start_s": 10, "memory_share": 0.5})
+    pressure.start({})
+    context.status.load = type(context.status.load)(t_s=11.0)
+    until(pressure, lambda: len(context.facts.pressure or []) == 2)
+
+
+def test_a_tenant_is_a_warm_server_on_each_device_with_traffic_of_its_own(pressed: Start) -> None:
+    pressure, context = pressed({"tenant_rps": 4.0})
+    pressure.start({})
+    names = {f"{what} cuda:{card}" for what in ("neighbour", "tenant") for card in (0, 1)}
+    assert set(pressure.process_ids) == names
+    config = json.loads((context.logs / "tenant-cuda-1.json").read_text())
+    assert (config["preset"], config["model"]["device"], config["engine"]["max_new_tokens"]) == ("eager", "cuda:1", 8)
+    pressure.stop(hurry=False)
+    for row in rows(context):
+        assert (row["kind"], row["requests_per_s"], row["answered"], row["failed"]) == ("tenant", 4.0, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--refuse", "cuda:1"), "neighbour-cuda-1 could not start: the device is busy"),
+        (("--die", "cuda:1=0"), "could not be put on: the neighbour ended with exit code 7"),
+        (("--short", "cuda:1"), "could not be put on: holds half: out of memory: lower what [pressure] asks for"),
+    ],
+)
+def test_a_pressure_that_cannot_be_had_ends_the_run_before_the_traffic(
+    flags: tuple[str, ...], words: str, pressed: Start
+) -> None:
+    pressure, _ = pressed({"memory_share": 0.3}, *flags)
+    with pytest.raises(RunError) as refused:
+        pressure.start({})
+    assert words in str(refused.value)
+
+
+def test_a_neighbour_that_dies_is_told_and_what_it_would_have_done_is_a_row_with_the_reason(pressed: Start) -> None:
+    schedule = [{"end_s": 20, "compute_share": 0.5}, {"start_s": 30, "compute_share": 0.5}]
+    pressure, context = pressed({"schedule": schedule}, "--die", "cuda:1=1")
+    pressure.start({})
+    at(context, 20.1)
+    until(pressure, lambda: len(context.status.notes) == 1)
+    assert context.status.notes == ["cuda:1: the neighbour ended with exit code 7: the driver fell off"]
+    at(context, 30.1)
+    until(pressure, lambda: len(context.facts.pressure or []) == 4)
+    pressure.stop(hurry=False)
+    errors = [(row["device"], row["error"]) for row in rows(context)]
+    why = "the neighbour ended with exit code 7"
+    assert sorted(errors, key=str) == [("cuda:0", None), ("cuda:0", None), ("cuda:1", why), ("cuda:1", why)]
+    assert all(row["end_ns"] is not None for row in rows(context))
+
+
+def test_an_interruption_reaches_whoever_waits_for_the_pressure(pressed: Start) -> None:
+    def stop() -> None:
+        raise StopRequestedError
+
+    pressure, _ = pressed({"memory_share": 0.3}, check=stop)
+    with pytest.raises(StopRequestedError):
+        pressure.start({})
+
+
+def test_processors_of_every_replica_are_limited_alike_and_given_back(pressed: Start, tmp_path: Path) -> None:
+    replicas = [
+        Child(f"arm-{index}", [sys.executable, "-c", "import time; time.sleep(60)"], log_path=tmp_path / f"{index}.log")
+        for index in (0, 1)
+    ]
+    try:
+        pressure, context = pressed({"cpus": 1.0})
+        pressure.start({child.name: child.pid for child in replicas})
+        assert pressure.process_ids == {}
+        assert [(row["replica"], row["cpus"], row["error"], row["end_ns"]) for row in rows(context)] == [
+            ("arm-0", 1.0, None, None),
+            ("arm-1", 1.0, None, None),
+        ]
+        assert len({row["method"] for row in rows(context)}) == 1
+        pressure.stop(hurry=False)
+        assert all(row["start_ns"] < row["end_ns"] for row in rows(context))
+    finally:
+        for child in replicas:
+            child.kill()
