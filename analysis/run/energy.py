@@ -135,7 +135,7 @@ def _idle_w(trial: Trial, card: Samples) -> float | None:
                 return None
             before = card.at_ns < trial.start_ns
             empty = before & (card.columns["memory_bytes"] <= held + _EMPTY_BYTES)
-            watts = card.columns["power_w"][empty & ~np.isnan(card.columns["power_w"])]
+            watts = card.columns["power_w"][empty & np.isfinite(card.columns["power_w"])]
             return float(np.median(watts)) if watts.size >= _FEWEST_IDLE else None
     return None
 

@@ -30,7 +30,7 @@ class Samples:
     def known(self, column: str, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
         """(at_ns, values) of what was read of the column from `start_ns` to `end_ns`."""
         values = self.columns[column]
-        keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & ~np.isnan(values)
+        keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & np.isfinite(values)
         return self.at_ns[keep], values[keep]
 
 
