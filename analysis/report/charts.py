@@ -31,6 +31,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "series": [_columns(rows(summary, "series", "arms", name)) for name in names],
         "events": [_event(event, index) for event in rows(summary, "events")],
         "spikes": _spikes(summary, index),
+        "needs": [_need(event, index) for event in rows(summary, "memory", "events")],
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
         "padding": _padding(summary, index),
@@ -74,6 +75,19 @@ def _event(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
         "reason": text(event.get("reason"))[:SHOWN_REASON],
         "hits": event.get("requests_hit"),
         "requests": [text(item) for item in ids[:SHOWN_REQUESTS]] if isinstance(ids, list) else [],
+    }
+
+
+def _need(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    """An allocation in need, as a moment."""
+    at_s = event.get("offset_s")
+    what = f"{text(event.get('kind'))} × {text(event.get('count'))}, {text(event.get('replica'))}"
+    return {
+        "arm": index.get(str(event.get("arm"))),
+        "trial": event.get("trial"),
+        "at_s": at_s,
+        "seconds": 0,
+        "what": what,
     }
 
 
