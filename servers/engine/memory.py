@@ -76,12 +76,17 @@ class Growth:
 
 
 class GrowthMeter:
-    """Measures what the work since its making added. One at a time, as there is one peak; it waits for the device."""
+    """Measures what the work since its making added. One at a time, as there is one peak; it waits for the device.
+
+    `highest` is the most that was in tensors at once before it began, or up to its stop; 0 on a CPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.highest = 0
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+            self.highest = torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
         self._before = _holding(device)
 
@@ -92,6 +97,7 @@ class GrowthMeter:
         allocated, graphs, resident = self._before
         allocated_now, graphs_now, resident_now = _holding(self._device)
         peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
+        self.highest = max(self.highest, peak or 0)
         return Growth(
             peak_bytes=_less(peak, allocated),
             kept_bytes=_less(allocated_now, allocated),

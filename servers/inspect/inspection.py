@@ -130,7 +130,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     report(f"loading {arm.model.id}")
     from servers.compiler.footprint import CompileFootprint
     from servers.compiler.recorder import CompileRecorder
-    from servers.engine.memory import held_in_all
+    from servers.engine.memory import GrowthMeter, held_in_all
     from servers.engine.runner import ModelRunner
 
     imported_ns = now_ns()
@@ -153,12 +153,18 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         warm = recorder.drain()
         planned = warmup_plan(arm, runner.shapes)
         visits: list[Visit] = []
+        highest = warming.highest
         events = list(warm)
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm.engine)])):
             report(f"shape {number + 1}: {listed(shape)}")
-            visit, caused = _visit(runner, recorder, shape, planned, events, warming.shapes)
+            meter = GrowthMeter(runner.device)
+            visit, caused = _visit(runner, recorder, shape, planned, events, meter, warming.shapes)
             visits.append(visit)
             events += caused
+            highest = max(highest, meter.highest)
+    memory = runner.memory_bytes()
+    if "device_peak" in memory:
+        memory["device_peak"] = highest  # each measurement began a peak of its own
     return Inspection(
         arm=arm,
         device=runner.device_name(),
@@ -168,7 +174,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         facts=recorder.facts,
         footprints=footprint.grown,
         warmed=warming.shapes,
-        memory_bytes=runner.memory_bytes(),
+        memory_bytes=memory,
         startup_ns=startup_ns,
     )
 
@@ -178,6 +184,7 @@ class WarmUpMemory:
 
     def __init__(self, runner: ModelRunner, report: Callable[[str], None]) -> None:
         self.shapes: dict[str, Growth] = {}
+        self.highest = 0  # in tensors on the device at once
         self._runner = runner
         self._report = report
         self._under_way: tuple[str, GrowthMeter] | None = None
@@ -189,6 +196,7 @@ class WarmUpMemory:
         if self._under_way is not None:
             shape, meter = self._under_way
             self.shapes[shape] = meter.stop()
+            self.highest = max(self.highest, meter.highest)
         self._report(f"warm-up {done}/{total}: {detail}")
         self._under_way = (detail, GrowthMeter(self._runner.device)) if done < total else None
 
@@ -199,12 +207,12 @@ def _visit(
     shape: StepShape,
     planned: Sequence[StepShape],
     before: Sequence[CompileEvent],
+    meter: GrowthMeter,
     warmed: Mapping[str, Growth],
 ) -> tuple[Visit, list[CompileEvent]]:
     """The shape has run as often as graph capture needs: under graph trees the second or third call records."""
     import torch
 
-    from servers.engine.memory import GrowthMeter
     from servers.engine.runner import filling_step
 
     step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
@@ -212,7 +220,6 @@ def _visit(
     caused: list[CompileEvent] = []
     seconds: list[float] = []
     compiled, error = True, ""
-    meter = GrowthMeter(runner.device)
     for _ in range(WARMUP_CALLS):
         started_ns = now_ns()
         try:

@@ -215,6 +215,8 @@ def test_an_inspection_tells_what_shapes_take_and_what_their_graphs_keep() -> No
     long, short = (visit.memory.peak_bytes or 0 for visit in eager.visits)
     assert long > 10 * short > 0
     assert all(visit.memory.graph_bytes == 0 for visit in eager.visits)
+    known = eager.memory_bytes
+    assert known["device_peak"] >= known["weights"] + known["kv_cache"] + long, "of all, whatever ran last"
     reset_compiler()
     policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
     arm = ArmConfig(model=FLOAT32, shapes=ShapeConfig(kind="buckets"), compile=policy, engine=engine)
