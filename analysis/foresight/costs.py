@@ -68,6 +68,8 @@ class BreakEven:
     `gpus` carry the rollout's load. `start_gpu_s` is what starting as many replicas costs (one replica where no load is
     given). `saved` is in GPUs where a load is given, else in GPU-seconds a request, and below 0 where the arm needs
     more. It pays after `requests`, or `hours` at the load (without one: at what its replica holds).
+    `request_gpu_s` is what a request takes of the GPUs that carry the load, busy or not (without a load: of a replica
+    at its limit), and `tokens` are answered to it on average.
     """
 
     arm: str
@@ -81,6 +83,8 @@ class BreakEven:
     saved: Span
     requests: Span
     hours: Span
+    request_gpu_s: Span
+    tokens: float | None
     verdict: str | None
     reason: str
 
@@ -96,9 +100,16 @@ def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakE
             start=start_of(run, arm),
             rollout=rollout,
             verdict=judgement.verdicts.get(arm),
+            tokens=_tokens(run, arm),
         )
         for arm in run.arms
     ]
+
+
+def _tokens(run: Run, arm: str) -> float | None:
+    """Tokens of an answer, the mean; None where the arm answered nothing, or does not count them."""
+    rows = run.answered(arm)
+    return float(run.requests.output_tokens[rows].mean()) if rows.size and run.account(arm).counts_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +163,14 @@ def start_of(run: Run, arm: str) -> Start:
 
 
 def weigh(
-    arm: str, *, own: Capacity, control: Capacity | None, start: Start, rollout: Rollout, verdict: str | None
+    arm: str,
+    *,
+    own: Capacity,
+    control: Capacity | None,
+    start: Start,
+    rollout: Rollout,
+    verdict: str | None,
+    tokens: float | None = None,
 ) -> BreakEven:
     """What the arm needs and when it pays; `control` is None for the control itself."""
     gpus, load, each = _gpus(own.rps, rollout), rollout.load_rps, rollout.gpus_per_replica
@@ -179,6 +197,8 @@ def weigh(
         saved=saved,
         requests=requests,
         hours=hours,
+        request_gpu_s=_per_request(own.rps, each) if load is None else gpus.each(lambda count: count / load),
+        tokens=tokens,
         verdict=verdict,
         reason=_reason(arm, own, control, start, rollout, saved, hours, verdict),
     )
@@ -300,6 +320,8 @@ def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, An
     return {
         "load_rps": rollout.load_rps,
         "gpus_per_replica": rollout.gpus_per_replica,
+        "gpu_hour_price": rollout.gpu_hour_price,
+        "currency": rollout.currency,
         "arms": [
             {
                 "arm": row.arm,
@@ -308,12 +330,24 @@ def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, An
                 "trials": row.trials,
                 "start": asdict(row.start),
                 **{name: _span_row(getattr(row, name)) for name in ("rps", "gpus", "start_gpu_s", "saved")},
-                **{name: _span_row(getattr(row, name)) for name in ("requests", "hours")},
+                **{name: _span_row(getattr(row, name)) for name in ("requests", "hours", "request_gpu_s")},
+                "cost": _cost_row(row, rollout),
                 "verdict": row.verdict,
                 "reason": row.reason,
             }
             for row in arms
         ],
+    }
+
+
+def _cost_row(row: BreakEven, rollout: Rollout) -> dict[str, Any] | None:
+    """What requests and tokens cost; None without a price."""
+    if rollout.gpu_hour_price is None:
+        return None
+    cost = row.request_gpu_s.each(rollout.price_of)
+    return {
+        "per_1000_requests": _span_row(cost.each(lambda value: 1e3 * value)),
+        "per_million_tokens": _span_row(cost.each(lambda value: 1e6 * value / row.tokens if row.tokens else None)),
     }
 
 

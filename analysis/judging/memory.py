@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import bytes_text, counted
+from analysis.judging.wording import bytes_text, counted, sentence
 from analysis.run.memory import FIGURES, HeldMemory, RunMemory
 from analysis.settings.gate_limits import GateLimits
 
@@ -72,13 +72,12 @@ def growth_gate(memory: RunMemory, arm: str, limit: float) -> Gate:
 
     FAIL for a figure whose growth is surely faster and does not slow down.
     """
-    held = [item for item in memory.arms[arm].values() if item.growth is not None]
+    figures = memory.arms[arm]
+    # The process retains telemetry for who asks for it, up to a limit, which is no matter of the arm's.
+    judged = [item for name, item in figures.items() if name != "process" or "engine" not in figures]
+    held = [item for item in judged if item.growth is not None]
     if not held:
-        known = (
-            "its trials are too short past the cold start to tell"
-            if memory.arms[arm]
-            else f"it was not seen: {_UNKNOWN}"
-        )
+        known = "its trials are too short past the cold start to tell" if figures else f"it was not seen: {_UNKNOWN}"
         return _gate(
             arm,
             "memory growth",
@@ -95,8 +94,8 @@ def growth_gate(memory: RunMemory, arm: str, limit: float) -> Gate:
     slowing = verdict == INCONCLUSIVE and worst.slowing and low > limit
     why = ", less at the end than at the beginning, so that the warm-up may not be over" if slowing else ""
     reason = (
-        f"Its {FIGURES[worst.figure].name} grows by {_pct(seen)} of its peak in an hour (between {_pct(low)} and "
-        f"{_pct(high)}; {counted(len(worst.peaks), 'trial')}){why}, limit {limit:g} %."
+        f"{sentence([FIGURES[worst.figure].name])} grows by {_pct(seen)} of its peak in an hour "
+        f"(between {_pct(low)} and {_pct(high)}; {counted(len(worst.peaks), 'trial')}){why}, limit {limit:g} %."
     )
     return _gate(arm, "memory growth", seen, limit, "pct", verdict, reason)
 

@@ -41,6 +41,12 @@ def payoffs(summary: Row) -> Payoffs:
         ("", "device memory of a replica", byte_size, ("start", "memory_bytes")),
         ("", "start costs, GPU-seconds", _range, ("start_gpu_s",)),
     )
+    priced = is_number(at(weighed, "gpu_hour_price"))
+    currency = text(at(weighed, "currency"))
+    costs: tuple[Shown, ...] = (
+        ("", f"1,000 requests cost, {currency}", _range, ("cost", "per_1000_requests")),
+        ("", f"a million tokens cost, {currency}", _range, ("cost", "per_million_tokens")),
+    )
     # The control pays nothing off.
     against: tuple[Shown, ...] = (
         ("", "GPUs saved" if given else "GPU-seconds saved a request", _range, ("saved",)),
@@ -51,7 +57,11 @@ def payoffs(summary: Row) -> Payoffs:
     return Payoffs(
         about=f"{figure(load)} requests/s, {one} a replica" if given else f"any load, {one} a replica",
         arms=tuple(text(row.get("arm")) for row in arms),
-        figures=(*figures_of(arms, shown), *figures_of(treatments, against)),
+        figures=(
+            *figures_of(arms, shown),
+            *(figures_of(arms, costs) if priced else ()),
+            *figures_of(treatments, against),
+        ),
         reasons=tuple(text(row.get("reason")) for row in arms),
     )
 

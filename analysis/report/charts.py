@@ -32,6 +32,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "events": [_event(event, index) for event in rows(summary, "events")],
         "spikes": _spikes(summary, index),
         **({"bed": bed} if (bed := _bed(summary, index)) else {}),
+        "needs": [_need(event, index) for event in rows(summary, "memory", "events")],
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
         "padding": _padding(summary, index),
@@ -75,6 +76,19 @@ def _event(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
         "reason": text(event.get("reason"))[:SHOWN_REASON],
         "hits": event.get("requests_hit"),
         "requests": [text(item) for item in ids[:SHOWN_REQUESTS]] if isinstance(ids, list) else [],
+    }
+
+
+def _need(event: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    """An allocation in need, as a moment."""
+    at_s = event.get("offset_s")
+    what = f"{text(event.get('kind'))} × {text(event.get('count'))}, {text(event.get('replica'))}"
+    return {
+        "arm": index.get(str(event.get("arm"))),
+        "trial": event.get("trial"),
+        "at_s": at_s,
+        "seconds": 0,
+        "what": what,
     }
 
 

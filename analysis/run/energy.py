@@ -32,6 +32,7 @@ class TrialEnergy:
     joules: float
     seconds: float
     idle_w: float | None  # before the arms started
+    others_seen: bool  # the card shows whose processes are on it; elsewhere it is taken to be the arm's
     integrated: bool  # from samples of power, because the card counts no energy
     requests: int  # answered
     tokens: int  # that came out
@@ -97,6 +98,7 @@ def _taken(run: Run, arm: str, trial: Trial, card: Samples) -> TrialEnergy | str
         joules=joules,
         seconds=(end - start) / SECOND,
         idle_w=_idle_w(trial, card),
+        others_seen=bool(card.known("foreign_processes", start, end)[1].size),
         integrated=integrated,
         requests=int(requests.ok[rows].sum()),
         tokens=int(requests.output_tokens[rows].sum()),
@@ -135,7 +137,7 @@ def _idle_w(trial: Trial, card: Samples) -> float | None:
                 return None
             before = card.at_ns < trial.start_ns
             empty = before & (card.columns["memory_bytes"] <= held + _EMPTY_BYTES)
-            watts = card.columns["power_w"][empty & ~np.isnan(card.columns["power_w"])]
+            watts = card.columns["power_w"][empty & np.isfinite(card.columns["power_w"])]
             return float(np.median(watts)) if watts.size >= _FEWEST_IDLE else None
     return None
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.records.plain_values import mapping
+from analysis.records.plain_values import mapping, rows_of
 from analysis.records.schemas import BED
 from analysis.run.trials import Trial
 
@@ -30,7 +30,7 @@ class Samples:
     def known(self, column: str, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
         """(at_ns, values) of what was read of the column from `start_ns` to `end_ns`."""
         values = self.columns[column]
-        keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & ~np.isnan(values)
+        keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & np.isfinite(values)
         return self.at_ns[keep], values[keep]
 
 
@@ -85,15 +85,22 @@ def devices_of(trial: Trial) -> dict[str, str]:
 
 
 def alone_on(trial: Trial, arm: str) -> str | None:
-    """The card that the arm had to itself among the arms of the trial; None where it had none, or shared it.
+    """The card that the arm had to itself among all that the trial started; None where it had none, or shared it.
 
-    A part of a card (MIG) is not a card: what the card reports is of all its parts.
+    A part of a card (MIG) is not a card: what the card reports is of all its parts. A neighbour under [pressure] shares
+    the card too.
     """
     devices = devices_of(trial)
     device = devices.get(arm, "")
     facts = mapping(mapping(mapping(trial.info.get("bed")).get("devices")).get(device))
-    shared = facts.get("mig") is True or list(devices.values()).count(device) != 1
+    pressed = {str(row.get("device")) for row in rows_of(trial.info.get("pressure"))}
+    shared = facts.get("mig") is True or list(devices.values()).count(device) != 1 or _card_of(pressed, device)
     return device if device.startswith("cuda") and not shared else None
+
+
+def _card_of(names: set[str], device: str) -> bool:
+    """Whether one of the names stands for the card."""
+    return device in names or (device == "cuda:0" and not names.isdisjoint(("cuda", "auto")))
 
 
 def _floats(column: pa.ChunkedArray) -> Floats:

@@ -55,6 +55,7 @@ def energy_row(run: Run, arm: str) -> dict[str, Any] | None:
         "above_idle_per_token_j": spread_of(_each(above, "tokens", above_idle=True)),
         "above_idle_per_request_j": spread_of(_each(above, "requests", above_idle=True)),
         "idle_w": spread_of([item.idle_w for item in taken if item.idle_w is not None]),
+        "others_seen": all(item.others_seen for item in taken) if taken else None,
         "integrated": any(item.integrated for item in taken),
         "obstacles": list(energy.obstacles),
     }

@@ -28,13 +28,16 @@ def add_arguments(parser: CommandParser) -> None:
     parser.describe(
         "From a saturation search: what a replica holds within the SLO, the GPUs for --load, and after how many\n"
         "requests or hours the GPU-seconds that an arm saves have paid for its start, with the interval of the search\n"
-        "carried through. A run without a search only shows that what was offered was held.",
+        "carried through. A run without a search only shows that what was offered was held. --gpu-hour-price adds\n"
+        "what 1,000 requests and a million tokens cost.",
         "  tailgate breakeven runs/20260101T120000Z-search --load 200\n"
         "  tailgate breakeven runs/20260101T120000Z-search --load 200 --gpus-per-replica 2 --json",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
     parser.add_argument("--load", type=float, metavar="R", help="requests/s in all (default: rollout.load_rps, or any)")
     parser.add_argument("--gpus-per-replica", type=int, metavar="N", help="(default: rollout.gpus_per_replica, or 1)")
+    parser.add_argument("--gpu-hour-price", type=float, metavar="P", help="(default: rollout.gpu_hour_price)")
+    parser.add_argument("--currency", metavar="NAME", help="of the price (default: rollout.currency, or USD)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -43,7 +46,12 @@ def main(options: argparse.Namespace) -> int:
     with as_config_error(RecordError):
         run = Run.of(read_run(directory))
         rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
-        given = {"load_rps": options.load, "gpus_per_replica": options.gpus_per_replica}
+        given = {
+            "load_rps": options.load,
+            "gpus_per_replica": options.gpus_per_replica,
+            "gpu_hour_price": options.gpu_hour_price,
+            "currency": options.currency,
+        }
         rollout = replace(rollout, **{name: value for name, value in given.items() if value is not None})
         rows = break_even_rows(break_evens(run, judge(run), rollout), rollout)
     costs = {"schema": SCHEMA, "run_dir": str(directory), **rows}

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.records.export import export
+from analysis.records.export import TABLES, export
 from analysis.records.tables import RecordError
 from loadtests.commands.command_line import CommandParser
 from loadtests.commands.exits import EXIT_BROKE, complain
@@ -28,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--out", default="", metavar="DIR", help="a new directory (default: RUN_DIR-FORMAT)")
     parser.add_argument(
         "--table",
-        default="requests,steps,compile_events",
+        default=",".join(TABLES),
         metavar="LIST",
         help="which tables, between commas (default %(default)s)",
     )

@@ -147,7 +147,9 @@ class ModelRunner:
             self.startup_ns[str(shape)] = now_ns() - started_ns
             if self.arm.compile.capture:
                 self._capture(shape)
-        self._warm_kernels()
+        if not self.shapes.is_closed():  # planned shapes have theirs
+            report(len(plan), len(plan), "decode kernels")
+            self._warm_kernels()
         compiler_policy.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 
@@ -170,9 +172,7 @@ class ModelRunner:
 
     @torch.no_grad()
     def _warm_kernels(self) -> None:
-        """The decode kernel is compiled in every variant that exact shapes may need. Planned shapes have theirs."""
-        if self.shapes.is_closed():
-            return
+        """The decode kernel is compiled in every variant that exact shapes may need."""
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
         started_ns = now_ns()
         for context in contexts:

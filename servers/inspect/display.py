@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from servers.compiler.events import CompileEvent
 from servers.engine.messages import startup_groups
 from servers.engine.shapes import StepShape
 from servers.inspect.inspection import Inspection, Outcome, Visit
@@ -50,9 +49,9 @@ def show(inspection: Inspection, console: Console) -> None:
             ", ".join(settings),
         )
     )
-    console.print(_shape_table(inspection.visits))
+    console.print(_shape_table(inspection))
     if inspection.graphs:
-        console.print(_graph_table(inspection.graphs))
+        console.print(_graph_table(inspection))
     for title, counts in (
         ("graph breaks", inspection.facts.graph_breaks),
         ("CUDA graphs not made", inspection.facts.cudagraph_skips),
@@ -67,14 +66,14 @@ def show(inspection: Inspection, console: Console) -> None:
     console.print(_verdict(inspection))
 
 
-def _shape_table(visits: Sequence[Visit]) -> Table:
+def _shape_table(inspection: Inspection) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
     for name in ("shape", "padded to", "planned", "met"):
         table.add_column(name, no_wrap=True)
-    for name in ("first", "again"):
+    for name in ("first", "again", *(("peak", "graphs") if inspection.has_allocator else ("resident",))):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
-    for visit in visits:
+    for visit in inspection.visits:
         word, style = SHOWN[visit.outcome]
         first, _, more = visit.reason.partition("\n")
         table.add_row(
@@ -84,12 +83,28 @@ def _shape_table(visits: Sequence[Visit]) -> Table:
             Text(word, style),
             _seconds(visit.first_s),
             _seconds(visit.again_s),
+            *_memory(visit, on_device=inspection.has_allocator),
             Text(first + (f" (and {len(more.splitlines())} more)" if more else "")),
         )
     return table
 
 
-def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
+def _memory(visit: Visit, *, on_device: bool) -> Sequence[str]:
+    """What the shape takes beside what is always there, its warm-up and its run now together: on a device the most
+    that tensors took at once while it ran as it serves and what its CUDA graphs keep, else what the host's memory grew.
+    """
+    both = [growth for growth in (visit.warmed, visit.memory) if growth is not None]
+    if not on_device:
+        return (_grown(sum(growth.resident_bytes or 0 for growth in both)),)
+    return (_grown(visit.memory.peak_bytes or 0), _grown(sum(growth.graph_bytes or 0 for growth in both)))
+
+
+def _grown(count: int) -> str:
+    return _size(count) if count > 0 else "–"
+
+
+def _graph_table(inspection: Inspection) -> Table:
+    graphs = inspection.graphs
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
     for name in ("graph", "frame", "made for", "in", "sizes"):
         table.add_column(name, no_wrap=name != "frame", overflow="fold")
@@ -98,6 +113,8 @@ def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
     tuned = any(graph.autotune_ns for graph in graphs)
     if tuned:
         table.add_column("tuning", justify="right", no_wrap=True)
+    for name in (*(("kept",) if inspection.has_allocator else ()), "resident"):
+        table.add_column(name, justify="right", no_wrap=True)
     for graph in graphs:
         table.add_row(
             graph.compile_id,
@@ -111,6 +128,10 @@ def _graph_table(graphs: Sequence[CompileEvent]) -> Table:
             _seconds((graph.end_ns - graph.start_ns) / 1e9),
             _seconds(graph.backend_ns / 1e9),
             *([_seconds(graph.autotune_ns / 1e9)] if tuned else []),
+            *(
+                _grown(size)
+                for size in inspection.footprints.get(graph.compile_id, (0, 0))[not inspection.has_allocator :]
+            ),
         )
     return table
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import CompileRecorder
-from servers.config import ArmConfig, EngineConfig, ModelConfig
-from servers.engine import attention
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine import attention, memory
 from servers.engine.kv_cache import Window
+from servers.inspect.inspection import inspect_arm
+from servers.inspect.listed_shapes import parse_shapes
 from servers.neighbour import Demand, Neighbour
 from servers.reference import Reference, Sizes
+from tests.servers.compiler.reset import reset_compiler
 from tests.servers.engine.test_runner import (
     ENGINE,
     SMALL,
@@ -192,3 +198,73 @@ def test_a_neighbour_holds_its_share_of_the_card_and_gives_it_back() -> None:
     ended = pressing.change(Demand())
     assert ended["had"]["compute_share"] == pytest.approx(0.3, abs=0.1)  # type: ignore[index]
     assert torch.cuda.mem_get_info(device)[0] == pytest.approx(before, rel=0.05)
+
+
+def test_memory_is_read_without_waiting_for_the_device_and_tells_of_allocations_in_need() -> None:
+    device, mib = torch.device("cuda", 0), 1 << 20
+    torch.cuda.init()
+    begun = memory.MemoryWatch(device).due()
+    assert begun is not None
+    first = torch.empty(64 * mib, dtype=torch.uint8, device=device)
+    del first
+    second = torch.empty(16 * mib, dtype=torch.uint8, device=device)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 44, dtype=torch.uint8, device=device)
+    after = memory.read_memory(device, 1)
+    known = (begun.allocated_bytes, after.allocated_bytes, after.peak_bytes, after.reserved_bytes)
+    allocated, now, peak, reserved = (value or 0 for value in known)
+    assert now - allocated == 16 * mib
+    assert 64 * mib <= peak - allocated < 80 * mib
+    assert reserved >= now
+    assert (after.out_of_memory or 0) - (begun.out_of_memory or 0) == 1
+    assert (after.allocator_retries or 0) - (begun.allocator_retries or 0) == 1
+    assert (memory.read_memory(device, 2).peak_bytes or 0) == now, "the next peak counts from the last reading"
+    del second
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  # cycles: about a second
+    took = []
+    for at_ns in range(200):
+        start = time.perf_counter()
+        memory.read_memory(device, at_ns)
+        took.append(time.perf_counter() - start)
+    assert not torch.cuda.current_stream().query(), "the device must still be at work"
+    print(f"a reading of memory takes {1e6 * statistics.median(took):.0f} us, at most {1e6 * max(took):.0f} us")
+    assert statistics.median(took) < 0.5e-3
+    torch.cuda.synchronize()
+
+
+def test_an_inspection_tells_what_shapes_take_and_what_their_graphs_keep() -> None:
+    reset_compiler()
+    engine = replace(ENGINE, max_prompt_tokens=512)
+    eager = inspect_arm(
+        ArmConfig(model=FLOAT32, engine=engine), parse_shapes("prefill 1x500, prefill 1x5", engine), report=print
+    )
+    long, short = (visit.memory.peak_bytes or 0 for visit in eager.visits)
+    assert long > 10 * short > 0
+    assert all(visit.memory.graph_bytes == 0 for visit in eager.visits)
+    known = eager.memory_bytes
+    assert known["device_peak"] >= known["weights"] + known["kv_cache"] + long, "of all, whatever ran last"
+    reset_compiler()
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
+    arm = ArmConfig(model=FLOAT32, shapes=ShapeConfig(kind="buckets"), compile=policy, engine=engine)
+    captured = inspect_arm(arm, parse_shapes("prefill 1x500, decode 1@20", engine), report=print)
+    reset_compiler()
+    assert [visit.outcome for visit in captured.visits] == ["ready", "ready"]
+    kept = sum(growth.graph_bytes or 0 for growth in captured.warmed.values())
+    assert 0 < kept <= captured.memory_bytes["graph_pools"]
+    assert (captured.visits[0].memory.peak_bytes or 0) < long / 4, "what a captured step needs lies in its pool"
+
+
+def test_regions_on_a_gpu_have_what_their_compiles_and_recordings_left() -> None:
+    reset_compiler()
+    device = torch.device("cuda", 0)
+    double = torch.compile(lambda values: (values * 2).relu() @ values, mode="reduce-overhead", dynamic=False)
+    values = torch.ones(1024, 1024, device=device)
+    with torch.no_grad(), CompileFootprint(lambda: memory.held_in_all(device)) as footprint:
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            double(values)
+    reset_compiler()
+    print(footprint.grown)
+    assert list(footprint.grown) == ["0/0"]
+    assert footprint.grown["0/0"][1] > 0

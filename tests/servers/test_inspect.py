@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.engine.memory import Growth
 from servers.engine.shapes import StepShape
 from servers.fields import ConfigError
 from servers.inspect.display import show
@@ -202,3 +204,35 @@ def test_what_is_no_shape_is_one_short_line(text: str) -> None:
         parse_shapes(text, EngineConfig())
     assert "is not a shape" in str(caught.value)
     assert len(str(caught.value)) < 1200
+
+
+def test_memory_of_each_shape_and_region_is_what_the_process_grew_by_where_nobody_else_can_be_asked(
+    naive: Inspection,
+) -> None:
+    warmed, unplanned = naive.visits[0], naive.visits[2]
+    assert unplanned.warmed is None
+    assert warmed.warmed is not None
+    assert next(iter(naive.warmed.values())) == warmed.warmed
+    for growth in (warmed.warmed, warmed.memory, unplanned.memory):
+        assert growth.resident_bytes is not None
+        assert growth.peak_bytes is growth.kept_bytes is growth.graph_bytes is None
+    assert warmed.warmed.resident_bytes is not None
+    assert warmed.warmed.resident_bytes > 0, "the first compile of a process loads what compiles"
+    assert set(naive.footprints) == {graph.compile_id for graph in naive.graphs}
+    table = naive.to_dict()
+    assert [row["kept_bytes"] for row in table["graphs"]] == [None] * len(naive.graphs)
+    assert table["graphs"][0]["resident_bytes"] == naive.footprints["0/0"][1]
+    assert [row["shape"] for row in table["warmed"]] == [str(visit.padded) for visit in naive.visits[:2]]
+
+
+def test_the_tables_name_the_memory_that_the_device_has() -> None:
+    inspection = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
+    grown = Growth(peak_bytes=3 << 20, kept_bytes=0, graph_bytes=5 << 20, resident_bytes=9 << 20)
+    visit = replace(inspection.visits[0], memory=replace(grown, graph_bytes=0), warmed=grown)
+    for device, shown in (("cpu", "18 MiB"), ("NVIDIA H200", "5 MiB")):
+        console = Console(width=160, highlight=False)
+        with console.capture() as captured:
+            show(replace(inspection, device=device, visits=(visit,)), console)
+        text = captured.get()
+        assert shown in text
+        assert ("peak" in text and "3 MiB" in text) == (device != "cpu")

@@ -102,6 +102,7 @@ function timeline(host, data) {
       timelineLegend(
         view.events,
         view.lines.some(([, points]) => thinned(points, view) !== points),
+        view.needs.length > 0,
       ),
     );
     const choose = (i) =>
@@ -152,6 +153,7 @@ function timelineView(data, state, width) {
     .map((event, index) => ({ ...event, index }))
     .filter(visible)
     .sort((a, b) => a.at_s - b.at_s);
+  const needs = data.needs.filter(visible);
   const spikes = data.spikes.filter(
     (spike) => spike.trial === state.trial && spike.metric === state.metric && shown.includes(spike.arm),
   );
@@ -176,6 +178,7 @@ function timelineView(data, state, width) {
     shown,
     lines,
     events,
+    needs,
     spikes,
     limit,
     laned,

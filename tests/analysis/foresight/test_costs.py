@@ -105,6 +105,28 @@ def test_a_start_that_was_not_recorded_leaves_the_price_unknown() -> None:
     assert weighed(held(7.0), held(8.0), start=Start()).hours.seen == NEVER, "what saves nothing needs no price"
 
 
+def test_a_request_costs_the_gpus_that_carry_the_load_busy_or_not() -> None:
+    priced = Rollout(load_rps=200.0, gpu_hour_price=3.6, currency="EUR")
+    row = weighed(held(16.0, 12.0, 20.0), held(8.0), priced, tokens=50.0)
+    (found,) = break_even_rows([row], priced)["arms"]
+    each = [gpus / 200.0 * 1e3 * 3.6 / 3600 for gpus in (10, 13, 17)]
+    assert list(found["cost"]["per_1000_requests"].values()) == pytest.approx(each)
+    assert found["cost"]["per_million_tokens"]["seen"] == pytest.approx(each[1] * 1000 / 50)
+    (free,) = break_even_rows([row], LOAD)["arms"]
+    assert free["cost"] is None
+
+
+def test_without_a_load_a_request_costs_its_share_of_a_replica_at_its_limit() -> None:
+    priced = Rollout(gpu_hour_price=3.6, gpus_per_replica=2)
+    (found,) = break_even_rows([weighed(held(16.0, 12.0, None), held(8.0), priced)], priced)["arms"]
+    assert found["cost"]["per_1000_requests"] == {
+        "low": None,
+        "seen": pytest.approx(2 / 16),
+        "high": pytest.approx(2 / 12),
+    }
+    assert found["cost"]["per_million_tokens"] == dict.fromkeys(("low", "seen", "high")), "answers were not counted"
+
+
 def test_what_fails_its_gates_says_so() -> None:
     assert "It is FAIL by its gates" in weighed(held(16.0), held(8.0), verdict="FAIL").reason
     assert "by its gates" not in weighed(held(16.0), held(8.0), verdict="PASS").reason

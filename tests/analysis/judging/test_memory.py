@@ -95,6 +95,15 @@ def test_a_leak_fails_and_a_warm_up_does_not(tmp_path: Path) -> None:
         assert ("warm-up may not be over" in gate.reason) == (name == "warm-up")
 
 
+def test_what_a_replica_retains_beside_its_engine_is_not_judged(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", SHORT)
+    for arm in ("eager", "compiled"):
+        growing = {"memory_bytes": lambda trial, at_s: GIB + GIB * at_s / 3600.0}
+        sample(directory, "process", f"{arm}-0", growing, arm=arm)
+        sample(directory, "allocator", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
+    assert gate_of(judge(Run.of(read_run(directory))), "memory growth").verdict == "PASS"
+
+
 def test_the_fastest_figure_decides(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", SHORT)
     for arm in ("eager", "compiled"):
@@ -103,5 +112,5 @@ def test_the_fastest_figure_decides(tmp_path: Path) -> None:
         sample(directory, "allocator", f"{arm}-0", growing, arm=arm)
     gate = gate_of(judge(Run.of(read_run(directory))), "memory growth")
     assert gate.verdict == "FAIL"
-    assert "resident memory of the engine grows by" in gate.reason
+    assert "Resident memory of the engine grows by" in gate.reason
     assert gate.value == pytest.approx(100 / (1 + 400 / 3600), rel=0.02)

@@ -32,6 +32,16 @@ def test_ranges_read_as_seen_with_their_limits() -> None:
     assert "GPU-seconds saved a request" in {row.name for row in payoffs(summary(None)).figures}
 
 
+def test_costs_are_shown_where_there_is_a_price() -> None:
+    priced = Rollout(load_rps=200.0, gpu_hour_price=3.6, currency="EUR")
+    held = Capacity(source="search", rps=Span(low=9.0, seen=16.0, high=20.0), trials=2)
+    row = weigh("eager", own=held, control=None, start=Start(), rollout=priced, verdict=None, tokens=100.0)
+    shown = {item.name: item.values for item in payoffs({"break_even": break_even_rows([row], priced)}).figures}
+    assert shown["1,000 requests cost, EUR"] == ("0.065 (0.05 to 0.115)",)
+    assert shown["a million tokens cost, EUR"] == ("0.65 (0.5 to 1.15)",)
+    assert not any("cost," in item.name and "EUR" in item.name for item in payoffs(summary(200.0)).figures)
+
+
 def test_reports_show_it_and_stay_silent_without_it() -> None:
     markdown, html = markdown_report(summary(200.0)), html_report(summary(200.0))
     assert "### When it pays" in markdown

@@ -83,6 +83,19 @@ def test_the_test_bed_is_drawn_on_one_axis_with_the_latency(bedded: Summary, ope
     assert [mark["tabindex"] for mark in marks] == ["0"] + ["-1"] * (len(marks) - 1)
 
 
+def test_allocations_in_need_are_marked_in_their_arms_colour(demo: Summary, opened: Callable[[Summary], Any]) -> None:
+    summary = copy.deepcopy(demo)
+    need = {"trial": 1, "at_ns": 0, "replica": "<b>-0", "kind": "allocator retry", "count": 2, "offset_s": 30.0}
+    summary["memory"] = {"events": [need | {"arm": arm} for arm in ("eager", "compiled-naive", "unheard of")]}
+    page = opened(summary)
+    assert page.find("p", class_="broken") == []
+    marks = [mark for mark in page.find("path") if "need-mark" in (mark.get("class") or "")]
+    assert len(marks) == 2
+    assert "Triangles on top: allocations in need." in page.text
+    assert page.find("b") == []
+    assert not any("need-mark" in (mark.get("class") or "") for mark in opened(demo).find("path"))
+
+
 def test_hostile_text_runs_nothing_in_a_browser(hostile: Summary, opened: Callable[[Summary], Any]) -> None:
     page = opened(hostile)
     assert page.find("html", data_ready="yes")

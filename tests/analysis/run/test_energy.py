@@ -71,6 +71,26 @@ def test_what_cannot_be_put_down_to_an_arm_is_said(
     assert said in found.obstacles[0]
 
 
+def test_a_neighbour_that_weighs_on_the_card_shares_it(tmp_path: Path) -> None:
+    pressure = [{"kind": "compute", "device": "cuda:0", "start_ns": 1, "end_ns": 2}]
+    run = run_in(tmp_path, pressure=pressure)
+    for card in CARDS.values():
+        sample(run, "device", card, {"energy_j": rising(100.0)})
+    eager, compiled = energy(run), energy(run, "compiled")
+    assert eager is not None
+    assert compiled is not None
+    assert eager.obstacles == ("its card was shared: not attributable",)
+    assert compiled.obstacles == ()
+
+
+def test_whether_the_card_shows_whose_processes_are_on_it_is_said(tmp_path: Path) -> None:
+    run = sample(run_in(tmp_path), "device", "cuda:0", {"energy_j": rising(100.0)}, trials=(1,))
+    sample(run, "device", "cuda:0", {"energy_j": rising(100.0), "foreign_processes": 0}, trials=(2,))
+    found = energy(run)
+    assert found is not None
+    assert [item.others_seen for item in found.trials] == [False, True]
+
+
 def test_a_counter_that_began_anew_or_ends_early_tells_nothing(tmp_path: Path) -> None:
     anew = {"energy_j": lambda trial, at_s: np.where(at_s < 60, 1e6, 0) + at_s}
     found = energy(sample(run_in(tmp_path), "device", "cuda:0", anew))

@@ -54,6 +54,19 @@ def test_the_experiments_own_rollout_is_the_default(search: Path, capsys: pytest
     assert (found["load_rps"], found["gpus_per_replica"]) == (50, 4)
 
 
+def test_a_price_shows_what_requests_cost(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["breakeven", str(search), "--load", "200", "--gpu-hour-price", "3.6", "--currency", "EUR", "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["gpu_hour_price"], found["currency"]) == (3.6, "EUR")
+    assert found["arms"][1]["cost"]["per_1000_requests"]["seen"] == pytest.approx(13 / 200)
+    assert main([*arguments[:-1]]) == 0
+    text = capsys.readouterr().out
+    assert "1,000 requests cost, EUR" in text
+    assert main(["breakeven", str(search), "--gpu-hour-price", "-1"]) == 2
+    assert "rollout.gpu_hour_price is -1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--load", "--gpus-per-replica"])
 def test_bad_usage_is_one_line(search: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["breakeven", str(search), flag, "0"]) == 2
