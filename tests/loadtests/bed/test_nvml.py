@@ -13,7 +13,7 @@ def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[s
     said: dict[str, str] = {}
     card = Nvml(nvml).cards()[index]
     readings = Readings("run", lambda item: said.update({item["what"]: item["why"]}))
-    return readings.of("cuda:0", card.facts if facts else card.probes), said
+    return readings.of("cuda:0", card.facts if facts else (*card.probes, *card.costly)), said
 
 
 def test_a_card_is_sampled() -> None:
