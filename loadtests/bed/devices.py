@@ -59,7 +59,7 @@ def visible_cards(library: Library, environment: Mapping[str, str]) -> list[Card
     Raises ValueError where CUDA's order cannot be told.
     """
     cards = list(library.cards())
-    named = environment.get("CUDA_VISIBLE_DEVICES")
+    named = environment.get("CUDA_VISIBLE_DEVICES", environment.get("HIP_VISIBLE_DEVICES"))
     by_number = named is None or re.search(r"(^|,)\s*\d", named)
     models = sorted({card.model for card in cards})
     if by_number and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
