@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from analysis.records.documents import content_of
 from loadtests.bed.devices import MUCH_BYTES, index_of
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import Child, child_environment, describe_exit
@@ -39,7 +40,8 @@ class BedWatch:
         command += ["--sample-s", str(bed.sample_s), *(["--devices", *devices] if devices else [])]
         log = trial.logs / "watcher.log"
         self._child = Child("watcher", command, log_path=log, environment=child_environment(), commands=True)
-        trial.facts.bed = {"interval_s": bed.sample_s, "machines": {}, "devices": {}, "unreadable": [], "before": []}
+        empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
+        trial.facts.bed = {"interval_s": bed.sample_s, **empty}
 
     def first_look(self) -> None:
         """The devices were looked at before anything of the trial is on them, where any arm runs on one."""
@@ -74,7 +76,7 @@ class BedWatch:
         if ended is not None and not self._ended:
             self._ended = True
             why = f"{describe_exit(ended)}: {self._child.log_tail(2)}"
-            self._bed["ended"] = {"host": "run", "at_ns": now_ns(), "why": why}
+            self._bed["gaps"].append({"host": "run", "at_ns": now_ns(), "why": why})
             self._trial.status.note(f"the machines are not watched any more: the watcher ended with {why}")
             self._trial.write_facts()
 
@@ -86,11 +88,23 @@ class BedWatch:
         self._child.stop(_STOP_GRACE_S)
         self._ended = True
         self.poll()
+        self._add_other_hosts()
 
     def kill(self) -> None:
         """The watcher is gone at once. Safe in a signal handler."""
         if self._child is not None:
             self._child.kill_now()
+
+    def _add_other_hosts(self) -> None:
+        """What load workers saw of their hosts, which they sent with their accounts."""
+        for path in sorted(self._trial.folder.glob("generator-[0-9]*.json")):
+            seen = content_of(path).get("bed", {})
+            self._bed["machines"] |= seen.get("machines", {})
+            known = self._bed["unreadable"]
+            known += [item for item in seen.get("unreadable", []) if item not in known]
+            self._bed["gaps"] += seen.get("gaps", [])
+            for gap in seen.get("gaps", []):
+                self._trial.status.note(f"{gap['host']} was not watched to the end: {gap['why']}")
 
     @property
     def _bed(self) -> dict[str, Any]:

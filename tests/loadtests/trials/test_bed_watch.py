@@ -92,23 +92,23 @@ def test_a_watcher_that_dies_is_a_note_and_a_stated_gap(tmp_path: Path) -> None:
     poll_until(watch, context, "machines")
     watch.name("load", os.getpid())
     watch.kill()
-    ended = poll_until(watch, context, "ended")
-    assert "SIGKILL" in ended["why"]
-    assert abs(time.time_ns() - ended["at_ns"]) < 60e9
+    (gap,) = poll_until(watch, context, "gaps")
+    assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
+    assert abs(time.time_ns() - gap["at_ns"]) < 60e9
     (note,) = context.status.notes
     assert "the machines are not watched any more: the watcher ended with SIGKILL" in note
     watch.name("load", os.getpid())  # nobody listens, and the trial goes on
     watch.poll()
     watch.stop()
     assert len(context.status.notes) == 1
-    assert json.loads((context.folder / "trial.json").read_text())["bed"]["ended"] == ended
+    assert json.loads((context.folder / "trial.json").read_text())["bed"]["gaps"] == [gap]
 
 
 def test_a_table_that_cannot_be_written_is_a_note_with_the_reason(tmp_path: Path) -> None:
     context = trial(tmp_path / "trial-01", "cpu", "cpu")
     (context.folder / "bed.arrow.new").mkdir()  # where the table is begun
     watch = BedWatch(context)
-    assert "bed.arrow.new" in poll_until(watch, context, "ended")["why"]
+    assert "bed.arrow.new" in poll_until(watch, context, "gaps")[0]["why"]
     watch.stop()
     assert len(context.status.notes) == 1
 
