@@ -63,7 +63,9 @@ def main() -> int:
 
     began_s, began_cpu_s, flushed_s = time.monotonic(), time.process_time(), 0.0
     with RecordWriter(options.out, BED) as writer:
-        for _ in _ticks(options.sample_s, stopping, processes):
+        for last in _ticks(options.sample_s, stopping, processes):
+            if last:
+                devices.hurry()  # energy counts up to here
             shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
             device_rows, held = devices.sample()
             host_row = {"kind": "host", "name": options.host, **readings.of(options.host, host.probes)}
@@ -111,20 +113,20 @@ def _amd() -> Library:
     return AmdSmi(importlib.import_module("amdsmi"))
 
 
-def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None]:
-    """Yields once every `every_s` until stdin closes or `stopping` can be read, and once more then.
+def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[bool]:
+    """Yields False once every `every_s` until stdin closes or `stopping` can be read, and then True.
 
     In between, `processes` learns the names that come on stdin. A tick that was missed is left out.
     """
     began_s = time.monotonic()
     tick, rest = 0, b""
     while True:
-        yield
+        yield False
         tick = max(tick + 1, int((time.monotonic() - began_s) / every_s) + 1)
         while (left_s := began_s + tick * every_s - time.monotonic()) > 0:
             ready, _, _ = select.select([sys.stdin, stopping], [], [], left_s)
             if stopping in ready:
-                yield
+                yield True
                 return
             if ready:
                 piece = os.read(sys.stdin.fileno(), 65536)
@@ -132,7 +134,7 @@ def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None
                 for line in lines:
                     _learn(json.loads(line), processes)
                 if not piece:
-                    yield
+                    yield True
                     return
 
 

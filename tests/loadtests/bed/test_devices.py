@@ -134,6 +134,8 @@ def test_a_look_before_the_trial_names_who_is_there(proc: Path) -> None:
 def test_energy_costs_a_driver_much_and_is_read_seldom(proc: Path) -> None:
     watched, _ = devices(proc, [FakeCard(energy_ms=20.0)])
     assert ["energy_j" in watched.sample()[0][0] for _ in range(3)] == [True, False, False]
+    watched.hurry()
+    assert "energy_j" in watched.sample()[0][0]
 
 
 def test_a_device_that_is_not_there_is_said(proc: Path) -> None:
