@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtests.bed.readings import Probe, probe
 
-_REASONS = {
+REASONS = {
     0x1: "gpu_idle",
     0x2: "applications_clocks_setting",
     0x4: "sw_power_cap",
@@ -123,7 +123,7 @@ class NvmlCard:
 
     def _throttle(self) -> list[str]:
         bits = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._whole))
-        return [name for bit, name in _REASONS.items() if bits & bit]
+        return [name for bit, name in REASONS.items() if bits & bit]
 
     def _lock_command(self) -> str:
         clock = self._nvml.nvmlDeviceGetMaxClockInfo(self._whole, _SM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from ctypes import c_uint
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ class FakeNvml:
         self._parts = {part.uuid: part for part in parts}
         self._missing = missing
         values: dict[str, Callable[..., Any]] = {
-            "IsMigDeviceHandle": lambda card: card.parent is not None,
+            "IsMigDeviceHandle": lambda card: c_uint(card.parent is not None),
             "GetDeviceHandleFromMigDeviceHandle": lambda card: card.parent,
             "GetIndex": lambda card: self._cards.index(card),
             "GetUUID": lambda card: card.uuid,
