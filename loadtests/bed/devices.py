@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadtests.bed.processes import Processes
-from loadtests.bed.readings import Probe, Readings, probe
+from loadtests.bed.readings import Probe, Readings, Seldom, probe
 
 _PROC = Path("/proc")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, which every Linux starts with
+_COSTLY_SHARE = 0.0005  # of a processor, for a device
 MUCH_BYTES = 512 << 20  # more than a driver and a desktop take
 _CONTAINER = (
     "the processes of other containers are not shown in one: give it the host's process ids (docker run --pid=host)"
@@ -29,6 +30,10 @@ class Card(Protocol):
     @property
     def probes(self) -> Sequence[Probe]:
         """Columns of a sample."""
+
+    @property
+    def costly(self) -> Sequence[Probe]:
+        """Columns that take so long to read that not every sample has them."""
 
     @property
     def facts(self) -> Sequence[Probe]:
@@ -54,7 +59,7 @@ def visible_cards(library: Library, environment: Mapping[str, str]) -> list[Card
     Raises ValueError where CUDA's order cannot be told.
     """
     cards = list(library.cards())
-    named = environment.get("CUDA_VISIBLE_DEVICES")
+    named = environment.get("CUDA_VISIBLE_DEVICES", environment.get("HIP_VISIBLE_DEVICES"))
     by_number = named is None or re.search(r"(^|,)\s*\d", named)
     models = sorted({card.model for card in cards})
     if by_number and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -88,7 +93,7 @@ class Devices:
 
     def __init__(
         self,
-        names: Iterable[str],
+        names: Sequence[str],
         cards: Sequence[Card],
         *,
         readings: Readings,
@@ -98,6 +103,7 @@ class Devices:
         self._readings = readings
         self._processes = processes
         self._proc = proc
+        self._costly = {name: Seldom(share=_COSTLY_SHARE) for name in names}
         self._unresolved: dict[str, set[int]] = {}
         self._cards: dict[str, Card] = {}
         for name in names:
@@ -125,12 +131,20 @@ class Devices:
             looks.append({"host": self._readings.host, "device": name, "at_ns": at_ns, "processes": processes, **now})
         return looks
 
+    def hurry(self) -> None:
+        """The next sample has every column."""
+        for costly in self._costly.values():
+            costly.hurry()
+
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
         """A row of each device, and what each process holds of all devices together."""
         rows: list[dict[str, Any]] = []
         held: dict[int, int | None] = {}
         for name, card in self._cards.items():
             row, listed = self._read(name, card)
+            if self._costly[name].due:
+                with self._costly[name].spending():
+                    row |= self._readings.of(name, card.costly)
             for pid, size in (listed or {}).items():
                 held[pid] = _total((held.get(pid, 0), size))
             foreign = self._foreign(name, listed, row.get("memory_bytes"), twice=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
@@ -42,6 +44,31 @@ class Readings:
         if (name, what) not in self._said:
             self._said.add((name, what))
             self._say({"host": self.host, "name": name, "what": what, "why": why})
+
+
+class Seldom:
+    """When to do what costs much: so seldom that it takes at most `share` of a processor, `least_s` apart or more."""
+
+    def __init__(self, *, share: float, least_s: float = 0.0) -> None:
+        self._share = share
+        self._least_s = least_s
+        self._next_s = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() >= self._next_s
+
+    def hurry(self) -> None:
+        """It is time."""
+        self._next_s = 0.0
+
+    @contextlib.contextmanager
+    def spending(self) -> Iterator[None]:
+        """What is done inside says when the next time is."""
+        began_s = time.thread_time()
+        yield
+        self._next_s = time.monotonic() + max(self._least_s, (time.thread_time() - began_s) / self._share)
 
 
 def reason(error: BaseException) -> str:

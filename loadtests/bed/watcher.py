@@ -11,6 +11,7 @@ for each value that cannot be read; at its end {"watcher": {cpu_s, seconds}}, wh
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import select
@@ -21,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtests.bed.devices import Card, Devices, index_of, visible_cards
+from loadtests.bed.amd import AmdSmi
+from loadtests.bed.devices import Card, Devices, Library, index_of, visible_cards
 from loadtests.bed.host import Host
 from loadtests.bed.machine import gpu_uuids, machine_identity
 from loadtests.bed.nvml import Nvml
@@ -61,7 +63,9 @@ def main() -> int:
 
     began_s, began_cpu_s, flushed_s = time.monotonic(), time.process_time(), 0.0
     with RecordWriter(options.out, BED) as writer:
-        for _ in _ticks(options.sample_s, stopping, processes):
+        for last in _ticks(options.sample_s, stopping, processes):
+            if last:
+                devices.hurry()  # energy counts up to here
             shared = {"trial": options.trial, "host": options.host, "at_ns": now_ns()}
             device_rows, held = devices.sample()
             host_row = {"kind": "host", "name": options.host, **readings.of(options.host, host.probes)}
@@ -81,38 +85,48 @@ def find_cards(devices: Sequence[str], readings: Readings) -> tuple[list[str], l
     `auto` is the first card, where there is one.
     """
     names = {f"cuda:{index}": None for name in devices if (index := index_of(name)) is not None}
-    cards: list[Card] = []
-    why = ""
-    if names or "auto" in devices:
-        try:
-            import pynvml
-
-            cards = visible_cards(Nvml(pynvml), os.environ)
-        except Exception as error:  # no driver, a broken one, or no way to tell which card is which
-            why = reason(error)
-    if "auto" in devices and cards:
-        names["cuda:0"] = None
-    if why:
-        for name in names:
-            readings.unreadable(name, "device", why)
+    if not names and "auto" not in devices:
         return [], []
-    return sorted(names), cards
+    reasons = []
+    for library in (_nvml, _amd):
+        try:
+            cards = visible_cards(library(), os.environ)
+        except Exception as error:  # no driver, a broken one, or no way to tell which card is which
+            reasons.append(reason(error))
+            continue
+        if "auto" in devices and cards:
+            names["cuda:0"] = None
+        return sorted(names), cards
+    for name in names:
+        readings.unreadable(name, "device", "; ".join(reasons))
+    return [], []
 
 
-def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None]:
-    """Yields once every `every_s` until stdin closes or `stopping` can be read, and once more then.
+def _nvml() -> Library:
+    import pynvml
+
+    return Nvml(pynvml)
+
+
+def _amd() -> Library:
+    # Comes with ROCm and not from an index of packages.
+    return AmdSmi(importlib.import_module("amdsmi"))
+
+
+def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[bool]:
+    """Yields False once every `every_s` until stdin closes or `stopping` can be read, and then True.
 
     In between, `processes` learns the names that come on stdin. A tick that was missed is left out.
     """
     began_s = time.monotonic()
     tick, rest = 0, b""
     while True:
-        yield
+        yield False
         tick = max(tick + 1, int((time.monotonic() - began_s) / every_s) + 1)
         while (left_s := began_s + tick * every_s - time.monotonic()) > 0:
             ready, _, _ = select.select([sys.stdin, stopping], [], [], left_s)
             if stopping in ready:
-                yield
+                yield True
                 return
             if ready:
                 piece = os.read(sys.stdin.fileno(), 65536)
@@ -120,7 +134,7 @@ def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[None
                 for line in lines:
                     _learn(json.loads(line), processes)
                 if not piece:
-                    yield
+                    yield True
                     return
 
 

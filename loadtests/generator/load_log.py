@@ -31,7 +31,8 @@ class LoadLog:
     last 10 s, "overall" over the newest answers, both with counts since the start. Counts are of requests as sent: a
     mirrored request is one for each arm.
 
-    `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's.
+    `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's, `bed`
+    what was seen of a host that is not the master's.
     """
 
     RECENT_NS = 10_000_000_000
@@ -61,6 +62,7 @@ class LoadLog:
         self.error: str | None = None
         self.complete = False
         self.clock: Mapping[str, Any] | None = None
+        self.bed: Mapping[str, Any] | None = None
         self.on_write: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
         self._arms = defaultdict(ArmTally, {arm: ArmTally() for arm in arms})
         self._cpu_s = time.process_time()
@@ -108,6 +110,7 @@ class LoadLog:
             "wall_s": round((now_ns() - self._wall_ns) / 1e9, 3),
             "start_ns": self.start_ns,
             "clock": self.clock,
+            **({} if self.bed is None else {"bed": self.bed}),
             "error": self.error,
             "complete": self.complete,
         }

@@ -25,7 +25,8 @@ class TrialConfig:
     `start_ns` 0 means two seconds after all load processes are ready. `max_concurrency` caps what is in flight to
     each arm, over all processes; 0 or null is no cap. `concurrency` above 0 makes it a closed loop of `duration_s`,
     in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
-    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id.
+    `prompts` "text" and "chat" are made with the `tokenizer` of that path or id. `sample_s` is how often a load worker
+    on another host has that host sampled; 0 is never.
     """
 
     trial: int = 1
@@ -46,6 +47,7 @@ class TrialConfig:
     tokenizer: str = ""
     drain_s: Annotated[float, Range(0, 2e6)] = 60.0
     seed: int = 0
+    sample_s: Annotated[float, Range(0, 60)] = 0.0
     security: SecurityConfig = OPEN
     keepalive_s: Annotated[float, Range(0, 1e6)] = 0.0
     keepalive_timeout_s: Annotated[float, Range(0.001, 1e6)] = 20.0

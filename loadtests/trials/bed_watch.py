@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from analysis.records.documents import content_of
+from analysis.records.schemas import BED
+from analysis.records.tables import RecordError, RecordWriter
 from loadtests.bed.devices import MUCH_BYTES, index_of
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import Child, child_environment, describe_exit
@@ -30,16 +33,18 @@ class BedWatch:
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
         self._child: Child | None = None
-        self._ended = False
+        self._ended = self._stopped = False
+        self._table = trial.folder / "bed.arrow"
         bed = trial.experiment.bed
         if not bed.sample_s:
             return
         devices = sorted({arm.config.model.device for arm in trial.experiment.own_arms} - {"cpu"})
-        command = [*_COMMAND, "--out", str((trial.folder / "bed.arrow").resolve()), "--trial", str(trial.number)]
+        command = [*_COMMAND, "--out", str(self._table.resolve()), "--trial", str(trial.number)]
         command += ["--sample-s", str(bed.sample_s), *(["--devices", *devices] if devices else [])]
         log = trial.logs / "watcher.log"
         self._child = Child("watcher", command, log_path=log, environment=child_environment(), commands=True)
-        trial.facts.bed = {"interval_s": bed.sample_s, "machines": {}, "devices": {}, "unreadable": [], "before": []}
+        empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": [], "gaps": []}
+        trial.facts.bed = {"interval_s": bed.sample_s, **empty}
 
     def first_look(self) -> None:
         """The devices were looked at before anything of the trial is on them, where any arm runs on one."""
@@ -73,24 +78,50 @@ class BedWatch:
             self._take(line)
         if ended is not None and not self._ended:
             self._ended = True
-            why = f"{describe_exit(ended)}: {self._child.log_tail(2)}"
-            self._bed["ended"] = {"host": "run", "at_ns": now_ns(), "why": why}
-            self._trial.status.note(f"the machines are not watched any more: the watcher ended with {why}")
+            self._state_gap(f"the watcher ended with {describe_exit(ended)}: {self._child.log_tail(2)}", at_ns=now_ns())
             self._trial.write_facts()
 
     def stop(self) -> None:
         """bed.arrow is complete and nothing is watched any more. A second call does nothing."""
-        if self._child is None:
+        if self._child is None or self._stopped:
             return
+        self._stopped = True
         self.poll()
+        hung = not self._ended
         self._child.stop(_STOP_GRACE_S)
         self._ended = True
         self.poll()
+        if hung and self._bed["machines"] and "watcher" not in self._bed:
+            self._state_gap(f"the watcher did not end within {_STOP_GRACE_S:g} s of being asked to", at_ns=None)
+        self._add_other_hosts()
+
+    @property
+    def pid(self) -> int | None:
+        """The watcher's process id; None without one."""
+        return None if self._child is None else self._child.pid
 
     def kill(self) -> None:
         """The watcher is gone at once. Safe in a signal handler."""
         if self._child is not None:
             self._child.kill_now()
+
+    def _state_gap(self, why: str, *, at_ns: int | None) -> None:
+        """trial.json and the user know that this host was not watched to the end; the table ends where it did."""
+        self._bed["gaps"].append({"host": "run", "at_ns": at_ns, "why": why})
+        self._trial.status.note(f"the machines were not watched to the end: {why}")
+        with suppress(OSError, RecordError):
+            RecordWriter(self._table, BED).close()
+
+    def _add_other_hosts(self) -> None:
+        """What load workers saw of their hosts, which they sent with their accounts."""
+        for path in sorted(self._trial.folder.glob("generator-[0-9]*.json")):
+            seen = content_of(path).get("bed", {})
+            self._bed["machines"] |= seen.get("machines", {})
+            known = self._bed["unreadable"]
+            known += [item for item in seen.get("unreadable", []) if item not in known]
+            self._bed["gaps"] += seen.get("gaps", [])
+            for gap in seen.get("gaps", []):
+                self._trial.status.note(f"{gap['host']} was not watched to the end: {gap['why']}")
 
     @property
     def _bed(self) -> dict[str, Any]:

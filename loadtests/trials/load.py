@@ -150,6 +150,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         rampup_s=traffic.rampup_s,
         drain_s=traffic.timeout_s + _DRAIN_S,
         seed=experiment.seed,
+        sample_s=experiment.bed.sample_s,
         security=experiment.security,
     )
 

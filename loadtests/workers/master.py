@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from analysis.records.documents import write_document
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import clock_identity, host_identity
-from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
+from loadtests.workers.host_watch import write_samples
+from loadtests.workers.messages import ACCOUNT, ASSIGN, BED, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
 from loadtests.workers.shipping import Inbox, ShareParts
 from servers.clock import now_ns
 
@@ -43,6 +44,7 @@ class _Load:
     inbox: Inbox | None = None
     parts: ShareParts | None = None
     lost: str | None = None
+    samples: list[bytes] = field(default_factory=list)  # parts of what was seen of its host
 
 
 class Master:
@@ -69,6 +71,7 @@ class Master:
             (CLOCK, self._on_clock),
             (ROWS, self._on_rows),
             (ACCOUNT, self._on_account),
+            (BED, self._on_bed),
         ):
             self._runner.register_message(kind, partial(self._receive, listener))
         if self._remote:
@@ -172,6 +175,17 @@ class Master:
             inbox.take(int(data["number"]), int(data["rows"]), int(data["offset_ns"]), data["batch"])
         except (ValueError, KeyError, TypeError) as error:  # ConfigError is a ValueError: the file cannot be made
             self._fail(f"records of load process {load.number} cannot be taken: {error}")
+
+    def _on_bed(self, load: _Load, data: dict[str, Any]) -> None:
+        number = int(data["part"])
+        if number == len(load.samples):  # another came before, and its answer was lost
+            load.samples.append(data["bytes"])
+            if len(load.samples) == int(data["of"]):
+                try:
+                    write_samples(load.samples, self._records / f"bed-{load.number}.arrow")
+                except (ValueError, OSError) as error:
+                    logger.error("samples of the host of load process %d cannot be taken: %s", load.number, error)
+        self._send(BED, {"part": number}, load)
 
     def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
         account = data["account"]

@@ -7,5 +7,7 @@ READY, DONE = "tailgate_ready", "tailgate_done"
 # Both ways, only with workers that have a disk of their own: the request for a part of the share and the part, a
 # message for comparing clocks and its answer; records and how far they are written; the worker's account of itself.
 PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clock", "rows", "kept", "account"))
+# Samples of the worker's host at the end of a trial, and how far they have come.
+BED = "tailgate_bed"
 
-PROTOCOL = 2  # of all these messages: raise it with any change that an older worker would misread
+PROTOCOL = 3  # of all these messages: raise it with any change that an older worker would misread

@@ -22,8 +22,9 @@ from loadtests.generator.load_log import LoadLog
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
+from loadtests.workers.host_watch import HostWatch
 from loadtests.workers.load_process import LoadProcess
-from loadtests.workers.messages import ACCOUNT, ASSIGN, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
+from loadtests.workers.messages import ACCOUNT, ASSIGN, BED, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
 from loadtests.workers.shipping import Outbox, new_folder
 from servers.clock import now_ns
 from servers.fields import ConfigError
@@ -51,6 +52,7 @@ class Worker:
         self._clock = ClockComparison()
         self._answers: dict[str, AsyncResult] = {}
         self._outbox: Outbox | None = None
+        self._watch: HostWatch | None = None
         self._heard_ns = 0
         self._reported = False
         listeners: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -59,7 +61,7 @@ class Worker:
             STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
         }
         if keep is not None:
-            listeners |= {PART: lambda data: None, CLOCK: self._on_clock, KEPT: self._on_kept}
+            listeners |= {PART: lambda data: None, BED: lambda data: None, CLOCK: self._on_clock, KEPT: self._on_kept}
         for kind, listener in listeners.items():
             self._runner.register_message(kind, partial(self._receive, kind, listener))
 
@@ -128,6 +130,7 @@ class Worker:
             )
             if self._keep is not None:
                 self._follow_clock()
+                self._watch_host(config, folder, worker)
             generator.load(share)
             generator.connect()
             if generator.failure is not None:
@@ -182,6 +185,15 @@ class Worker:
         log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_for_ever, log)
 
+    def _watch_host(self, config: TrialConfig, folder: Path, worker: int) -> None:
+        if not config.sample_s:
+            return
+        path, host = folder / f"bed-{worker}.arrow", f"worker-{worker}"
+        try:
+            self._watch = HostWatch(path, trial=config.trial, host=host, sample_s=config.sample_s)
+        except OSError as error:
+            logger.warning("this host is not watched: %s", error)
+
     def _clock_now(self) -> dict[str, Any]:
         return {**self._clock.summary(now_ns()), "applied": False, "host": socket.gethostname()}
 
@@ -225,6 +237,7 @@ class Worker:
             return
         self._reported = True
         self._load.close()
+        self._hand_over_samples(ship_within_s)
         report: dict[str, Any] = {"error": error}
         if self._outbox is not None:
             if not self._outbox.wait_empty(ship_within_s):
@@ -232,6 +245,30 @@ class Worker:
                 report["kept"] = f"they are in {self._outbox.path.parent} on {socket.gethostname()}"
             self._outbox.close()
         self._send(DONE, report)
+
+    def _hand_over(self, part: dict[str, Any]) -> None:
+        self._ask(BED, lambda: part, lambda answer: answer["part"] == part["part"])
+
+    def _hand_over_samples(self, within_s: float) -> None:
+        """The master has what was seen of this host, or the account says why not."""
+        watch, self._watch = self._watch, None
+        log = self._load.log
+        if watch is None or log is None:
+            return
+        bed = watch.stop()
+        try:
+            parts = watch.samples(self._clock.at(now_ns())[0])
+            with gevent.Timeout(within_s, ConfigError(f"the master did not take them within {within_s:g} s")):
+                for number, part in enumerate(parts):
+                    self._hand_over({"part": number, "of": len(parts), "bytes": part})
+        except ValueError as error:  # RecordError and ConfigError
+            logger.warning("samples of this host stay here: %s", error)
+            bed["gaps"].append({"host": f"worker-{log.worker}", "at_ns": None, "why": str(error)})
+        log.bed = bed
+        try:
+            log.write()
+        except OSError as error:
+            logger.warning("the account cannot be written: %s", error)
 
 
 def _check_one_host(host: str) -> None:

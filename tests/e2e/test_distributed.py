@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import REQUESTS
+from analysis.records.schemas import BED, REQUESTS
 from analysis.records.tables import read_table
 from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
@@ -177,6 +177,14 @@ def test_a_lost_host_is_named_in_the_verdict_and_nothing_that_it_flushed_is_lost
     assert f"{got[lost]} of {told[lost]['planned']} planned requests are recorded" in failed["load processes"]["reason"]
     assert "arms" in failed
     assert "clocks" not in failed
+
+    # the host that stayed was watched, on the run's clock
+    bed, torn = read_table(trial / f"bed-{1 - lost}.arrow", BED)
+    assert not torn
+    assert {row["host"] for row in bed.to_pylist()} == {f"worker-{1 - lost}"}
+    moments = bed.column("at_ns").to_pylist()
+    assert min(moments) < told[0]["start_ns"] < max(moments) < told[0]["start_ns"] + 30_000 * MS
+    assert set(json.loads((trial / "trial.json").read_text())["bed"]["machines"]) == {"run", f"worker-{1 - lost}"}
 
     # what the dead host kept, brought over by hand, is judged on the run's clock too
     (kept,) = (tmp_path / "behind" / "kept").glob("*/trial-01")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from ctypes import c_uint
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ class FakeCard:
     utilisation: int = 0
     used: int = 0
     processes: dict[int, int | None] = field(default_factory=dict)
+    energy_ms: float = 0.0  # of a processor that reading the energy takes
     parent: FakeCard | None = None  # of a part, with MIG
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -41,7 +44,7 @@ class FakeNvml:
         self._parts = {part.uuid: part for part in parts}
         self._missing = missing
         values: dict[str, Callable[..., Any]] = {
-            "IsMigDeviceHandle": lambda card: card.parent is not None,
+            "IsMigDeviceHandle": lambda card: c_uint(card.parent is not None),
             "GetDeviceHandleFromMigDeviceHandle": lambda card: card.parent,
             "GetIndex": lambda card: self._cards.index(card),
             "GetUUID": lambda card: card.uuid,
@@ -54,7 +57,7 @@ class FakeNvml:
             "GetEnforcedPowerLimit": lambda card: 700_000,
             "GetPowerManagementLimit": lambda card: 650_000,
             "GetPowerManagementDefaultLimit": lambda card: 700_000,
-            "GetTotalEnergyConsumption": lambda card: 2_766_025,
+            "GetTotalEnergyConsumption": _energy,
             "GetCurrentClocksThrottleReasons": lambda card: card.throttle,
             "GetTemperature": lambda card, sensor: 41,
             "GetUtilizationRates": lambda card: SimpleNamespace(gpu=card.utilisation),
@@ -86,6 +89,13 @@ class FakeNvml:
             raise FakeNVMLError(card.refused.get("nvmlDeviceGetMemoryInfo", "Function Not Found"))
         # the first version counts what the driver keeps for itself
         return SimpleNamespace(used=card.used if version else card.used + GIB // 2, total=140 * GIB)
+
+
+def _energy(card: FakeCard) -> int:
+    until_s = time.thread_time() + card.energy_ms / 1000
+    while time.thread_time() < until_s:
+        pass
+    return 2_766_025
 
 
 def _refusing(name: str, value: Callable[..., Any]) -> Callable[..., Any]:

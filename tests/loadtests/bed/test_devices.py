@@ -19,7 +19,7 @@ def proc(tmp_path: Path) -> Path:
     """A run with two processes, and one of somebody else; what is listed beyond them cannot be looked up."""
     for pid, parent in ((RUN, 1), (OWN, RUN), (CHILD, OWN), (OTHER, 1)):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (some) name) S {parent} 0 0 0")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (some) name) S {parent}" + " 0" * 48)
         (tmp_path / str(pid) / "comm").write_text(f"program-{pid}\n")
     in_namespace(tmp_path, "pid:[4026531836]")
     return tmp_path
@@ -129,6 +129,13 @@ def test_a_look_before_the_trial_names_who_is_there(proc: Path) -> None:
         "utilisation_pct": 93,
         "sm_mhz": 1980,
     }
+
+
+def test_energy_costs_a_driver_much_and_is_read_seldom(proc: Path) -> None:
+    watched, _ = devices(proc, [FakeCard(energy_ms=20.0)])
+    assert ["energy_j" in watched.sample()[0][0] for _ in range(3)] == [True, False, False]
+    watched.hurry()
+    assert "energy_j" in watched.sample()[0][0]
 
 
 def test_a_device_that_is_not_there_is_said(proc: Path) -> None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pynvml
 import pytest
 
-from loadtests.bed.nvml import Nvml
+from loadtests.bed.nvml import REASONS, Nvml
 from loadtests.bed.readings import Readings
 from tests.fakes.nvml import GIB, FakeCard, FakeNvml, FakeNVMLError
 
@@ -13,7 +14,7 @@ def read(nvml: FakeNvml, *, facts: bool = False, index: int = 0) -> tuple[dict[s
     said: dict[str, str] = {}
     card = Nvml(nvml).cards()[index]
     readings = Readings("run", lambda item: said.update({item["what"]: item["why"]}))
-    return readings.of("cuda:0", card.facts if facts else card.probes), said
+    return readings.of("cuda:0", card.facts if facts else (*card.probes, *card.costly)), said
 
 
 def test_a_card_is_sampled() -> None:
@@ -115,3 +116,15 @@ def test_processes_are_listed_also_where_a_card_draws_nothing() -> None:
 def test_a_host_without_a_driver_is_an_error_in_nvmls_words() -> None:
     with pytest.raises(FakeNVMLError, match="Driver Not Loaded"):
         Nvml(FakeNvml([], missing="Driver Not Loaded"))
+
+
+def test_the_library_has_what_is_called_of_it_with_these_values() -> None:
+    fake = FakeNvml([FakeCard()])
+    called = {name for name in (*vars(fake), *vars(FakeNvml)) if name.startswith("nvml")}
+    assert len(called) > 20
+    assert [name for name in called if not hasattr(pynvml, name)] == []
+    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_TEMPERATURE_GPU) == (1, 2, 0)
+    # By their bits, as the table names them.
+    for bit, name in REASONS.items():
+        constant = "nvmlClocksThrottleReason" + "".join(word.capitalize() for word in name.split("_"))
+        assert getattr(pynvml, constant) == bit

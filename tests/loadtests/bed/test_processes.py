@@ -56,6 +56,52 @@ def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> N
     assert said == []
 
 
+def test_switches_and_files_are_read_only_with_a_search_for_descendants(family: tuple[int, int]) -> None:
+    processes = watched()
+    processes.watch("eager-0", pid=family[0])
+    seldom = {"voluntary_switches", "involuntary_switches", "files"}
+    assert [seldom <= set(processes.sample({})[0]) for _ in range(3)] == [True, False, False]
+    processes.watch("load", pid=family[1])  # a new name is searched for at once
+    assert all(seldom <= set(row) for row in processes.sample({}))
+
+
+def test_a_process_with_the_number_of_an_earlier_one_is_another(tmp_path: Path) -> None:
+    def stat(started: int) -> None:
+        fields = ["S", "1", *["0"] * 9, "100", "0", "0", "0", "0", "0", "2", "0", str(started), "0", "7"]
+        (tmp_path / "5" / "stat").write_text(f"5 (a (b) c) {' '.join(fields)}\n")
+
+    for folder in ("5/task/5", "5/fd"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "5/task/5/children").write_text("")
+    (tmp_path / "5/task/5/status").write_text("voluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\nx:\t9\n")
+    stat(1000)
+    processes = Processes(Readings("run", print), root=1, proc=tmp_path)
+    processes.watch("load", pid=5)
+    (row,) = processes.sample({})
+    assert (row["cpu_s"], row["threads"], row["memory_bytes"]) == (
+        100 / os.sysconf("SC_CLK_TCK"),
+        2,
+        7 * os.sysconf("SC_PAGE_SIZE"),
+    )
+    assert (row["voluntary_switches"], row["involuntary_switches"], row["files"]) == (3, 4, 0)
+    stat(2000)
+    assert processes.sample({}) == []
+
+
+def test_a_kernel_that_lists_no_children_has_them_found_by_their_parents(tmp_path: Path) -> None:
+    for pid, parent in ((5, 1), (6, 5), (7, 6), (8, 1)):
+        (tmp_path / f"{pid}/task/{pid}").mkdir(parents=True)
+        (tmp_path / f"{pid}/fd").mkdir()
+        (tmp_path / f"{pid}/stat").write_text(f"{pid} (x) S {parent} " + "0 " * 15 + "1 0 9 0 1")
+        (tmp_path / f"{pid}/task/{pid}/stat").write_text("")
+        (tmp_path / f"{pid}/task/{pid}/status").write_text("Name:\tx\n")
+    said: list[dict[str, str]] = []
+    processes = Processes(Readings("run", said.append), root=1, proc=tmp_path)
+    processes.watch("load", pid=5)
+    assert processes.sample({})[0]["threads"] == 3
+    assert [(item["name"], item["what"]) for item in said] == [("load", "voluntary_switches")]
+
+
 def test_memory_of_the_devices_is_that_of_the_whole_family(family: tuple[int, int]) -> None:
     parent, child = family
     processes = watched()

@@ -162,7 +162,8 @@ def test_a_device_without_a_driver_is_said_and_the_host_is_watched(tmp_path: Pat
     watcher = Watcher(tmp_path, "--sample-s", "0.05", "--devices", "cuda:1", "auto", driver=driver)
     assert watcher.bed["devices"] == {}
     devices = [item for item in watcher.unreadable if item["what"] == "device"]
-    assert devices == [{"host": "run", "name": "cuda:1", "what": "device", "why": "Driver Not Loaded"}]
+    why = "Driver Not Loaded; No module named 'amdsmi'"
+    assert devices == [{"host": "run", "name": "cuda:1", "what": "device", "why": why}]
     watcher.wait_for("host", 2)
     watcher.stdin.close()
     assert watcher.process.wait(10) == 0

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from analysis.records.schemas import BED
 from analysis.records.tables import read_table
 from loadtests.experiments.reading import from_table
 from loadtests.traffic.schedule import Schedule
+from loadtests.trials import bed_watch
 from loadtests.trials.bed_watch import BedWatch, not_idle
 from loadtests.trials.context import TrialContext
 from loadtests.trials.progress import Status
@@ -48,6 +51,13 @@ def trial(folder: Path, *devices: str, check: Any = lambda: None, **bed: float) 
     folder.mkdir(exist_ok=True)
     facts = TrialFacts.of(experiment, 1, schedule)
     return TrialContext(experiment=experiment, number=1, folder=folder, facts=facts, status=Status(), check=check)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
 
 
 def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
@@ -92,23 +102,51 @@ def test_a_watcher_that_dies_is_a_note_and_a_stated_gap(tmp_path: Path) -> None:
     poll_until(watch, context, "machines")
     watch.name("load", os.getpid())
     watch.kill()
-    ended = poll_until(watch, context, "ended")
-    assert "SIGKILL" in ended["why"]
-    assert abs(time.time_ns() - ended["at_ns"]) < 60e9
+    (gap,) = poll_until(watch, context, "gaps")
+    assert (gap["host"], "SIGKILL" in gap["why"]) == ("run", True)
+    assert abs(time.time_ns() - gap["at_ns"]) < 60e9
     (note,) = context.status.notes
-    assert "the machines are not watched any more: the watcher ended with SIGKILL" in note
+    assert "the machines were not watched to the end: the watcher ended with SIGKILL" in note
     watch.name("load", os.getpid())  # nobody listens, and the trial goes on
     watch.poll()
     watch.stop()
     assert len(context.status.notes) == 1
-    assert json.loads((context.folder / "trial.json").read_text())["bed"]["ended"] == ended
+    assert json.loads((context.folder / "trial.json").read_text())["bed"]["gaps"] == [gap]
+
+
+def test_what_a_dead_watcher_wrote_is_a_whole_table(tmp_path: Path) -> None:
+    context = trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    watch = BedWatch(context)
+    path = context.folder / "bed.arrow"
+    wait_until(lambda: path.exists() and read_table(path, BED)[0].num_rows > 0)
+    watch.kill()
+    poll_until(watch, context, "gaps")
+    table, truncated = read_table(path, BED)
+    assert table.num_rows
+    assert not truncated  # what is missing is the gap, which is stated
+    watch.stop()
+
+
+def test_a_watcher_that_hangs_is_a_stated_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 0.2)
+    context = trial(tmp_path / "trial-01", "cpu", "cpu")
+    watch = BedWatch(context)
+    poll_until(watch, context, "machines")
+    assert watch.pid is not None
+    os.kill(watch.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
+    watch.stop()
+    watch.stop()
+    (note,) = context.status.notes
+    assert note == "the machines were not watched to the end: the watcher did not end within 0.2 s of being asked to"
+    assert context.facts.bed is not None
+    assert [gap["at_ns"] for gap in context.facts.bed["gaps"]] == [None]
 
 
 def test_a_table_that_cannot_be_written_is_a_note_with_the_reason(tmp_path: Path) -> None:
     context = trial(tmp_path / "trial-01", "cpu", "cpu")
     (context.folder / "bed.arrow.new").mkdir()  # where the table is begun
     watch = BedWatch(context)
-    assert "bed.arrow.new" in poll_until(watch, context, "ended")["why"]
+    assert "bed.arrow.new" in poll_until(watch, context, "gaps")[0]["why"]
     watch.stop()
     assert len(context.status.notes) == 1
 

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis.records.schemas import BED
+from analysis.records.tables import RecordError, read_table
+from loadtests.workers import host_watch
+from loadtests.workers.host_watch import HostWatch, write_samples
+
+HOUR_NS = 3600 * 10**9
+
+
+def wait_for_rows(path: Path) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        rows: list[dict[str, Any]] = read_table(path, BED)[0].to_pylist() if path.exists() else []
+        if {row["kind"] for row in rows} == {"host", "process"}:
+            return rows
+        time.sleep(0.02)
+    raise AssertionError("no samples came")
+
+
+def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> None:
+    watch = HostWatch(tmp_path / "bed-2.arrow", trial=4, host="worker-2", sample_s=0.05)
+    wait_for_rows(tmp_path / "bed-2.arrow")
+    facts = watch.stop()
+    assert list(facts["machines"]) == ["worker-2"]
+    assert facts["gaps"] == []
+    there = read_table(tmp_path / "bed-2.arrow", BED)[0].to_pylist()
+
+    write_samples(watch.samples(HOUR_NS), tmp_path / "here.arrow")
+    table, truncated = read_table(tmp_path / "here.arrow", BED)
+    assert not truncated
+    here = table.to_pylist()
+    assert here == [{**row, "at_ns": row["at_ns"] + HOUR_NS} for row in there]
+    assert {(row["trial"], row["host"]) for row in here} == {(4, "worker-2")}
+    assert {(row["name"], row["pid"]) for row in here if row["kind"] == "process"} == {("load", os.getpid())}
+
+
+def test_many_samples_go_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "PART_BYTES", 1000)
+    watch = HostWatch(tmp_path / "bed-0.arrow", trial=1, host="worker-0", sample_s=0.05)
+    wait_for_rows(tmp_path / "bed-0.arrow")
+    watch.stop()
+    parts = watch.samples(0)
+    assert len(parts) > 1
+    assert {len(part) for part in parts[:-1]} == {1000}
+    write_samples(parts, tmp_path / "here.arrow")
+    assert read_table(tmp_path / "here.arrow", BED)[0].num_rows
+    with pytest.raises(ValueError, match="they are no samples"):
+        write_samples(parts[1:], tmp_path / "other.arrow")
+    assert not (tmp_path / "other.arrow").exists()
+
+
+def test_a_watcher_that_cannot_write_is_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "bed-0.arrow.new").mkdir()
+    watch = HostWatch(tmp_path / "bed-0.arrow", trial=1, host="worker-0", sample_s=0.05)
+    (gap,) = watch.stop()["gaps"]
+    assert gap["host"] == "worker-0"
+    assert "its watcher ended with exit code 1" in gap["why"]
+    with pytest.raises(RecordError, match=r"bed-0\.arrow cannot be read"):
+        watch.samples(0)
+
+
+def test_what_is_no_table_of_samples_is_not_taken(tmp_path: Path) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("x", pa.int64())])) as stream:
+        stream.write_table(pa.table({"x": [1]}))
+    for content in (b"", b"nonsense", sink.getvalue().to_pybytes()):
+        with pytest.raises(ValueError, match="they are no samples"):
+            write_samples([content], tmp_path / "here.arrow")
