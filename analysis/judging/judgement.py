@@ -17,6 +17,7 @@ from analysis.blackbox.view import Outside, outside_of
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
 from analysis.judging.checks.loop import Loop, loop_of
+from analysis.judging.checks.machines import check_machines
 from analysis.judging.checks.overload import check_overload
 from analysis.judging.checks.pairs import check_copies, check_lag_apart
 from analysis.judging.checks.records import check_complete, check_counts, check_cut, check_deaths, check_records
@@ -35,12 +36,15 @@ from analysis.judging.checks.traffic import (
     check_interference,
     check_open_loop,
     check_sample_ratio,
+    check_schedules,
     slowdown_during,
     starts_after_ends,
 )
 from analysis.judging.comparisons import Comparisons, blocks_at, comparisons
 from analysis.judging.gates import (
+    FAIL,
     INCONCLUSIVE,
+    PASS,
     CompileFacts,
     Gate,
     death_gate,
@@ -83,6 +87,7 @@ class Judgement:
 
     steady: tuple[Comparison, ...]  # those that gate
     beside: tuple[Comparison, ...]  # all others, of every phase
+    apart: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
     rates: tuple[RateComparison, ...]
     facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
@@ -106,6 +111,7 @@ def judge(run: Run) -> Judgement:
         *_checks_of_all(run),
         *(check for arm in run.treatments for check in _checks_of(run, arm, compared.gated)),
         *check_telemetry(run, outside),
+        *_checks_of_machines(run, compared),
     ]
     facts = {arm: {part: _compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     targets = (*run.targets, *run.cold_targets)
@@ -127,6 +133,7 @@ def judge(run: Run) -> Judgement:
     return Judgement(
         steady=compared.gated,
         beside=compared.beside,
+        apart=compared.apart,
         rates=rates,
         facts=facts,
         outside=outside,
@@ -202,9 +209,14 @@ def _turned(rate: RateComparison, least: float) -> Comparison:
 
 
 def _outside(run: Run) -> dict[str, Outside]:
-    # Nothing restarts an external arm: what it compiled in one trial it has in the next.
+    # Nothing restarts an external arm between the trials of a run: what it compiled in one it has in the next.
     shapes = {
-        arm: shapes_of(run.requests, arm, ladder=run.account(arm).length_ladder, restarts=not run.account(arm).external)
+        arm: shapes_of(
+            run.requests,
+            arm,
+            ladder=run.account(arm).length_ladder,
+            lives=run.place if run.account(arm).external else None,
+        )
         for arm in run.arms
     }
     return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
@@ -345,6 +357,8 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
     yield check_complete(infos, planned=run.planned_trials)
+    if run.records.joined:
+        yield check_schedules(run.repeated_schedules, mirrored=run.design == "mirrored")
     closed = run.reported_open_loop is False and not run.planned
     yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
     if run.design == "split":
@@ -402,6 +416,31 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
     yield replace(cut, arm=arm)
 
 
+def _checks_of_machines(run: Run, compared: Comparisons) -> Iterable[Check]:
+    if len(run.machines) < 2 or is_search(run):
+        return
+    for arm in run.treatments:
+        gated, apart = ([item for item in items if item.arm == arm] for items in (compared.gated, compared.apart))
+        yield check_machines(arm, gated, apart, list(_missed_on_one(run, arm)))
+
+
+def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
+    """(gate, kind, what was seen) of each share that the arm keeps over all machines and surely misses on one."""
+    of_machine = run.machines.codes(run.requests.trial)
+    for target in run.targets:
+        if judge_target(run, arm, target)[0].verdict != PASS:
+            continue
+        for place, machine in enumerate(run.machines.names):
+            counted = units(run.requests, _held_to(run, arm, target) & (of_machine == place), target)
+            block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
+            own = judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha)
+            if own.verdict == FAIL:
+                seen = (
+                    f"{target.key} is missed on {machine} alone ({own.missed} of {own.requests}, over all it is kept)"
+                )
+                yield f"slo {target.key}", "slo", seen
+
+
 def _loads(run: Run, arm: str) -> list[Load | None]:
     """What the arm was offered and answered, trial by trial; None where a trial has too few requests."""
     requests = run.requests
@@ -426,9 +465,15 @@ def _interference(run: Run) -> tuple[float | None, float | None]:
     """How much longer the control's requests took while other arms compiled, and the p-value."""
     requests = run.requests
     own = run.of_arm(run.control) & requests.ok
-    expected = normal_e2e_ms(requests, own & (run.attribution.cause == 0))
-    if expected is None:
-        return None, None
+    # What is normal on one machine may be slow on another.
+    of_machine = run.machines.codes(requests.trial)
+    expected = np.zeros(len(requests))
+    for place in range(len(run.machines)):
+        on_it = of_machine == place
+        normal = normal_e2e_ms(requests, own & on_it & (run.attribution.cause == 0))
+        if normal is None:
+            return None, None
+        expected[on_it] = normal[on_it]
     own &= (expected > 0) & (requests.e2e_ms > 0)
     bin_s = max(0.25, run.seconds / 8000.0)
     inside: list[Floats] = []

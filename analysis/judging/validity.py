@@ -37,6 +37,7 @@ class Check:
     limit: float | None = None
     reason: str
     affects: tuple[str, ...]  # kinds of gates
+    gates: tuple[str, ...] = ()  # the only ones of these kinds that it concerns; empty: all
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
@@ -48,7 +49,9 @@ def apply_checks(gates: Sequence[Gate], checks: Sequence[Check]) -> list[Gate]:
 def _concerns(check: Check, gate: Gate) -> bool:
     # What goodput rests on is what objectives rest on.
     kinds = {gate.kind, "slo"} if gate.kind == "goodput" else {gate.kind}
-    return bool(kinds & set(check.affects)) and check.arm in (None, gate.arm)
+    return (
+        bool(kinds & set(check.affects)) and check.arm in (None, gate.arm) and gate.gate in (check.gates or [gate.gate])
+    )
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
