@@ -69,6 +69,7 @@ from analysis.judging.planner import (
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
+from analysis.judging.wording import counted
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
@@ -143,8 +144,20 @@ def judge(run: Run) -> Judgement:
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(gates, checks),
+        advice=_with_more_trials(run, advise(gates, checks), gates, compared.gated),
     )
+
+
+def _with_more_trials(run: Run, advice: Advice, gates: Sequence[Gate], steady: Sequence[Comparison]) -> Advice:
+    """The advice, which of joined runs also says how many trials more it asks for."""
+    if not run.records.joined or advice.needed_s is None or run.seconds <= 0:
+        return advice
+    have = len(run.trials)
+    asked = max(math.ceil(advice.needed_s / run.seconds * have - 1e-9), *(gate.needed_starts or 0 for gate in gates))
+    more = f"That is {counted(max(1, asked - have), 'trial')} more, if they are like the {have} that are here."
+    if any(item.machine_spread > 0 and item.verdict == INCONCLUSIVE for item in steady):
+        more += " Only more machines average out what differs between machines."
+    return replace(advice, text=f"{advice.text} {more}")
 
 
 def _noninferiority_gate(run: Run, item: Comparison) -> Gate:

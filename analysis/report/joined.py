@@ -38,7 +38,7 @@ def runs(summary: Row) -> Table:
         }
         for row in rows(summary, "joined", "runs")
     ]
-    return Table(rows=shown, kinds=dict.fromkeys(("Run", "Started", "Machine", "Commit", "tailgate"), "words"))
+    return Table(rows=shown, kinds=dict.fromkeys(("Run", "Started", "Machine", "Seed", "Commit", "tailgate"), "words"))
 
 
 def _missing(row: Row) -> str:
