@@ -3,6 +3,14 @@
 What makes a machine fast or slow falls on both arms, and within a trial it cancels. What favours one arm there (the
 host's processor drives one arm, the card the other) does not: trials of one machine share it, and their number says
 nothing of it. So the machine is a random effect on the log ratio.
+
+References
+----------
+[1] DerSimonian, R. and Laird, N. (1986). Meta-analysis in clinical trials.
+[2] Bakbergenuly, I., Hoaglin, D. C. and Kulinskaya, E. (2022). On the Q statistic with constant weights for
+    standardized mean difference.
+[3] Cochran, W. G. (1954). The combination of estimates from different experiments.
+[4] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
 """
 
 from __future__ import annotations
@@ -32,7 +40,7 @@ class MeanOverTrials:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """The degrees of freedom (Satterthwaite 1946), at least 1, and the standard error of the mean."""
+        """The degrees of freedom [4], at least 1, and the standard error of the mean."""
         within = self.within or 0.0
         parts = within**2 / max(1, self.trials - self.machines) + self.between**2 / max(1, self.machines - 1)
         spread = math.sqrt(within + self.between)
@@ -60,9 +68,9 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
     """The variance that machines add to the weighted mean of their `means`, beyond the `within` that they would show
     were they alike; 0 of one machine.
 
-    `weight` sums to 1. What the means show is set to the median of what chance would (F with `degrees` below, Paule and
-    Mandel's idea with the median for the mean): set to the mean, it is found too small more often than not, since few
-    machines show a skewed variance.
+    `weight` sums to 1. A moment estimate with constant weights [1, 2] that is set to the median of what chance would
+    show (F, `degrees` below) [2]: set to the mean, it is found too small more often than not, since the variance that
+    few machines show is skewed.
     """
     machines = len(means)
     if machines < 2:
@@ -75,7 +83,7 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
 def disagreement(ratios: Floats, spreads: Floats) -> float | None:
     """The p-value of Cochran's Q: machines whose log ratios have these standard errors share one ratio.
 
-    Chi-square with one degree of freedom less than machines (Cochran 1954). None of fewer than two, or without errors.
+    Chi-square with one degree of freedom less than machines [3]. None of fewer than two, or without errors.
     """
     if len(ratios) < 2 or not (spreads > 0).all():
         return None
