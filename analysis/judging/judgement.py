@@ -369,7 +369,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if not search and run.reported_open_loop is not False:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
-    yield check_complete(infos, planned=run.planned_trials)
+    yield check_complete(infos, planned=run.planned_trials, own_names=run.own_names)
     if run.records.joined:
         yield check_schedules(run.repeated_schedules, mirrored=run.design == "mirrored")
     closed = run.reported_open_loop is False and not run.planned

@@ -55,7 +55,12 @@ class RunDocuments:
     def starts_ns(self) -> dict[int, int]:
         """When each trial started, without those that do not say."""
         known = zip(self.numbers, (number(mapping(info).get("start_ns")) for info in self.infos), strict=True)
-        return {trial: int(start) for trial, start in known if start is not None}
+        return {trial: int(start) for trial, start in known if start is not None and 0 < start < 1 << 63}
+
+    @property
+    def seed(self) -> str:
+        """The seed of its schedules."""
+        return str(self.experiment.get("seed"))
 
     @property
     def machine(self) -> str:
@@ -197,10 +202,10 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
 
 def _check_apart(runs: Sequence[RunDocuments]) -> None:
     """No two of the runs are one: the seed and the start of a trial are its identity."""
-    seen: dict[tuple[Any, int], str] = {}
+    seen: dict[tuple[str, int], str] = {}
     for run in runs:
         for start in run.starts_ns.values():
-            owner = seen.setdefault((run.experiment.get("seed"), start), run.name)
+            owner = seen.setdefault((run.seed, start), run.name)
             if owner != run.name:
                 raise RecordError(f"{run.name} and {owner} hold the same trial, of one start and seed: leave one out")
 
@@ -239,7 +244,8 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
         found |= dict(_flat(own, f"arms.{row.get('name')}"))
     found["arms"] = sorted(str(row.get("name")) for row in rows)
     found["control"] = [str(row.get("name")) for row in rows if row.get("control") is True]
-    found["loop"] = first_of(infos, "loop")
+    found["loop"] = [str(first_of(infos, key)) for key in ("loop", "open_loop")]
+    found |= {key: first_of(infos, key) for key in ("block_s", "stalling_kinds")}
     found["traffic.design"] = first_of(infos, "design") or found.get("traffic.design")
     found["traffic.duration_s"] = first_of(infos, "duration_s") or found.get("traffic.duration_s")
     prompts = mapping(first_of(infos, "prompts"))
@@ -255,8 +261,8 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
 def _resolved(infos: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Each arm's configuration as the first trial that has it resolved it."""
     rows = [row for info in infos for row in rows_of(info.get("arms"))]
-    for name in dict.fromkeys(row.get("name") for row in rows):
-        config = next((row["config"] for row in rows if row.get("name") == name and row.get("config")), None)
+    for name in dict.fromkeys(str(row.get("name")) for row in rows):
+        config = next((row["config"] for row in rows if str(row.get("name")) == name and row.get("config")), None)
         yield {**mapping(config), "name": name}
 
 

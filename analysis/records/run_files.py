@@ -47,6 +47,10 @@ class RunFiles:
             self._add(path, problem)
         self._tables.setdefault(stem, {})[self._label(path)] = sums_path(path).exists()
 
+    def lacks(self, folder: Path, stem: str) -> None:
+        """The folder of a trial has no table `stem`, which others have."""
+        self._add(folder, f"holds no {stem}, as other trials do")
+
     @property
     def stated(self) -> bool:
         """Whether the tables say what they should hold."""

@@ -12,6 +12,7 @@ from analysis.records.tables import RecordError
 
 RUN_LIST = "runs.json"
 _MOST_RUNS = 1000
+_LONGEST_PATH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ def read_run_list(directory: Path) -> RunList | None:
         raise RecordError(f"{path} does not name its runs as a list of paths: {again}")
     directories = tuple(directory / name for name in names)
     for name, run in zip(names, directories, strict=True):
-        if not run.is_dir():
-            raise RecordError(f"{path} names {name}, which is not there: put it back, or {again}")
+        if len(name) > _LONGEST_PATH or not run.is_dir():
+            raise RecordError(f"{path} names {name[:80]}, which is not there: put it back, or {again}")
         if (run / RUN_LIST).exists():
             raise RecordError(f"{path} names {name}, which joins runs itself: {again}")
     return RunList(directories=directories, accepted=tuple(accepted))

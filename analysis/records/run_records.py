@@ -139,6 +139,7 @@ def _read(
 ) -> RunRecords:
     """The records of the runs, in their order, each with its own files."""
     tables: dict[str, list[pa.Table]] = {}
+    silent: list[tuple[RunFiles, Path]] = []  # folders without compile events
     for run, own_number, folder in _folders(runs):
         files = files_of[run.documents.directory]
         for stem, schema, required in (
@@ -146,13 +147,20 @@ def _read(
             ("steps", STEPS, REQUIRED_STEP_COLUMNS),
             ("bed", BED, REQUIRED_BED_COLUMNS),
         ):
-            for path in table_files(folder, stem):
+            paths = table_files(folder, stem)
+            if stem == "compile_events" and not paths:
+                silent.append((files, folder))
+            for path in paths:
                 pieces = tables.setdefault(stem, [schema.empty_table()])
                 take = _taking(pieces.append, own_number, run)
                 files.table(stem, path, read_pieces(path, schema, take, required=required))
     events, steps, bed = (
         pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps", "bed")
     )
+    if events is not None:
+        # No event of a trial would read as no compile in it.
+        for files, folder in silent:
+            files.lacks(folder, "compile_events")
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
     unused = () if may_serve(events) else QUEUE_COLUMNS
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)

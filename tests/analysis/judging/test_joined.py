@@ -77,7 +77,7 @@ def test_what_is_wrong_with_one_run_is_wrong_with_all_and_names_its_trial(tmp_pa
     final = {"eager-0": {"counters": {}}, "compiled-0": {"counters": counters}}
     path.write_text(json.dumps({**info, "complete": False, "deaths": [death], "final": final}))
     _, judgement = judged(folder)
-    assert check(judgement, "complete").reason == "Trial 3 was stopped before its end."
+    assert check(judgement, "complete").reason == "Trial 3 (trial 2 of run-1) was stopped before its end."
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
     lost = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
     assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
@@ -87,7 +87,7 @@ def test_a_trial_that_one_run_lacks_is_missing(tmp_path):
     folder = joined(tmp_path, on("a", trials=2), on("a"))
     shutil.rmtree(tmp_path / "run-0" / "trial-02")
     _, judgement = judged(folder)
-    assert check(judgement, "complete").reason == "Trial 2 is missing."
+    assert check(judgement, "complete").reason == "Trial 2 (trial 2 of run-0) is missing."
 
 
 def test_events_that_a_replica_numbered_are_missed_under_their_new_number(tmp_path):
@@ -204,3 +204,19 @@ def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):
     assert summary["environment"]["machine"] == "a; b"
     again = analyze(tmp_path / "joined")
     assert again == summary
+
+
+def test_a_run_without_compile_events_does_not_hide_among_runs_that_have_them(tmp_path):
+    folder = joined(tmp_path, on("a"), on("a", telemetry=False))
+    _, judgement = judged(folder)
+    assert "run-1/trial-01 holds no compile_events, as other trials do" in check(judgement, "records").reason
+    gate = next(item for item in judgement.gates if item.gate == "recompiles")
+    assert gate.verdict == "INCONCLUSIVE"
+
+
+def test_a_trial_without_compile_events_does_not_hide_among_those_of_its_run(tmp_path):
+    run = write_run(tmp_path / "run", on("a", trials=2))
+    (run / "trial-02" / "compile_events.arrow").unlink()
+    _, judgement = judged(run)
+    assert "trial-02 holds no compile_events" in check(judgement, "records").reason
+    assert judgement.overall == "INCONCLUSIVE"
