@@ -73,7 +73,7 @@ from analysis.judging.wording import counted
 from analysis.records.plain_values import mapping
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult, judge_share, observed, units
+from analysis.run.slo import ShareResult, Units, judge_share, observed, units
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
 from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
@@ -439,19 +439,24 @@ def _checks_of_machines(run: Run, compared: Comparisons) -> Iterable[Check]:
 
 def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
     """(gate, kind, what was seen) of each share that the arm keeps over all machines and surely misses on one."""
-    of_machine = run.machines.codes(run.requests.trial)
+    requests = run.requests
+    rows = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed))
+    answered = Units(missed=requests.failed[rows], row=rows, at_ns=requests.start_ns[rows])
+    shares = [("errors", "error", "the error limit", answered, run.limits.max_error_pct / 100.0)]
     for target in run.targets:
-        if judge_target(run, arm, target)[0].verdict != PASS:
+        own = units(requests, _held_to(run, arm, target), target)
+        shares.append((f"slo {target.key}", "slo", target.key, own, target.allowed_share))
+    for gate, kind, limit, own, allowed in shares:
+        trial = requests.trial[own.row]
+        block, of_machine = blocks_at(run, trial, own.at_ns), run.machines.codes(trial)
+        if judge_share(own.missed, block, allowed=allowed, alpha=run.limits.alpha).verdict != PASS:
             continue
         for place, machine in enumerate(run.machines.names):
-            counted = units(run.requests, _held_to(run, arm, target) & (of_machine == place), target)
-            block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
-            own = judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha)
-            if own.verdict == FAIL:
-                seen = (
-                    f"{target.key} is missed on {machine} alone ({own.missed} of {own.requests}, over all it is kept)"
-                )
-                yield f"slo {target.key}", "slo", seen
+            mine = of_machine == place
+            result = judge_share(own.missed[mine], block[mine], allowed=allowed, alpha=run.limits.alpha)
+            if result.verdict == FAIL:
+                count = f"{result.missed} of {result.requests}"
+                yield gate, kind, f"{limit} is missed on {machine} alone, by {count}, and kept over all"
 
 
 def _loads(run: Run, arm: str) -> list[Load | None]:

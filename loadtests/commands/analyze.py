@@ -34,8 +34,8 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
         "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'\n"
-        "  tailgate analyze runs/*-canary --out runs/joined-canary\n"
-        "  tailgate analyze runs/joined-canary runs/20260108T120000Z-canary",
+        "  tailgate analyze runs/*-canary --out runs/canary\n"
+        "  tailgate analyze runs/canary runs/20260108T120000Z-canary",
         json_help="print summary.json on one line instead of the table",
     )
     parser.add_argument(

@@ -26,7 +26,9 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     elif len(directories) == 1:
         folder = directories[0]
     else:
-        folder = directories[0].resolve().parent / f"joined-{_identity(documents)}"
+        first = directories[0]
+        beside = first.parent if first.name not in ("", "..") else first.resolve().parent
+        folder = beside / f"joined-{_identity(documents)}"
     _check_free(folder, listed)
     write_run_list(folder, listed)
     return folder

@@ -159,6 +159,16 @@ def test_an_objective_that_one_machine_surely_misses_is_open(tmp_path):
     assert next(item for item in judgement.gates if item.kind == "noninferiority").blocked_by == ()
 
 
+def test_errors_of_one_machine_do_not_drown_among_the_others(tmp_path):
+    failing = replace(on("d"), arms=(EAGER, FakeArm(name="compiled", error_share=0.03)))
+    gates = {"metrics": ["e2e"], "max_error_pct": 1.0}
+    runs = [*(on(name, trials=2) for name in "abc"), failing]
+    _, judgement = judged(joined(tmp_path, *(replace(run, gates=gates) for run in runs)))
+    gate = next(item for item in judgement.gates if item.gate == "errors")
+    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
+    assert "the error limit is missed on d alone, by " in check(judgement, "machines").reason
+
+
 def test_what_is_normal_on_a_slow_machine_is_no_spike_and_no_interference(tmp_path):
     compiles = [Compile(at_s=float(at), seconds=2.0) for at in range(20, 280, 20)]
     slow = on("b", slower=6.0)
