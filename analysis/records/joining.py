@@ -90,8 +90,8 @@ class JoinedRun:
                 renamed = self._events(column, given) if name == "event_id" else self._renamed(column)
                 rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), renamed)
         numbers = np.full(len(given), self.unknown, dtype=np.int32)
-        for own, joined in self.trials.items():
-            numbers[given == own] = joined
+        for own in np.unique(given).tolist():
+            numbers[given == own] = self.trials.get(own, self.unknown)
         index = rows.schema.get_field_index("trial")
         return rows.set_column(index, rows.schema.field(index), pa.array(numbers, rows.schema.field(index).type))
 

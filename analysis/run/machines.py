@@ -23,7 +23,7 @@ class Machines:
         """Those of joined runs. A run that does not say where it ran has a machine of its own."""
         joined = [run for run in runs if run.place]
         trials = sorted(
-            (number, run.documents.machine or f"unknown, of {run.documents.name}")
+            (number, run.documents.machine or f"the machine of {run.documents.name}")
             for run in joined
             for number in (run.trials[own] for own in run.documents.numbers)
         )
@@ -35,8 +35,6 @@ class Machines:
 
     def codes(self, trial: Ints) -> Ints:
         """The machine of each of these trials, as its place in `names`."""
-        found = np.zeros(len(trial), dtype=np.int64)
-        if len(self) > 1:
-            for number, machine in self.of_trial.items():
-                found[trial == number] = machine
-        return found
+        place = np.zeros(max(self.of_trial, default=0) + 2, dtype=np.int64)
+        place[list(self.of_trial)] = list(self.of_trial.values())
+        return np.asarray(place[np.clip(trial, 0, len(place) - 1)])  # the last is of no trial

@@ -23,7 +23,7 @@ JOINED = {
         },
         {"name": "two", "started": None, "machine": None, "trials": [5], "missing": [], "seed": 8},
     ],
-    "machines": [{"machine": "0123456789ab", "trials": [1, 2, 4]}, {"machine": "unknown, of two", "trials": [5]}],
+    "machines": [{"machine": "0123456789ab", "trials": [1, 2, 4]}, {"machine": "the machine of two", "trials": [5]}],
     "differences": ["two: gates.margin 0.2, in one 0.1"],
     "ratios": [
         {
@@ -32,7 +32,7 @@ JOINED = {
         },
         {
             **{"arm": "compiled-bucketed", "metric": "e2e", "quantile": 0.99, "trials": 1, "machine_spread": None},
-            **{"ratio": None, "low": None, "high": None, "machine": "unknown, of two"},
+            **{"ratio": None, "low": None, "high": None, "machine": "the machine of two"},
         },
     ],
 }
@@ -68,7 +68,7 @@ def test_each_run_is_shown_with_its_trials_machine_and_commit(summary: dict[str,
 def test_the_ratio_of_each_machine_stands_below_that_of_all(summary: dict[str, Any]) -> None:
     whole, own = ratios(summary).rows
     assert (whole["Machine"], whole["Ratio to the control"], whole["Machines add"]) == ("all", "×0.80", "± 2.1 %")
-    assert (own["Machine"], own["Ratio to the control"], own["Machines add"]) == ("unknown, of two", "–", "–")
+    assert (own["Machine"], own["Ratio to the control"], own["Machines add"]) == ("the machine of two", "–", "–")
     assert "Machine by machine" in markdown_report(summary)
     assert "Machine by machine" in html_report(summary)
 

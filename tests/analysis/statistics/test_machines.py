@@ -15,7 +15,7 @@ def upper(ratios, machine, alpha=0.05):
     return known.mean + float(stats.t.ppf(1 - alpha, degrees)) * spread
 
 
-def false_passes(machines, trials, between, seeds=4000):
+def false_passes(machines, trials, between, seeds=2000):
     """How often the upper limit lies below a true log ratio of 0; the limits over trials and over machines together."""
     rng = np.random.default_rng(7)
     machine = np.repeat(np.arange(machines), trials)
