@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.run.gaps import gaps_of
+from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
@@ -178,16 +179,15 @@ def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
     if rows.paired and all(len(own) for own in known):
         known = _in_pairs(run, known)
     treatment, control = (_sample(run, metric, own) for own in known)
-    return _leveled(run, treatment, control)
+    return leveled(run.machines, treatment, control)
 
 
-def _leveled(run: Run, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:
+def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:
     """The values of both arms over the geometric mean that they have together on the machine of each.
 
     Where trials ran on several machines, the tail of all of them would be that of the slowest. What both arms have in
     common there says nothing of their ratio.
     """
-    machines = run.machines
     if len(machines) < 2 or not len(treatment) or not len(control):
         return treatment, control
     place = [machines.codes(sample.trial) for sample in (treatment, control)]
