@@ -38,11 +38,11 @@ class Shapes:
     longer: Floats  # the share of requests of that time, and as new or not, that are shorter
 
 
-def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), restarts: bool = True) -> Shapes:
+def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), lives: Ints | None = None) -> Shapes:
     """The shapes of the arm's requests; those of other arms are unknown (-1) and never new.
 
-    `ladder`: steps up to which the server rounds prompt lengths; longer prompts keep their length. With `restarts`
-    every trial starts anew, else what one trial met is known in the next.
+    `ladder`: steps up to which the server rounds prompt lengths; longer prompts keep their length. `lives`: from which
+    start of the server each request is, what one trial met being known in the next; without it every trial starts anew.
     """
     rows = len(requests)
     own = np.asarray(requests.arm == requests.arms.index(arm)) if arm in requests.arms else np.zeros(rows, np.bool_)
@@ -55,11 +55,11 @@ def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), resta
     new = np.zeros(rows, dtype=np.bool_)
     share, share_as_long, longer = np.zeros(rows), np.zeros(rows), np.full(rows, 0.5)
     everyone = np.flatnonzero(known)
-    trial = requests.trial[everyone] if restarts else np.zeros(everyone.size, dtype=np.int64)
+    start = (requests.trial if lives is None else lives)[everyone]
     replica = requests.replica[everyone]
-    servers = [(number, name) for number in np.unique(trial).tolist() for name in range(-1, len(requests.replicas))]
+    servers = [(number, name) for number in np.unique(start).tolist() for name in range(-1, len(requests.replicas))]
     for number, name in servers:
-        mine = everyone[(trial == number) & (replica == name)]
+        mine = everyone[(start == number) & (replica == name)]
         if not mine.size:
             continue
         mine = mine[np.argsort(requests.start_ns[mine], kind="stable")]

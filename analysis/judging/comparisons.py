@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.run.gaps import gaps_of
+from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
 from analysis.settings.metrics import JUDGED_METRICS, quantile_label
@@ -19,14 +20,17 @@ from analysis.statistics.compare import Comparison, Sample, compare_quantiles, c
 
 PHASES = ("steady", "cold", "all")
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+_SMALLEST_MS = 1e-3
 MOST_GAPS = 1_000_000  # of an arm; p99.9 of as many is known far better than blocks agree on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons:
-    """What was compared, arm by arm. `gated` are decided (see `compare.decide`); `beside` have no verdict to give."""
+    """What was compared, arm by arm. `gated` are decided (see `compare.decide`); `beside` have no verdict to give, nor
+    have `apart`: what gates, of each machine by itself, where there are several."""
 
     gated: tuple[Comparison, ...] = ()
+    apart: tuple[Comparison, ...] = ()
     beside: tuple[Comparison, ...] = ()
 
 
@@ -34,6 +38,7 @@ def comparisons(run: Run) -> Comparisons:
     """All comparisons of the run. Failures are adjusted over arms and gated metrics, and over nothing else."""
     gated: list[Comparison] = []
     beside: list[Comparison] = []
+    apart: list[Comparison] = []
     for arm in run.treatments:
         for phase in PHASES:
             rows = _rows(run, arm, phase)
@@ -44,12 +49,34 @@ def comparisons(run: Run) -> Comparisons:
                 items = _compared(run, arm, metric, phase, rows.paired, samples, qs)
                 gating = [item for item in items if item.quantile in gates]
                 beside += [item for item in items if item.quantile not in gates]
-                if run.limits.question == "block":
-                    gating = compare_typical(*samples, whole=gating, restart_spread=run.limits.restart_spread)
-                gated += gating
+                gated += _as_asked(run, samples, gating)
+                if gating and len(run.machines) > 1:
+                    apart += _apart(run, arm, metric, rows.paired, samples, gates)
     return Comparisons(
-        gated=tuple(decide(gated)), beside=tuple(replace(item, reason=description(item)) for item in beside)
+        gated=tuple(decide(gated)),
+        apart=tuple(apart),
+        beside=tuple(replace(item, reason=description(item)) for item in beside),
     )
+
+
+def _as_asked(run: Run, samples: tuple[Sample, Sample], whole: Sequence[Comparison]) -> Sequence[Comparison]:
+    """The comparisons over the whole run, or those of a typical block where the gates ask for it."""
+    if run.limits.question == "run":
+        return whole
+    spread, machines = run.limits.restart_spread, run.machines.of_trial
+    return compare_typical(*samples, whole=whole, restart_spread=spread, machines=machines)
+
+
+def _apart(
+    run: Run, arm: str, metric: str, paired: bool, samples: tuple[Sample, Sample], qs: Sequence[float]
+) -> list[Comparison]:
+    """What gates, of the trials of each machine by themselves."""
+    items: list[Comparison] = []
+    for place, machine in enumerate(run.machines.names):
+        treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
+        whole = _compared(run, arm, metric, "steady", paired, (treatment, control), qs, place=place)
+        items += [replace(item, machine=machine) for item in _as_asked(run, (treatment, control), whole)]
+    return items
 
 
 def judge_quantiles(run: Run, arm: str, metric: str, phase: str, *, qs: Sequence[float]) -> list[Comparison]:
@@ -80,19 +107,29 @@ def description(item: Comparison) -> str:
 
 
 def _compared(
-    run: Run, arm: str, metric: str, phase: str, paired: bool, samples: tuple[Sample, Sample], qs: Sequence[float]
+    run: Run,
+    arm: str,
+    metric: str,
+    phase: str,
+    paired: bool,
+    samples: tuple[Sample, Sample],
+    qs: Sequence[float],
+    *,
+    place: int | None = None,
 ) -> list[Comparison]:
-    place = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
+    """`place` is that of the only machine of the samples; None: they are of all."""
+    stream = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
     items = compare_quantiles(
         *samples,
         qs=qs,
         margin=run.limits.margin_of(metric),
         alpha=run.limits.alpha,
         draws=run.limits.draws,
-        rng=run.rng(0, *place),
+        rng=run.rng(0, *stream) if place is None else run.rng(4, *stream, place),
         paired=paired,
         method=run.limits.method,
         restart_spread=run.limits.restart_spread,
+        machines=run.machines.of_trial,
     )
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
 
@@ -142,7 +179,26 @@ def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
     if rows.paired and all(len(own) for own in known):
         known = _in_pairs(run, known)
     treatment, control = (_sample(run, metric, own) for own in known)
-    return treatment, control
+    return leveled(run.machines, treatment, control)
+
+
+def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sample, Sample]:
+    """The values of both arms over the geometric mean that they have together on the machine of each.
+
+    Where trials ran on several machines, the tail of all of them would be that of the slowest. What both arms have in
+    common there says nothing of their ratio.
+    """
+    if len(machines) < 2 or not len(treatment) or not len(control):
+        return treatment, control
+    place = [machines.codes(sample.trial) for sample in (treatment, control)]
+    logs = np.log(np.maximum(np.concatenate((treatment.values, control.values)), _SMALLEST_MS))
+    joined = np.concatenate(place)
+    means = np.bincount(joined, logs, len(machines)) / np.maximum(np.bincount(joined, minlength=len(machines)), 1)
+    level = np.exp(means - logs.mean())
+    return (
+        replace(treatment, values=treatment.values / level[place[0]]),
+        replace(control, values=control.values / level[place[1]]),
+    )
 
 
 def _known(run: Run, metric: str, rows: Ints) -> Ints:

@@ -18,6 +18,7 @@ from analysis.judging.bed import BedJudgement, judge_bed
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
 from analysis.judging.checks.loop import Loop, loop_of
+from analysis.judging.checks.machines import check_machines
 from analysis.judging.checks.overload import check_overload
 from analysis.judging.checks.pairs import check_copies, check_lag_apart
 from analysis.judging.checks.pressure import check_pressure
@@ -37,12 +38,15 @@ from analysis.judging.checks.traffic import (
     check_interference,
     check_open_loop,
     check_sample_ratio,
+    check_schedules,
     slowdown_during,
     starts_after_ends,
 )
 from analysis.judging.comparisons import Comparisons, blocks_at, comparisons
 from analysis.judging.gates import (
+    FAIL,
     INCONCLUSIVE,
+    PASS,
     CompileFacts,
     Gate,
     death_gate,
@@ -68,12 +72,13 @@ from analysis.judging.planner import (
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
+from analysis.judging.wording import counted
 from analysis.records.plain_values import mapping
 from analysis.run import pressure
 from analysis.run.memory import RunMemory, memory_of
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
-from analysis.run.slo import ShareResult, judge_share, observed, units
+from analysis.run.slo import ShareResult, Units, judge_share, observed, units
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
 from analysis.run.test_bed import TestBed
 from analysis.run.trials import SECOND
@@ -89,6 +94,7 @@ class Judgement:
 
     steady: tuple[Comparison, ...]  # those that gate
     beside: tuple[Comparison, ...]  # all others, of every phase
+    apart: tuple[Comparison, ...]  # those that gate, of each machine by itself where there are several
     rates: tuple[RateComparison, ...]
     facts: Mapping[str, Mapping[str, CompileFacts]]  # of all that an arm served (""), its cold starts, and "steady"
     outside: Mapping[str, Outside]  # what shows of an arm without its telemetry
@@ -116,6 +122,7 @@ def judge(run: Run) -> Judgement:
         *(check for arm in run.treatments for check in _checks_of(run, arm, compared.gated)),
         *check_telemetry(run, outside),
         *bed_checks,
+        *_checks_of_machines(run, compared),
     ]
     facts = {arm: {part: _compile_facts(run, arm, part) for part in ("", "cold", "steady")} for arm in run.arms}
     memory = memory_of(run)
@@ -139,6 +146,7 @@ def judge(run: Run) -> Judgement:
     return Judgement(
         steady=compared.gated,
         beside=compared.beside,
+        apart=compared.apart,
         rates=rates,
         facts=facts,
         outside=outside,
@@ -150,8 +158,20 @@ def judge(run: Run) -> Judgement:
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(gates, checks),
+        advice=_with_more_trials(run, advise(gates, checks), gates, compared.gated),
     )
+
+
+def _with_more_trials(run: Run, advice: Advice, gates: Sequence[Gate], steady: Sequence[Comparison]) -> Advice:
+    """The advice, which of joined runs also says how many trials more it asks for."""
+    if not run.records.joined or advice.needed_s is None or run.seconds <= 0:
+        return advice
+    have = len(run.trials)
+    asked = max(math.ceil(advice.needed_s / run.seconds * have - 1e-9), *(gate.needed_starts or 0 for gate in gates))
+    more = f"That is {counted(max(1, asked - have), 'trial')} more, if they are like the {have} that are here."
+    if any(item.machine_spread > 0 and item.verdict == INCONCLUSIVE for item in steady):
+        more += " Only more machines average out what differs between machines."
+    return replace(advice, text=f"{advice.text} {more}")
 
 
 def _noninferiority_gate(run: Run, item: Comparison) -> Gate:
@@ -216,9 +236,14 @@ def _turned(rate: RateComparison, least: float) -> Comparison:
 
 
 def _outside(run: Run) -> dict[str, Outside]:
-    # Nothing restarts an external arm: what it compiled in one trial it has in the next.
+    # Nothing restarts an external arm between the trials of a run: what it compiled in one it has in the next.
     shapes = {
-        arm: shapes_of(run.requests, arm, ladder=run.account(arm).length_ladder, restarts=not run.account(arm).external)
+        arm: shapes_of(
+            run.requests,
+            arm,
+            ladder=run.account(arm).length_ladder,
+            lives=run.place if run.account(arm).external else None,
+        )
         for arm in run.arms
     }
     return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
@@ -358,7 +383,9 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if not search and run.reported_open_loop is not False:
         yield from check_overload({arm: _loads(run, arm) for arm in run.arms}, run.control)
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
-    yield check_complete(infos, planned=run.planned_trials)
+    yield check_complete(infos, planned=run.planned_trials, own_names=run.own_names)
+    if run.records.joined:
+        yield check_schedules(run.repeated_schedules, mirrored=run.design == "mirrored")
     closed = run.reported_open_loop is False and not run.planned
     yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
     if run.design == "split":
@@ -418,6 +445,36 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
     yield replace(cut, arm=arm)
 
 
+def _checks_of_machines(run: Run, compared: Comparisons) -> Iterable[Check]:
+    if len(run.machines) < 2 or is_search(run):
+        return
+    for arm in run.treatments:
+        gated, apart = ([item for item in items if item.arm == arm] for items in (compared.gated, compared.apart))
+        yield check_machines(arm, gated, apart, list(_missed_on_one(run, arm)))
+
+
+def _missed_on_one(run: Run, arm: str) -> Iterable[tuple[str, str, str]]:
+    """(gate, kind, what was seen) of each share that the arm keeps over all machines and surely misses on one."""
+    requests = run.requests
+    rows = np.flatnonzero(run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed))
+    answered = Units(missed=requests.failed[rows], row=rows, at_ns=requests.start_ns[rows])
+    shares = [("errors", "error", "the error limit", answered, run.limits.max_error_pct / 100.0)]
+    for target in run.targets:
+        own = units(requests, _held_to(run, arm, target), target)
+        shares.append((f"slo {target.key}", "slo", target.key, own, target.allowed_share))
+    for gate, kind, limit, own, allowed in shares:
+        trial = requests.trial[own.row]
+        block, of_machine = blocks_at(run, trial, own.at_ns), run.machines.codes(trial)
+        if judge_share(own.missed, block, allowed=allowed, alpha=run.limits.alpha).verdict != PASS:
+            continue
+        for place, machine in enumerate(run.machines.names):
+            mine = of_machine == place
+            result = judge_share(own.missed[mine], block[mine], allowed=allowed, alpha=run.limits.alpha)
+            if result.verdict == FAIL:
+                count = f"{result.missed} of {result.requests}"
+                yield gate, kind, f"{limit} is missed on {machine} alone, by {count}, and kept over all"
+
+
 def _loads(run: Run, arm: str) -> list[Load | None]:
     """What the arm was offered and answered, trial by trial; None where a trial has too few requests."""
     requests = run.requests
@@ -442,9 +499,15 @@ def _interference(run: Run) -> tuple[float | None, float | None]:
     """How much longer the control's requests took while other arms compiled, and the p-value."""
     requests = run.requests
     own = run.of_arm(run.control) & requests.ok
-    expected = normal_e2e_ms(requests, own & (run.attribution.cause == 0))
-    if expected is None:
-        return None, None
+    # What is normal on one machine may be slow on another.
+    of_machine = run.machines.codes(requests.trial)
+    expected = np.zeros(len(requests))
+    for place in range(len(run.machines)):
+        on_it = of_machine == place
+        normal = normal_e2e_ms(requests, own & on_it & (run.attribution.cause == 0))
+        if normal is None:
+            return None, None
+        expected[on_it] = normal[on_it]
     own &= (expected > 0) & (requests.e2e_ms > 0)
     bin_s = max(0.25, run.seconds / 8000.0)
     inside: list[Floats] = []

@@ -65,7 +65,8 @@ class Noise:
         return cls(
             per_unit=per_unit * short,
             degrees=max(1.0, _KNOWN_SHARE * degrees),
-            restart=comparison.restart_spread,
+            # What differs between machines fades with more of them, as the luck of starts does with more starts.
+            restart=math.hypot(comparison.restart_spread, comparison.machine_spread * math.sqrt(comparison.trials)),
             starts=comparison.trials,
         )
 

@@ -76,10 +76,19 @@ def _compared(run: Run, arm: str, rate: str, good: Bools) -> RateComparison:
     group = np.unique(trial[shared], return_inverse=True)[1] if by_trial else groups_of(trial[shared])
     sums = [_grouped(column[shared], group) for column in (own.made, own.sent, control.made, control.sent)]
     ratio, spread, obstacle = log_ratio(*sums, share=rate != "output tokens")
-    count = len(sums[0])
+    count = degrees = len(sums[0])
     low = high = None
     if ratio is not None and spread is not None:
-        reach = float(stats.t.ppf(1.0 - run.limits.alpha, count - 1)) * spread
+        if len(run.machines) > 1:
+            # What differs by machine does not average out over stretches of time.
+            of_machine = run.machines.codes(trial[shared])
+            machine = np.unique(of_machine, return_inverse=True)[1]
+            columns = (own.made, own.sent, control.made, control.sent)
+            sums = [_grouped(column[shared], machine) for column in columns]
+            _, wider, _ = log_ratio(*sums, share=rate != "output tokens")
+            if wider is not None and wider > spread:
+                spread, degrees = wider, len(sums[0])
+        reach = float(stats.t.ppf(1.0 - run.limits.alpha, degrees - 1)) * spread
         if reach < FARTHEST:
             low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
     return RateComparison(

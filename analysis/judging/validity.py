@@ -37,6 +37,7 @@ class Check:
     limit: float | None = None
     reason: str
     affects: tuple[str, ...]  # kinds of gates
+    gates: tuple[str, ...] = ()  # the only ones of these kinds that it concerns; empty: all
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
@@ -51,7 +52,8 @@ _RESTS_ON = {"goodput": "slo", "memory": "error"}
 def _concerns(check: Check, gate: Gate) -> bool:
     # What goodput rests on is what objectives rest on, and memory needs what counts of errors need.
     kinds = {gate.kind, _RESTS_ON.get(gate.kind, gate.kind)}
-    return bool(kinds & set(check.affects)) and check.arm in (None, gate.arm)
+    named = gate.gate in (check.gates or [gate.gate])
+    return bool(kinds & set(check.affects)) and check.arm in (None, gate.arm) and named
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:

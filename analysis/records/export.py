@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from analysis.records.documents import content_of, write_document, write_json
+from analysis.records.run_list import RUN_LIST
 from analysis.records.run_records import (
     clock_offset_ns,
     earlier_problems,
@@ -62,6 +63,8 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
         raise RecordError(f"{run_dir} is not a directory: give the directory of a run")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecordError(f"{out} exists already: give a new --out")
+    if (run_dir / RUN_LIST).exists():
+        raise RecordError(f"{run_dir} joins runs and holds no records itself: export each of its runs")
     folders = trial_folders(run_dir)
     sources = [(folder, name, path) for folder in folders for name in tables for path in table_files(folder, name)]
     if not sources:

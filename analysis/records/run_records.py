@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.records.columns import Columns
-from analysis.records.documents import Document, read_document, read_toml
+from analysis.records.joining import (
+    JoinedRun,
+    RunDocuments,
+    check_joinable,
+    joined_environment,
+    joined_experiment,
+    joined_parity,
+    joined_runs,
+    names_of,
+    one_run,
+)
 from analysis.records.plain_values import mapping, number
+from analysis.records.run_files import RunFiles
+from analysis.records.run_list import RunList, read_run_list
 from analysis.records.schemas import (
     BED,
     COMPILE_EVENTS,
@@ -25,8 +37,7 @@ from analysis.records.schemas import (
     REQUIRED_STEP_COLUMNS,
     STEPS,
 )
-from analysis.records.sums import sums_path
-from analysis.records.tables import RecordError, Take, one_line, read_pieces
+from analysis.records.tables import RecordError, Take, read_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,88 +56,184 @@ class RunRecords:
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
+    runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
+    differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
+
+    @property
+    def joined(self) -> bool:
+        """Whether these are the records of several runs."""
+        return any(run.place for run in self.runs)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories that hold trials."""
+        return tuple(run.documents.directory for run in self.runs) or (self.directory,)
 
 
 def read_run(directory: Path) -> RunRecords:
-    """The records under `directory`: trial-NN/ folders, or the tables side by side in it.
+    """The records under `directory`: trial-NN/ folders, the tables side by side in it, or the runs that it joins.
 
-    Raises RecordError when there is no table of requests or one that cannot be read.
+    Raises RecordError when there is no table of requests or one that cannot be read, and for runs that may not be
+    joined.
     """
     if not directory.is_dir():
         raise RecordError(f"{directory} is not a directory: give the directory of a run")
-    files = _Files(directory)
+    listed = read_run_list(directory)
+    if listed is None:
+        documents, files = _documents(directory, "")
+        return _read(directory, [one_run(documents)], {documents.directory: files})
+    opened = _opened(listed)
+    differences = check_joinable([documents for documents, _ in opened], listed.accepted)
+    files_of = {documents.directory: files for documents, files in opened}
+    return _read(directory, joined_runs([documents for documents, _ in opened]), files_of, differences)
+
+
+def check_runs(listed: RunList) -> tuple[RunDocuments, ...]:
+    """What the runs of the list say of themselves: they may be joined, and each holds requests. Else RecordError."""
+    documents = tuple(run for run, _ in _opened(listed))
+    for run in documents:
+        if not any(table_files(folder, "requests") for folder in run.folders):
+            raise RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: leave it out")
+    check_joinable(documents, listed.accepted)
+    return documents
+
+
+def _opened(listed: RunList) -> list[tuple[RunDocuments, RunFiles]]:
+    named = zip(listed.directories, names_of(listed.directories), strict=True)
+    opened = [_documents(directory, name) for directory, name in named]
+    # In order of time, so that the outcome does not hang on the order in which they were named.
+    return sorted(opened, key=lambda run: (min(run[0].starts_ns.values(), default=0), run[0].name))
+
+
+def _documents(directory: Path, name: str) -> tuple[RunDocuments, RunFiles]:
+    """The documents of the run in `directory`; `name` is put in front of what is said of its files."""
+    files = RunFiles(directory, name)
     experiment = files.toml(directory / "experiment.toml")
     environment = files.document(directory / "environment.json") or {}
     folders = trial_folders(directory)
-    tables: dict[str, list[pa.Table]] = {}
-    trials: list[dict[str, Any]] = []
-    numbers: list[int] = []  # of each folder's trial
+    infos: list[dict[str, Any] | None] = []
+    numbers: list[int] = []
     for position, folder in enumerate(folders, start=1):
         info = files.document(folder / "trial.json")
         if info is None and (folder / "trial.json").exists():
             info = {}
         elif info is None and folder != directory:
             info = {"complete": False}
+        infos.append(info)
         numbers.append(_trial_number(info, folder, position))
-        if info is not None:
-            trials.append({**info, "trial": numbers[-1]})
+    documents = RunDocuments(
+        directory=directory,
+        name=name or directory.resolve().name,
+        experiment=experiment,
+        environment=environment,
+        parity=files.document(directory / "parity.json"),
+        folders=tuple(folders),
+        numbers=tuple(numbers),
+        infos=tuple(infos),
+    )
+    return documents, files
+
+
+def _read(
+    directory: Path, runs: Sequence[JoinedRun], files_of: Mapping[Path, RunFiles], differences: Sequence[str] = ()
+) -> RunRecords:
+    """The records of the runs, in their order, each with its own files."""
+    tables: dict[str, list[pa.Table]] = {}
+    silent: list[tuple[RunFiles, Path]] = []  # folders without compile events
+    for run, own_number, folder in _folders(runs):
+        files = files_of[run.documents.directory]
         for stem, schema, required in (
             ("compile_events", COMPILE_EVENTS, REQUIRED_EVENT_COLUMNS),
             ("steps", STEPS, REQUIRED_STEP_COLUMNS),
             ("bed", BED, REQUIRED_BED_COLUMNS),
         ):
-            for path in table_files(folder, stem):
+            paths = table_files(folder, stem)
+            if stem == "compile_events" and not paths:
+                silent.append((files, folder))
+            for path in paths:
                 pieces = tables.setdefault(stem, [schema.empty_table()])
-                take = _taking(pieces.append, numbers[-1])
+                take = _taking(pieces.append, own_number, run)
                 files.table(stem, path, read_pieces(path, schema, take, required=required))
     events, steps, bed = (
         pa.concat_tables(tables[stem]) if stem in tables else None for stem in ("compile_events", "steps", "bed")
     )
+    if events is not None:
+        # No event of a trial would read as no compile in it.
+        for files, folder in silent:
+            files.lacks(folder, "compile_events")
     # Most of the memory that judging takes is that of requests, so that only columns are read that are used.
     unused = () if may_serve(events) else QUEUE_COLUMNS
     judged = pa.schema(field for field in JUDGED_REQUESTS if field.name not in unused)
     requests = None
     generators: list[dict[str, Any]] = []
-    for trial, folder in zip(numbers, folders, strict=True):
+    for run, own_number, folder in _folders(runs):
+        files = files_of[run.documents.directory]
         own: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("generator-*.json")):
             generator = files.document(path)
             if generator is not None:
-                own[path.stem.removeprefix("generator-")] = {**generator, "trial": trial}
+                own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[own_number]}
         for path in table_files(folder, "requests"):
             requests = requests or Columns(judged)
             account = own.get(load_process(path))
             if account is not None:
                 account["rows"] = 0
-            take = _taking(requests.append, trial, account)
+            take = _taking(requests.append, own_number, run, account)
             problems = read_pieces(path, judged, take, required=REQUIRED_REQUEST_COLUMNS, written=REQUESTS)
             files.table("requests", path, problems)
         generators += own.values()
         files.document(folder / "compiler.json")
-    exported = files.document(directory / "export.json") or {}
-    parity = files.document(directory / "parity.json")
     if requests is None:
         raise RecordError(f"{directory.name} holds no requests*.arrow, .parquet or .jsonl: give a run directory")
+    joined = bool(runs[0].place)
+    problems_of = [_problems(run, files_of[run.documents.directory]) for run in runs]
     return RunRecords(
         directory=directory,
-        experiment=experiment,
-        environment=environment,
-        trials=tuple(trials),
+        experiment=joined_experiment(runs) if joined else dict(runs[0].documents.experiment),
+        environment=joined_environment(runs) if joined else dict(runs[0].documents.environment),
+        trials=_trials(runs),
         generators=tuple(generators),
         requests=requests.table(),
         events=events,
         steps=steps,
         bed=bed,
-        # What was wrong with the records before they were exported does not show in the files any more.
-        problems=(*files.problems(), *earlier_problems(exported)),
-        stated=files.stated,
-        parity=parity,
+        problems=tuple(problem for problems in problems_of for problem in problems),
+        stated=all(files.stated for files in files_of.values()),
+        parity=joined_parity(runs),
+        runs=tuple(runs),
+        differences=tuple(differences),
     )
 
 
-def _taking(take: Take, number: int, account: dict[str, Any] | None = None) -> Take:
-    """What gives rows of the trial `number` to `take`, in the run's time; `account` as in `_of_generator`."""
-    return lambda table: take(_with_trial(_of_generator(table, account), number))
+def _folders(runs: Iterable[JoinedRun]) -> Iterator[tuple[JoinedRun, int, Path]]:
+    """Each folder of each run, with its trial's number in the run."""
+    for run in runs:
+        for own, folder in zip(run.documents.numbers, run.documents.folders, strict=True):
+            yield run, own, folder
+
+
+def _trials(runs: Sequence[JoinedRun]) -> tuple[dict[str, Any], ...]:
+    """trial.json of each trial, in order, with its number among all."""
+    trials = [
+        {**info, "trial": run.trials[own]}
+        for run in runs
+        for own, info in zip(run.documents.numbers, run.documents.infos, strict=True)
+        if info is not None
+    ]
+    return tuple(trials if len(runs) == 1 else sorted(trials, key=lambda info: info["trial"]))
+
+
+def _problems(run: JoinedRun, files: RunFiles) -> list[str]:
+    """What is wrong with the run. What was before its records were exported does not show in the files any more."""
+    exported = files.document(run.documents.directory / "export.json") or {}
+    front = f"{run.documents.name}: " if run.place else ""
+    return [*files.problems(), *(f"{front}{problem}" for problem in earlier_problems(exported))]
+
+
+def _taking(take: Take, number: int, run: JoinedRun, account: dict[str, Any] | None = None) -> Take:
+    """What gives rows of the run's trial `number` to `take`, in the run's time and by the names that they have among
+    all; `account` as in `_of_generator`."""
+    return lambda table: take(run.with_own_names(_with_trial(_of_generator(table, account), number)))
 
 
 def may_serve(events: pa.Table | None) -> bool:
@@ -134,59 +241,6 @@ def may_serve(events: pa.Table | None) -> bool:
     if events is None or not events.num_rows:
         return False
     return not pc.all(pc.fill_null(pc.equal(events.column("phase"), "warmup"), False)).as_py()
-
-
-class _Files:
-    """The files of a run as they are read: what is wrong with each, and which of them say what they should hold."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._problems: list[str] = []
-        self._documents: dict[str, bool] = {}  # of each file, whether it says what it should hold
-        self._tables: dict[str, dict[str, bool]] = {}  # the same, by table
-
-    def document(self, path: Path) -> dict[str, Any] | None:
-        """The JSON document at `path`; None where there is none, or none that can be believed."""
-        return self._content(path, read_document(path))
-
-    def toml(self, path: Path) -> dict[str, Any]:
-        """The TOML document at `path`, empty where there is none. RecordError where it cannot be read."""
-        try:
-            return self._content(path, read_toml(path)) or {}
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path.name} cannot be read ({one_line(error)}): correct it") from error
-
-    def _content(self, path: Path, document: Document | None) -> dict[str, Any] | None:
-        if document is None:
-            return None
-        if document.problem:
-            self._add(path, document.problem)
-        if document.content is not None:
-            self._documents[self._label(path)] = document.stated
-        return document.content
-
-    def table(self, stem: str, path: Path, problems: Sequence[str]) -> None:
-        """The file at `path` of the table `stem` was read, with these problems."""
-        for problem in problems:
-            self._add(path, problem)
-        self._tables.setdefault(stem, {})[self._label(path)] = sums_path(path).exists()
-
-    @property
-    def stated(self) -> bool:
-        """Whether the tables say what they should hold."""
-        return any(any(kind.values()) for kind in self._tables.values())
-
-    def problems(self) -> list[str]:
-        """All that is wrong. Where some files of a kind say what they should hold, one that does not was changed."""
-        kinds = [kind for kind in (self._documents, *self._tables.values()) if any(kind.values())]
-        silent = [name for kind in kinds for name, stated in kind.items() if not stated]
-        return self._problems + [f"{name} does not say what it should hold, as others of the run do" for name in silent]
-
-    def _add(self, path: Path, problem: str) -> None:
-        self._problems.append(f"{self._label(path)} {problem}")
-
-    def _label(self, path: Path) -> str:
-        return path.relative_to(self._directory).as_posix()
 
 
 def earlier_problems(exported: Mapping[str, Any]) -> list[str]:

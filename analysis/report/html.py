@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import bed, breakeven, charts, comparing, load, outside, reading, values
+from analysis.report import bed, breakeven, charts, comparing, joined, load, outside, reading, values
 from analysis.report.resources import memory_events
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -123,6 +123,10 @@ def html_report(summary: Mapping[str, Any]) -> str:
             traffic=load.traffic(summary),
             parity=reading.parity(summary),
             externals=reading.externals(summary),
+            joined_head=joined.head(summary),
+            joined_runs=joined.runs(summary),
+            joined_ratios=joined.ratios(summary),
+            joined_differences=joined.differences(summary),
             causes=outside.causes(summary),
             outside=outside.outside(summary),
             stalls=outside.stalls(summary),

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.report import bed, breakeven, comparing, load, outside, reading
+from analysis.report import bed, breakeven, comparing, joined, load, outside, reading
 from analysis.report.resources import memory_events
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
@@ -158,6 +158,14 @@ def _outside(summary: Row) -> list[str]:
         if figures
     ]
     return parts + _section("Stalls of arms without telemetry", outside.stalls(summary))
+
+
+def _joined(summary: Row) -> list[str]:
+    runs, ratios = joined.runs(summary), joined.ratios(summary)
+    if not runs.rows:
+        return []
+    accepted = "\n".join(f"- Accepted: {prose(line)}" for line in joined.differences(summary))
+    return ["### The runs", _cells(runs), accepted, *_section("Machine by machine", ratios)]
 
 
 def _section(title: str, shared: Table) -> list[str]:
@@ -323,6 +331,7 @@ def markdown_report(summary: Row) -> str:
         *_checks(summary),
         "### Gates",
         _gates(summary),
+        *_joined(summary),
         *_externals(summary),
     ]
     if deciders := reading.deciders(summary):

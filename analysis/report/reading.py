@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.report.joined import head
 from analysis.report.resources import resources
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
@@ -73,7 +74,9 @@ def facts(summary: Row) -> list[Fact]:
     design = at(summary, "design")
     trials, blocks, each = at(design, "trials"), at(design, "blocks"), at(design, "block_s")
     loop = at(design, "open_loop")
+    joined = head(summary)
     return [
+        *([Fact(name="Joined", value=joined)] if joined else []),
         Fact(
             name="Design",
             value=text(at(design, "design")),

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report import comparing, load, reading
+from analysis.report import comparing, joined, load, reading
 from analysis.report.values import (
     DASH,
     Row,
@@ -57,6 +57,8 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     console.print(Text(reading.headline(summary)))
     if line := reading.bed_line(summary):
         console.print(_note("test bed", line))
+    if head := joined.head(summary):
+        console.print(_note("judged together", head))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
         console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))

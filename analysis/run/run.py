@@ -23,6 +23,7 @@ from analysis.records.run_records import RunRecords, may_serve
 from analysis.records.tables import RecordError
 from analysis.run.arm_account import ArmAccount, replica_names
 from analysis.run.backlog import with_backlog
+from analysis.run.machines import Machines
 from analysis.run.slo import parse_goodput
 from analysis.run.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
@@ -52,6 +53,7 @@ class Run:
     unplaced_requests: tuple[Unplaced, ...]
     attribution: Attribution
     trials: tuple[Trial, ...]
+    machines: Machines
     block: Codes  # of each request, unique over trials
     cold: Bools
     usable: Bools  # measured and with times in order
@@ -122,6 +124,7 @@ class Run:
             unplaced_requests=unplaced_requests,
             attribution=with_backlog(requests, events, attribute(requests, events)),
             trials=trials,
+            machines=Machines.of(records.runs),
             block=block,
             cold=cold,
             usable=requests.measured & ~requests.broken,
@@ -226,6 +229,35 @@ class Run:
     def of_arm(self, name: str) -> Bools:
         """Which requests went to the arm: a mask, shape (requests,)."""
         return self.requests.of_arm(name)
+
+    @property
+    def place(self) -> Ints:
+        """Which of the joined runs each request is of; 0 for a run by itself."""
+        places = np.zeros(len(self.requests), dtype=np.int64)
+        for run in self.records.runs if self.records.joined else ():
+            places[np.isin(self.requests.trial, list(run.trials.values()))] = run.place
+        return places
+
+    @property
+    def repeated_schedules(self) -> list[list[int]]:
+        """The trials of joined runs that were driven by one schedule: that of a seed and of a trial's number in its
+        run."""
+        alike: dict[tuple[str, int], list[int]] = {}
+        for run in self.records.runs:
+            for own in sorted(set(run.documents.numbers)):
+                alike.setdefault((run.documents.seed, own), []).append(run.trials[own])
+        return [trials for trials in alike.values() if len(trials) > 1]
+
+    @property
+    def own_names(self) -> dict[int, str]:
+        """What each trial of joined runs is called in its own run; empty for a run by itself."""
+        joined = self.records.runs if self.records.joined else ()
+        return {number: f"trial {own} of {run.documents.name}" for run in joined for own, number in run.trials.items()}
+
+    @property
+    def machine(self) -> Ints | None:
+        """The machine of each request, as its place among `machines`; None where there is one for all."""
+        return self.machines.codes(self.requests.trial) if len(self.machines) > 1 else None
 
     def answered(self, arm: str) -> Ints:
         """The rows of the arm's completed answers that are judged: indices of requests, rising."""

@@ -353,7 +353,12 @@ class Spike:
 
 
 def find_spikes(
-    requests: Requests, attribution: Attribution, events: Sequence[CompileEvent], *, control: str
+    requests: Requests,
+    attribution: Attribution,
+    events: Sequence[CompileEvent],
+    *,
+    control: str,
+    machine: Ints | None = None,
 ) -> list[Spike]:
     """Excursions of E2E on every arm, worst first, at most 200; each attributed.
 
@@ -362,11 +367,11 @@ def find_spikes(
     in ms (upper quartile plus six interquartile ranges, at least half the quiet median) and as a ratio (upper quartile
     plus two interquartile ranges of its log), so that neither a long answer nor a short one is taken for a stall.
     Excursions in flight less than a second apart are one spike. An arm with fewer than eight quiet requests borrows
-    the control's baseline.
+    the control's baseline. With `machine`, the number of each request's, each machine has baselines of its own.
     """
     spikes: list[Spike] = []
     for name in requests.arms:
-        beyond = excursions(requests, attribution, arm=name, control=control)
+        beyond = excursions(requests, attribution, arm=name, control=control, machine=machine)
         for trial in np.unique(requests.trial[beyond.rows]).tolist():
             of_trial = requests.trial[beyond.rows] == trial
             rows, excess = beyond.rows[of_trial], beyond.excess_ms[of_trial]
@@ -383,12 +388,24 @@ class Excursions:
     excess_ms: Floats
 
 
-def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> Excursions:
+def excursions(
+    requests: Requests, attribution: Attribution, *, arm: str, control: str, machine: Ints | None = None
+) -> Excursions:
     """The arm's excursions of E2E as `find_spikes` defines them, request by request."""
-    quiet = requests.ok & (attribution.cause == OTHER)
+    if machine is None:
+        return _excursions(requests, attribution, np.ones(len(requests), dtype=np.bool_), arm, control)
+    found = [_excursions(requests, attribution, machine == place, arm, control) for place in np.unique(machine)]
+    rows = np.concatenate([part.rows for part in found] or [NOBODY])
+    order = np.argsort(rows, kind="stable")
+    excess = np.concatenate([part.excess_ms for part in found] or [np.zeros(0)])
+    return Excursions(rows=rows[order], excess_ms=excess[order])
+
+
+def _excursions(requests: Requests, attribution: Attribution, among: Bools, arm: str, control: str) -> Excursions:
+    quiet = requests.ok & (attribution.cause == OTHER) & among
     baselines = (_baseline(requests, quiet & requests.of_arm(name)) for name in (arm, control))
     baseline = next((known for known in baselines if known is not None), None)
-    own = np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms))
+    own = np.flatnonzero(requests.of_arm(arm) & ~np.isnan(requests.e2e_ms) & among)
     if baseline is None:
         return Excursions(rows=own[:0], excess_ms=np.zeros(0))
     expected = baseline.expected_ms(requests.output_tokens[own])

@@ -98,12 +98,13 @@ def _total_s(events: list[CompileEvent], column: str) -> float:
     return sum(number(event.row.get(column)) or 0.0 for event in events) / 1e9
 
 
-def compiler_facts(directory: Path, arm: str) -> dict[str, dict[str, int] | None]:
-    """Graph breaks and CUDA-graph skips of the arm over all replicas and trials, the most frequent first.
+def compiler_facts(directories: Iterable[Path], arm: str) -> dict[str, dict[str, int] | None]:
+    """Graph breaks and CUDA-graph skips of the arm over all replicas and trials of the runs, the most frequent first.
 
     None where no replica reported them; empty where they reported none.
     """
-    contents = [content_of(folder / "compiler.json") for folder in trial_folders(directory)]
+    folders = [folder for directory in directories for folder in trial_folders(directory)]
+    contents = [content_of(folder / "compiler.json") for folder in folders]
     reports = [mapping(row) for content in contents for row in content.values() if mapping(row).get("arm") == arm]
     return {name: _summed(reports, name) if reports else None for name in ("graph_breaks", "cudagraph_skips")}
 

@@ -21,7 +21,7 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
+from analysis.statistics.machines import mean_over_trials
 from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantile, quantiles, shared_blocks
 from analysis.statistics.resampling import (
     Limits,
@@ -75,6 +76,7 @@ class Comparison:
     arm: str = ""
     control: str = ""
     metric: str = ""
+    machine: str = ""  # the one that it is of; empty: all
     phase: str = "steady"
     quantile: float
     margin: float
@@ -91,6 +93,7 @@ class Comparison:
     autocorrelation: float | None = None  # between neighbouring groups, as far as blocks foretell it
     spread: float | None = None  # standard error of the log ratio, but for the luck of starts
     restart_spread: float = 0.0  # standard deviation of the log ratio of one start
+    machine_spread: float = 0.0  # standard error of the log ratio that the machines of the trials add
     question: Question = "run"
     whole: float | None = None
     p_inferior_whole: float | None = None  # as p_inferior, over the run
@@ -116,20 +119,23 @@ def compare_quantiles(
     paired: bool = True,
     method: Method = "label swap",
     restart_spread: float = RESTART_SPREAD,
+    machines: Mapping[int, int] | None = None,
 ) -> list[Comparison]:
     """One comparison of two samples for each quantile in `qs` over the whole run, undecided (see `decide`).
 
     Below six trials: labels are swapped within groups of neighbouring time blocks [1, 2], all 2^groups ways where they
     are at most draws + 1, and the limits come from inverting that test over shifts in log scale. It assumes that the
     difference of a group may have had either sign were the arms equal, and that groups are independent. Limits are
-    widened for what blocks tell of drift, and for the luck of starts, `restart_spread`
-    (`analysis.statistics.dependence`). Requests in blocks that one sample lacks are left out. With `method` "block
-    bootstrap": Student's t around the ratio, with the standard error of a circular block bootstrap [7]. From six trials
-    on: Student's t over the log ratios of the trials [4]. Always: the exceedance score with an equal-weighted cosine
-    variance estimate [3] as a second opinion. With no data, one block, or all latencies equal there is no test, and
-    `obstacle` says so.
+    widened for what blocks tell of drift, for the luck of starts, `restart_spread`, and for what differs between
+    `machines`, which are numbered by trial (`analysis.statistics.dependence`). Requests in blocks that one sample lacks
+    are left out. With `method` "block bootstrap": Student's t around the ratio, with the standard error of a circular
+    block bootstrap [7]. From six trials on: Student's t over the log ratios of the trials [4], and over machines
+    (`analysis.statistics.machines`). Always: the exceedance score with an equal-weighted cosine variance estimate [3]
+    as a second opinion. With no data, one block, or all latencies equal there is no test, and `obstacle` says so.
     """
-    stage = _Stage.of(treatment, control, margin=margin, alpha=alpha, restart_spread=restart_spread)
+    stage = _Stage.of(
+        treatment, control, margin=margin, alpha=alpha, restart_spread=restart_spread, machines=machines or {}
+    )
     base = replace(
         stage.base,
         method=("paired" if paired else "unpaired")
@@ -150,7 +156,7 @@ def compare_quantiles(
         item = _with_scores(plain, block_scores(histogram, q, shift=stage.anchor_bins))
         ratios = _trial_ratios(stage, q) if base.trials >= TRIALS_FOR_T_TEST else None
         if ratios is not None:
-            tested.append(_by_trials(item, ratios))
+            tested.append(_by_trials(item, ratios, stage.machine_of_trial))
             continue
         if method == "label swap":
             limits: Limits | None = swap_limits(
@@ -179,7 +185,12 @@ def compare_quantiles(
 
 
 def compare_typical(
-    treatment: Sample, control: Sample, *, whole: Sequence[Comparison], restart_spread: float = RESTART_SPREAD
+    treatment: Sample,
+    control: Sample,
+    *,
+    whole: Sequence[Comparison],
+    restart_spread: float = RESTART_SPREAD,
+    machines: Mapping[int, int] | None = None,
 ) -> list[Comparison]:
     """Comparisons of a typical block, one for each of those over the whole run in `whole`, undecided.
 
@@ -190,7 +201,14 @@ def compare_typical(
     """
     if not whole:
         return []
-    stage = _Stage.of(treatment, control, margin=whole[0].margin, alpha=whole[0].alpha, restart_spread=restart_spread)
+    stage = _Stage.of(
+        treatment,
+        control,
+        margin=whole[0].margin,
+        alpha=whole[0].alpha,
+        restart_spread=restart_spread,
+        machines=machines or {},
+    )
     return [_typical(stage, item) for item in whole]
 
 
@@ -217,7 +235,7 @@ def _typical(stage: _Stage, whole: Comparison) -> Comparison:
     )
     if by_trial:
         ratios = np.array([typical_ratio(windows.only(windows.group == number)) for number in range(windows.groups)])
-        return _by_trials(item, ratios) if np.ptp(ratios) > 0 else whole
+        return _by_trials(item, ratios, stage.machine_of_trial) if np.ptp(ratios) > 0 else whole
     limits = window_limits(windows, bound=stage.anchor, alpha=item.alpha, dependence=stage.dependence)
     return whole if limits is None else _with_limits(item, limits, 0.0)
 
@@ -249,20 +267,33 @@ class _Stage:
     anchor: float  # log of 1 + margin
     group: Ints  # of each block
     trial_of_block: Ints
+    machine_of_block: Ints
     histogram: BlockHistogram | None  # None where the base has an obstacle
     dependence: Dependence
 
     @classmethod
-    def of(cls, treatment: Sample, control: Sample, *, margin: float, alpha: float, restart_spread: float) -> _Stage:
+    def of(
+        cls,
+        treatment: Sample,
+        control: Sample,
+        *,
+        margin: float,
+        alpha: float,
+        restart_spread: float,
+        machines: Mapping[int, int],
+    ) -> _Stage:
         treatment, control, trial_of_block, sizes = _in_shared_blocks(treatment, control)
         group, blocks = groups_of(trial_of_block), len(trial_of_block)
+        machine = np.array([machines.get(trial, 0) for trial in trial_of_block.tolist()], dtype=np.int64)
         obstacle = _obstacle(treatment, control, sizes, blocks)
         anchor, dependence, histogram = math.log1p(margin), Dependence(), None
         if obstacle is None:
             treatment, control = _inside(treatment), _inside(control)
             histogram = block_histogram(treatment.values, treatment.block, control.values, control.block, anchor=anchor)
             differences = block_differences(treatment.values, treatment.block, control.values, control.block, blocks)
-            dependence = dependence_of(differences, group, trial_of_block, restart_spread=restart_spread)
+            dependence = dependence_of(
+                differences, group, trial_of_block, restart_spread=restart_spread, machine=machine
+            )
         return cls(
             treatment=treatment,
             control=control,
@@ -278,13 +309,20 @@ class _Stage:
                 obstacle=obstacle,
                 autocorrelation=dependence.correlation,
                 restart_spread=dependence.restart,
+                machine_spread=math.sqrt(dependence.machine),
             ),
             anchor=anchor,
             group=group,
             trial_of_block=trial_of_block,
+            machine_of_block=machine,
             histogram=histogram,
             dependence=dependence,
         )
+
+    @property
+    def machine_of_trial(self) -> Ints:
+        """The machine of each trial that the samples share, in order."""
+        return self.machine_of_block[np.unique(self.trial_of_block, return_index=True)[1]]
 
     @property
     def anchor_bins(self) -> int:
@@ -351,26 +389,34 @@ def _trial_ratios(stage: _Stage, q: float) -> Floats | None:
     return np.array(ratios) if np.isfinite(ratios).all() and np.ptp(ratios) > 0 else None
 
 
-def _by_trials(base: Comparison, ratios: Floats) -> Comparison:
-    interval = stats.ttest_1samp(ratios, popmean=0.0).confidence_interval(confidence_level=1.0 - 2.0 * base.alpha)
-    anchor = math.log1p(base.margin)
+def _by_trials(base: Comparison, ratios: Floats, machine: Ints) -> Comparison:
+    """Student's t over the log ratios of trials [4]; where they ran on several machines, as those allow if that is
+    less (`analysis.statistics.machines`)."""
+    mean, trials = float(ratios.mean()), len(ratios)
+    spread, degrees, added = float(ratios.std(ddof=1) / math.sqrt(trials)), float(trials - 1), 0.0
+    known = mean_over_trials(ratios, machine)
+    reaches = [float(stats.t.ppf(1.0 - base.alpha, own)) * error for own, error in ((degrees, spread), known.reach)]
+    if reaches[1] > reaches[0]:
+        (degrees, spread), added = known.reach, math.sqrt(known.between)
+    reach, anchor = max(reaches), math.log1p(base.margin)
 
-    def p_of(bound: float, alternative: str) -> float:
-        return float(stats.ttest_1samp(ratios, popmean=bound, alternative=alternative).pvalue)
+    def above(bound: float) -> float:
+        return float(stats.t.sf((mean - bound) / spread, degrees))
 
     return replace(
         base,
         method="t-test over trials",
         autocorrelation=None,  # what happens within a trial does not matter
         restart_spread=0.0,  # trials hold the luck of their starts
-        groups=len(ratios),
-        ratio=math.exp(float(ratios.mean())),
-        low=math.exp(float(interval.low)),
-        high=math.exp(float(interval.high)),
-        p_worse=p_of(0.0, "greater"),
-        p_noninferior=p_of(anchor, "less"),
-        p_inferior=p_of(anchor, "greater"),
-        spread=float(ratios.std(ddof=1) / math.sqrt(len(ratios))),
+        machine_spread=added,
+        groups=trials,
+        ratio=math.exp(mean),
+        low=math.exp(mean - reach),
+        high=math.exp(mean + reach),
+        p_worse=above(0.0),
+        p_noninferior=float(stats.t.cdf((mean - anchor) / spread, degrees)),
+        p_inferior=above(anchor),
+        spread=spread,
     )
 
 

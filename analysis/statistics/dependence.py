@@ -8,13 +8,13 @@ quantile that is judged. `[n]` are the references of `analysis.statistics.compar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.machines import between_machines
 from analysis.statistics.resampling import cosine_variance, group_correlation
 
 DRIFT_COSINES = 4  # slower than groups: what one of them lasts for is seen by at most eight or ten
@@ -29,13 +29,16 @@ class Dependence:
     """What groups do not show of the variance of a log ratio.
 
     `drift`: the variance of the run's mean that wandering adds to what independent groups have. `restart`: the
-    standard deviation of one start's log ratio, from the `trials` of the run and the allowance. `correlation`: of
-    neighbouring groups, as blocks foretell it; None where they are too few.
+    standard deviation of one start's log ratio, from the `trials` of the run and the allowance. `machine`: the variance
+    of the run's mean that its `machines` add. `correlation`: of neighbouring groups, as blocks foretell it; None where
+    they are too few.
     """
 
     drift: float = 0.0
     restart: float = 0.0
     trials: int = 1
+    machine: float = 0.0
+    machines: int = 1
     correlation: float | None = None
 
     @property
@@ -46,38 +49,49 @@ class Dependence:
     def widening(self, spread: float, *, groups: int, alpha: float) -> float:
         """By how much limits reach farther than those of `groups` independent groups with the standard error `spread`.
 
-        The three variances add up; Student's t takes the degrees of freedom of their sum (Satterthwaite 1946).
+        The variances add up; Student's t takes the degrees of freedom of their sum (Satterthwaite 1946).
         """
         own = max(spread, _FINEST) ** 2
-        total = own + self.drift + self.restart_variance
+        total = own + self.drift + self.restart_variance + self.machine
         degrees = max(1, groups - 1)
         parts = (
             own**2 / degrees
             + self.drift**2 / DRIFT_COSINES
-            + self.restart_variance**2 / (_PRIOR_DEGREES + self.trials - 1)
+            + self.restart_variance**2 / (_PRIOR_DEGREES + self.trials - self.machines)
+            + self.machine**2 / max(1, self.machines - 1)
         )
         known = min(float(degrees), total**2 / parts)
         quantiles = stats.t.ppf(1.0 - alpha, (known, degrees))
         return math.sqrt(total / own) * float(quantiles[0] / quantiles[1])
 
 
-def dependence_of(differences: Floats, group: Ints, trial: Ints, *, restart_spread: float) -> Dependence:
-    """The dependence that a series of blocks shows; `group` and `trial` number those of each block, rising.
+def dependence_of(
+    differences: Floats, group: Ints, trial: Ints, *, restart_spread: float, machine: Ints | None = None
+) -> Dependence:
+    """The dependence that a series of blocks shows; `group`, `trial` and `machine` number those of each block, the
+    first two rising. Without `machine` there was one.
 
     `restart_spread` is the standard deviation of one arm's log latency over starts that is taken for granted; both
     arms start, so a ratio has it √2 times. It counts as four starts, and those of the run are added to it. Below eight
     blocks nothing is known but that allowance.
     """
-    numbers = np.unique(trial)
+    numbers, first = np.unique(trial, return_index=True)
     known = len(differences) >= _FEWEST_BLOCKS
+    ran_on = np.zeros(len(numbers), dtype=np.int64) if machine is None else machine[first]
     inner = differences.copy()
     for number in numbers:
         inner[trial == number] -= differences[trial == number].mean()
     drift = _drift(inner, group) if known else 0.0
+    means = np.array([differences[trial == number].mean() for number in numbers])
+    # What blocks foretell of a trial's mean is no luck of its start.
+    within = (float(inner.var()) / max(1, len(inner)) + drift) * len(numbers)
+    restart = _restart_variance(means, ran_on, within, restart_spread)
     return Dependence(
         drift=drift,
-        restart=math.sqrt(_restart_variance(differences, inner, trial, numbers, drift, restart_spread)),
+        restart=math.sqrt(restart),
         trials=max(1, len(numbers)),
+        machine=_machine_variance(means, ran_on, within + restart),
+        machines=max(1, len(np.unique(ran_on))),
         correlation=group_correlation(inner, group) if known else None,
     )
 
@@ -101,16 +115,29 @@ def _drift(inner: Floats, group: Ints) -> float:
     return max(0.0, cosine_variance(inner, DRIFT_COSINES) / blocks - seen)
 
 
-def _restart_variance(
-    differences: Floats, inner: Floats, trial: Ints, numbers: Sequence[int] | Ints, drift: float, restart_spread: float
-) -> float:
-    """The variance of a start's log ratio: what is taken for granted, and what the starts of the run say."""
+def _restart_variance(means: Floats, machine: Ints, within: float, restart_spread: float) -> float:
+    """The variance of a start's log ratio: what is taken for granted, and what the starts of the run say.
+
+    `means` are those of the trials, `within` what each has beside the luck of its start, `machine` where each ran: what
+    differs between machines is no luck of starts.
+    """
     allowed = 2.0 * restart_spread**2
-    starts = len(numbers)
-    if starts < 2:
+    machines = np.unique(machine, return_inverse=True)[1]
+    degrees = len(means) - len(np.unique(machines))
+    if degrees < 1:
         return allowed
-    means = np.array([differences[trial == number].mean() for number in numbers])
-    # What blocks foretell of a trial's mean is no luck of its start.
-    within = float(inner.var()) / len(inner) * starts + drift * starts
-    between = max(0.0, float(means.var(ddof=1)) - within)
-    return (_PRIOR_DEGREES * allowed + (starts - 1) * between) / (_PRIOR_DEGREES + starts - 1)
+    apart = means - (np.bincount(machines, means) / np.bincount(machines))[machines]
+    between = max(0.0, float((apart**2).sum()) / degrees - within)
+    return (_PRIOR_DEGREES * allowed + degrees * between) / (_PRIOR_DEGREES + degrees)
+
+
+def _machine_variance(means: Floats, machine: Ints, within: float) -> float:
+    """The variance of the mean over trials that machines add to that of trials, `within` each."""
+    machines, counts = np.unique(machine, return_inverse=True, return_counts=True)[1:]
+    trials = max(1, len(means))
+    return between_machines(
+        np.bincount(machines, means) / counts,
+        counts / trials,
+        within=within / trials,
+        degrees=_PRIOR_DEGREES + trials - len(counts),
+    )

@@ -174,7 +174,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
     row["eager_fallback_pct"] = _eager_fallback_pct(run, arm)
-    row |= compiler_facts(run.records.directory, arm)
+    row |= compiler_facts(run.records.directories, arm)
     replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
     row["without_withdrawn"] = replays["e2e"].withdrawn
     return row | {name: getattr(replays[metric], field) for name, (metric, field) in _REPLAYS.items()}
@@ -183,7 +183,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
 def _causes(run: Run, arm: str) -> dict[str, dict[str, Any]]:
     """What compiles did to the arm's requests, and what the requests that took much too long are put down to."""
     own = np.flatnonzero(run.of_arm(arm) & ~run.requests.broken)
-    beyond = excursions(run.requests, run.attribution, arm=arm, control=run.control)
+    beyond = excursions(run.requests, run.attribution, arm=arm, control=run.control, machine=run.machine)
     rows = {}
     for code, cause in reversed(list(enumerate(CAUSES))):
         held = own[run.attribution.cause[own] == code]

@@ -20,6 +20,7 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiorit
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
+from analysis.judging.validity import Check
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
@@ -33,6 +34,7 @@ from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.summary.arms import arm_row
 from analysis.summary.bed import bed_row
+from analysis.summary.joined import joined_facts
 from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
@@ -76,7 +78,7 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
-    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control)
+    spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
         "name": run.name,
@@ -94,7 +96,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         ],
         "rates": [_rate_row(item, run.limits.min_goodput_ratio) for item in judgement.rates],
         "gates": [_gate_row(gate) for gate in judgement.gates],
-        "validity": [asdict(check) | ({"remedy": ""} if check.ok else {}) for check in judgement.checks],
+        "validity": [_check_row(check) for check in judgement.checks],
         "bed": bed_row(run, judgement.bed),
         "parity": _parity(run),
         **({"memory": events} if (events := memory_events(run, judgement.memory)) else {}),
@@ -103,6 +105,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         "distribution": _distribution(run),
         "design": _design(run),
+        **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
         **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
@@ -154,6 +157,13 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(gate)
     del row["unseen"]
+    return row
+
+
+def _check_row(check: Check) -> dict[str, Any]:
+    row = asdict(check) | ({"remedy": ""} if check.ok else {})
+    if not check.gates:
+        del row["gates"]
     return row
 
 

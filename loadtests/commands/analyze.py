@@ -1,4 +1,4 @@
-"""`tailgate analyze`: a run directory, judged again."""
+"""`tailgate analyze`: a run directory judged again, or several as one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary
-from loadtests.commands.command_line import CommandParser, add_slo, run_directory
+from loadtests.commands.command_line import CommandParser, add_slo, run_directory, several, words
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
+from loadtests.commands.joined_folder import join_runs, joins_runs
+from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
 from servers.complaint import fault
+from servers.fields import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -23,19 +26,51 @@ def add_arguments(parser: CommandParser) -> None:
     parser.describe(
         "Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,\n"
         "report.html, report.md and junit.xml into the directory, and prints the verdict.\n\n"
+        "Several runs of one experiment, from different times and machines, are joined: their trials are judged as\n"
+        "those of one run, with each machine as a stratum. Runs that differ in what they ran are refused, with a list\n"
+        "of what differs. The outcome goes to a folder of its own, which names its runs and can be judged again, or\n"
+        "joined with more.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.",
         "  tailgate analyze runs/20260101T120000Z-canary\n"
         "  tailgate analyze runs/20260101T120000Z-canary --json | jq .gates\n"
-        "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'",
+        "  tailgate analyze runs/20260101T120000Z-canary --slo 'p99_ttft_ms <= 300'\n"
+        "  tailgate analyze runs/*-canary --out runs/canary\n"
+        "  tailgate analyze runs/canary runs/20260108T120000Z-canary",
         json_help="print summary.json on one line instead of the table",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="a directory that `tailgate run` wrote")
+    parser.add_argument(
+        "run_dirs", nargs="+", metavar="RUN_DIR", help="a directory that `tailgate run` wrote, or one that joins runs"
+    )
+    parser.add_argument(
+        "--out",
+        default="",
+        metavar="DIR",
+        help="where the outcome of several runs goes (default: joined-… beside the first)",
+    )
+    parser.add_argument(
+        "--allow-different",
+        type=several(words),
+        default=(),
+        metavar="KEYS",
+        help="settings in which joined runs may differ, such as gates.margin,versions.torch; the first run's count",
+    )
     add_slo(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Judges the run directory; the exit code."""
-    return judge_run(run_directory(options.run_dir), {}, as_json=options.json, whole=options.json, slo=options.slo)
+    """Judges the run directory, or the runs as one; the exit code."""
+    directories = [run_directory(text) for text in options.run_dirs]
+    run_dir = directories[0]
+    if len(directories) > 1 or joins_runs(run_dir):
+        with as_config_error(RecordError):
+            try:
+                run_dir = join_runs(directories, out=options.out, accepted=options.allow_different)
+            except OSError as error:
+                return complain(f"{error}: give a folder that can be written as --out", EXIT_BROKE)
+    elif options.out or options.allow_different:
+        flag = "--out" if options.out else "--allow-different"
+        raise ConfigError(f"{flag} is for several runs, and one is given: leave it out, or give more runs")
+    return judge_run(run_dir, {}, as_json=options.json, whole=options.json, slo=options.slo)
 
 
 def judge_run(
@@ -70,6 +105,7 @@ def judge_run(
     line = {
         "verdict": summary["overall"],
         "run_dir": str(run_dir),
+        **({"runs": len(joined["runs"])} if (joined := summary.get("joined")) else {}),
         "report": str(report),
         "exit_code": code,
         "headline": summary.get("headline"),

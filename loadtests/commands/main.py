@@ -29,7 +29,7 @@ COMMANDS = {
     "serve": "serve one arm over gRPC",
     "split": "split traffic over arms with Envoy, in the foreground",
     "worker": "drive load from this host for a run on another one",
-    "analyze": "judge a run directory again",
+    "analyze": "judge a run again, or several runs as one",
     "export": "write the records of a run as Parquet, JSON Lines or CSV",
     "forecast": "say from a trace alone what each compile policy will pay",
     "plan": "say how long a run must be",

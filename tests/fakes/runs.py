@@ -108,6 +108,7 @@ class FakeRun:
     ignore_eos: bool = False  # answers have exactly the tokens that were asked for
     bed: FakeBed | None = None  # the machines, if somebody watched them
     interference: float = 1.0  # times longer that the control takes while another arm compiles
+    epoch_ns: int = EPOCH_NS  # shortly before its first trial
     stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
 
@@ -174,7 +175,7 @@ def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float)
 
 def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     rng = np.random.default_rng([run.seed, number])
-    start = EPOCH_NS + number * 100_000 * SECOND
+    start = run.epoch_ns + number * 100_000 * SECOND
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // 30) + 1

@@ -34,11 +34,19 @@ def check_records(problems: Sequence[str], broken: int, repeated: int, *, stated
     )
 
 
-def check_complete(trials: Sequence[Mapping[str, Any]], *, planned: int = 0) -> Check:
-    """Every trial that was planned is there and ended by itself. `planned` is 0 where the number is not recorded."""
-    stopped = [str(trial.get("trial")) for trial in trials if not trial.get("complete")]
+def check_complete(
+    trials: Sequence[Mapping[str, Any]], *, planned: int = 0, own_names: Mapping[int, str] | None = None
+) -> Check:
+    """Every trial that was planned is there and ended by itself. `planned` is 0 where the number is not recorded;
+    `own_names` are what trials are called in the runs that were joined."""
+
+    def named(number: int) -> str:
+        own = (own_names or {}).get(number)
+        return f"{number} ({own})" if own else str(number)
+
+    stopped = [named(int(trial["trial"])) for trial in trials if not trial.get("complete")]
     there = {int(trial["trial"]) for trial in trials}
-    missing = [str(number) for number in range(1, max([planned, *there]) + 1) if number not in there]
+    missing = [named(number) for number in range(1, max([planned, *there]) + 1) if number not in there]
     words = [f"Trial {', '.join(stopped)} was stopped before its end."] if stopped else []
     if missing:
         words.append(f"Trial {', '.join(missing)} is missing.")

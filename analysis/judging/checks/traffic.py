@@ -50,6 +50,26 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     )
 
 
+def check_schedules(repeated: Sequence[Sequence[int]], *, mirrored: bool) -> Check:
+    """Every trial drove a schedule of its own; `repeated` lists the trials that shared one.
+
+    Under a mirrored design both arms had the schedule, so that it favours neither; elsewhere it decides which requests
+    an arm got, and the same chance counts twice.
+    """
+    shared = ", ".join(" and ".join(map(str, trials)) for trials in repeated)
+    return Check(
+        check="schedules",
+        ok=not repeated,
+        value=float(len(repeated)),
+        limit=0.0,
+        reason=f"Trials {shared} drove the same schedule, of one seed: they say less than trials with one each."
+        if repeated
+        else "Every trial drove a schedule of its own.",
+        affects=() if mirrored else ESTIMATES,
+        remedy="Give each run another seed (tailgate run --seed N).",
+    )
+
+
 def check_generator_lag(lag_ms: float | None, limit_ms: float) -> Check:
     """The load generator sent its requests on schedule."""
     ok = lag_ms is not None and lag_ms <= limit_ms

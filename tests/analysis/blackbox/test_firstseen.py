@@ -50,7 +50,7 @@ def test_each_replica_meets_a_shape_anew_and_each_trial_where_the_server_was_res
     assert shapes_of(two, "a").new.tolist() == [True, True, False, False]
     trials = requests([5, 5], trial=[1, 2])
     assert shapes_of(trials, "a").new.tolist() == [True, True]
-    assert shapes_of(trials, "a", restarts=False).new.tolist() == [True, False]
+    assert shapes_of(trials, "a", lives=np.zeros(2, dtype=np.int64)).new.tolist() == [True, False]
 
 
 def test_prompts_of_unknown_length_are_never_new() -> None:

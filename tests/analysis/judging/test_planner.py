@@ -16,6 +16,7 @@ from analysis.judging.planner import (
     model_noise,
     requests_for_share,
     share_needed_s,
+    starts_needed,
 )
 from analysis.judging.wording import duration_text
 from analysis.run.slo import ShareResult, judge_share
@@ -201,3 +202,11 @@ def test_four_times_the_requests_help_as_four_times_the_time_and_neither_helps_t
     lucky = {"restart_spread": 0.01, "trials": 1}
     assert reach(4.0, 10_000, **lucky) > 3.0 * 0.01
     assert reach(4.0, 10_000, **lucky | {"trials": 4}) < reach(4.0, 10_000, **lucky)
+
+
+def test_what_differs_between_machines_asks_for_more_of_them_and_not_for_time():
+    alone = replace(SEEN, trials=3, spread=0.02, restart_spread=0.01)
+    apart = replace(alone, machine_spread=0.05)
+    assert starts_needed(alone) == 3
+    assert starts_needed(apart) > 6
+    assert Noise.of(apart).restart == pytest.approx(math.hypot(0.01, 0.05 * math.sqrt(3)))

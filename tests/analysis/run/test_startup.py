@@ -118,7 +118,7 @@ def test_facts_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
         replica = {"arm": "a", "graph_breaks": {"x": 1, "y": trial}, "cudagraph_skips": {}}
         told = {"a-0": replica, "a-1": replica, "b-0": {**replica, "arm": "b", "graph_breaks": {"z": 9}}}
         (folder / "compiler.json").write_text(json.dumps(told))
-    facts = compiler_facts(tmp_path, "a")
+    facts = compiler_facts([tmp_path], "a")
     assert facts == {"graph_breaks": {"y": 6, "x": 4}, "cudagraph_skips": {}}
     assert list(facts["graph_breaks"] or ()) == ["y", "x"]
 
@@ -127,4 +127,4 @@ def test_facts_are_summed_over_replicas_and_trials(tmp_path: Path) -> None:
 def test_facts_that_nobody_told_are_unknown(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "compiler.json").write_text(content)
-    assert compiler_facts(tmp_path, "a") == {"graph_breaks": None, "cudagraph_skips": None}
+    assert compiler_facts([tmp_path], "a") == {"graph_breaks": None, "cudagraph_skips": None}

@@ -83,3 +83,27 @@ def test_few_blocks_know_the_allowance_alone():
     assert found.drift == 0.0
     assert found.correlation is None
     assert found.restart > 0.0
+
+
+def test_a_ratio_that_differs_by_machine_is_no_luck_of_starts_and_counts_by_machines():
+    trial = np.repeat([1, 2, 3, 4], 10)
+    rng = np.random.default_rng(2)
+    apart = 0.01 * rng.standard_normal(40) + np.array([-0.05, -0.05, 0.05, 0.05])[trial - 1]
+    machine = np.repeat([0, 0, 1, 1], 10)
+    blind = of(apart, trial, 0.01)
+    seen = dependence_of(apart, groups_of(trial), trial, restart_spread=0.01, machine=machine)
+    assert (blind.machine, blind.machines, seen.machines) == (0.0, 1, 2)
+    assert seen.restart < blind.restart
+    assert seen.machine > 0.05**2
+    assert seen.widening(0.02, groups=10, alpha=0.05) > 2 * blind.widening(0.02, groups=10, alpha=0.05)
+
+
+def test_machines_that_agree_widen_nothing():
+    trial = np.repeat([1, 2, 3, 4], 10)
+    differences = np.tile([-0.01, 0.01], 20)
+    one = of(differences, trial, 0.01)
+    two = dependence_of(differences, groups_of(trial), trial, restart_spread=0.01, machine=np.repeat([0, 0, 1, 1], 10))
+    assert two.machine == 0.0
+    assert two.widening(0.02, groups=10, alpha=0.05) == pytest.approx(
+        one.widening(0.02, groups=10, alpha=0.05), rel=0.05
+    )

@@ -1,0 +1,92 @@
+"""How much less trials know that ran on few machines: a ratio that differs by machine does not average out over trials.
+
+What makes a machine fast or slow falls on both arms, and within a trial it cancels. What favours one arm there (the
+host's processor drives one arm, the card the other) does not: trials of one machine share it, and their number says
+nothing of it. So the machine is a random effect on the log ratio.
+
+References
+----------
+[1] DerSimonian, R. and Laird, N. (1986). Meta-analysis in clinical trials.
+[2] Bakbergenuly, I., Hoaglin, D. C. and Kulinskaya, E. (2022). On the Q statistic with constant weights for
+    standardized mean difference.
+[3] Cochran, W. G. (1954). The combination of estimates from different experiments.
+[4] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from analysis.arrays import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanOverTrials:
+    """The mean of one log ratio a trial, as far as trials and machines know it.
+
+    `within` is the variance of the mean that trials of one machine show, None where no machine has two; `between` is
+    what machines add to it.
+    """
+
+    mean: float
+    trials: int
+    machines: int
+    within: float | None
+    between: float
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The degrees of freedom [4], at least 1, and the standard error of the mean."""
+        within = self.within or 0.0
+        parts = within**2 / max(1, self.trials - self.machines) + self.between**2 / max(1, self.machines - 1)
+        spread = math.sqrt(within + self.between)
+        return max(1.0, spread**4 / parts) if parts > 0 else 1.0, spread
+
+
+def mean_over_trials(ratios: Floats, machine: Ints) -> MeanOverTrials:
+    """The mean of the trials' log ratios; `machine` numbers that of each. One trial or more."""
+    numbers, place, counts = np.unique(machine, return_inverse=True, return_counts=True)
+    trials, machines = len(ratios), len(numbers)
+    means = np.bincount(place, ratios) / counts
+    within = None
+    if trials > machines:
+        within = float(((ratios - means[place]) ** 2).sum()) / (trials - machines) / trials
+    return MeanOverTrials(
+        mean=float(ratios.mean()),
+        trials=trials,
+        machines=machines,
+        within=within,
+        between=between_machines(means, counts / trials, within=within or 0.0, degrees=trials - machines),
+    )
+
+
+def between_machines(means: Floats, weight: Floats, *, within: float, degrees: float) -> float:
+    """The variance that machines add to the weighted mean of their `means`, beyond the `within` that they would show
+    were they alike; 0 of one machine.
+
+    `weight` sums to 1. A moment estimate with constant weights [1, 2] that is set to the median of what chance would
+    show (F, `degrees` below) [2]: set to the mean, it is found too small more often than not, since the variance that
+    few machines show is skewed.
+    """
+    machines = len(means)
+    if machines < 2:
+        return 0.0
+    seen = float((weight**2 * (means - weight @ means) ** 2).sum()) * machines / (machines - 1)
+    typical = stats.f.ppf(0.5, machines - 1, degrees) if degrees > 0 else 1.0
+    return max(0.0, seen / float(typical) - within)
+
+
+def disagreement(ratios: Floats, spreads: Floats) -> float | None:
+    """The p-value of Cochran's Q: machines whose log ratios have these standard errors share one ratio.
+
+    Chi-square with one degree of freedom less than machines [3]. None of fewer than two, or without errors.
+    """
+    if len(ratios) < 2 or not (spreads > 0).all():
+        return None
+    weight = spreads**-2.0
+    centre = float(weight @ ratios) / float(weight.sum())
+    return float(stats.chi2.sf(float(weight @ (ratios - centre) ** 2), len(ratios) - 1))

@@ -1,0 +1,62 @@
+"""Runs that were judged as one: which they were, which trials are theirs, and what each machine shows by itself."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from analysis.judging.judgement import Judgement
+from analysis.records.joining import JoinedRun
+from analysis.records.plain_values import mapping
+from analysis.run.run import Run
+from analysis.run.trials import SECOND
+
+
+def joined_facts(run: Run, judgement: Judgement) -> dict[str, Any]:
+    """The runs, machines and ratios by machine; empty for a run that is judged by itself."""
+    if not run.records.joined:
+        return {}
+    return {
+        "runs": [_run_row(one) for one in run.records.runs],
+        "machines": [
+            {"machine": name, "trials": [trial for trial, own in run.machines.of_trial.items() if own == place]}
+            for place, name in enumerate(run.machines.names)
+        ],
+        "differences": list(run.records.differences),
+        "ratios": [
+            {
+                **{
+                    name: getattr(item, name)
+                    for name in ("arm", "metric", "quantile", "ratio", "low", "high", "trials")
+                },
+                "machine": item.machine or None,
+                "machine_spread": None if item.machine else item.machine_spread,
+                "obstacle": item.obstacle,
+            }
+            for whole in judgement.steady
+            for item in (whole, *(own for own in judgement.apart if _same(own, whole)))
+        ]
+        if judgement.apart
+        else [],
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool((one.arm, one.metric, one.quantile) == (other.arm, other.metric, other.quantile))
+
+
+def _run_row(run: JoinedRun) -> dict[str, Any]:
+    documents = run.documents
+    versions = mapping(documents.environment.get("versions"))
+    started = min(documents.starts_ns.values(), default=0)
+    moment = datetime.datetime.fromtimestamp(started // SECOND, tz=datetime.UTC) if started > 0 else None
+    return {
+        "name": documents.name,
+        "started": None if moment is None else moment.isoformat(),
+        "machine": documents.machine or None,
+        "trials": [run.trials[number] for number in sorted(set(documents.numbers))],
+        "missing": [joined for number, joined in run.trials.items() if number not in documents.numbers],
+        "seed": documents.experiment.get("seed"),
+        "git_commit": documents.environment.get("git_commit"),
+        "tailgate": versions.get("tailgate"),
+    }

@@ -1,0 +1,107 @@
+"""How often trials on a few machines decide wrongly where the ratio differs by machine: `python -m
+benchmarks.simulation.machines [SEEDS]`.
+
+Each machine has its own speed, and an effect of its own on the log ratio of the two arms. A trial is 240 s of four
+requests a second to each arm, whose blocks share a drift and whose starts have their luck. The p99 of a typical block
+is judged at a margin of 10 %, as joined runs are, and as if all trials had run on one machine.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.arrays import Floats, Ints
+from analysis.judging.checks.machines import check_machines
+from analysis.judging.comparisons import leveled
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.run.machines import Machines
+from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
+
+REQUESTS, BLOCKS, BLOCK_S = 960, 8, 30.0
+SPEEDS = (1.0, 2.0, 1.4)
+LUCK, DRIFT, OWN_DRIFT, NOISE = 0.01, 0.15, 0.02, 0.05
+# Machines, trials on each, the standard deviation of the log ratio between machines, the true ratio.
+SETTINGS = (
+    *((3, 2, between, 1.1) for between in (0.0, 0.03, 0.06)),
+    *((2, 2, 0.03, 1.1), (3, 1, 0.06, 1.1)),
+    *((3, 2, 0.0, 1.0), (3, 2, 0.03, 1.0), (2, 2, 0.0, 1.0)),
+)
+
+
+def samples(machines: int, trials: int, *, between: float, ratio: float, seed: int) -> tuple[Sample, Sample]:
+    """The latencies of the arm and of the control over all trials, the machines one after the other."""
+    rng = np.random.default_rng([seed, machines, trials, 7])
+    rows: list[tuple[Floats, Floats, Ints]] = []
+    effects = between * rng.standard_normal(machines)
+    for machine in range(machines):
+        for _ in range(trials):
+            block = (np.sort(rng.uniform(0.0, BLOCKS * BLOCK_S, REQUESTS)) // BLOCK_S).astype(np.int64)
+            shared, own = (spread * rng.standard_normal(BLOCKS)[block] for spread in (DRIFT, OWN_DRIFT))
+            work = 0.5 * rng.standard_normal(REQUESTS) + 0.3 * rng.standard_normal(REQUESTS)
+            base = 100.0 * SPEEDS[machine % len(SPEEDS)] * np.exp(work + shared)
+            control = base * np.exp(NOISE * rng.standard_normal(REQUESTS) + LUCK * rng.standard_normal())
+            slower = ratio * math.exp(effects[machine])
+            arm = base * np.exp(NOISE * rng.standard_normal(REQUESTS) + own + LUCK * rng.standard_normal()) * slower
+            rows.append((arm, control, block))
+    joined = np.concatenate([block + place * BLOCKS for place, (_, _, block) in enumerate(rows)])
+    trial = np.repeat(np.arange(1, len(rows) + 1), REQUESTS)
+    arm, control = (np.concatenate([row[side] for row in rows]) for side in (0, 1))
+    return tuple(Sample(values=values, block=joined, trial=trial) for values in (arm, control))  # type: ignore[return-value]
+
+
+def _compared(pair: tuple[Sample, Sample], machines: Machines, seed: int) -> list[Comparison]:
+    whole = compare_quantiles(
+        *pair,
+        qs=[0.99],
+        margin=0.1,
+        alpha=0.05,
+        draws=999,
+        rng=np.random.default_rng(seed),
+        machines=machines.of_trial,
+    )
+    typical = compare_typical(*pair, whole=whole, machines=machines.of_trial)
+    return [replace(item, arm="arm", control="control", metric="e2e") for item in typical]
+
+
+def verdicts(machines: int, trials: int, *, between: float, ratio: float, seed: int) -> tuple[str, str]:
+    """What the trials say with their machines, the check included, and without."""
+    of_trial = {number + 1: number // trials for number in range(machines * trials)}
+    known = Machines(names=tuple(f"machine {place}" for place in range(machines)), of_trial=of_trial)
+    pair = leveled(known, *samples(machines, trials, between=between, ratio=ratio, seed=seed))
+    (item,) = decide(_compared(pair, known, seed))
+    (blind,) = decide(_compared(pair, Machines(), seed))
+    apart = [
+        replace(own, machine=name)
+        for place, name in enumerate(known.names)
+        for own in _compared(_of_machine(pair, known, place), known, seed)
+    ]
+    ok = check_machines("arm", [item], apart, []).ok
+    return item.verdict if ok else INCONCLUSIVE, blind.verdict
+
+
+def _of_machine(pair: Sequence[Sample], machines: Machines, place: int) -> tuple[Sample, Sample]:
+    arm, control = (sample.only(machines.codes(sample.trial) == place) for sample in pair)
+    return arm, control
+
+
+def main(seeds: int) -> None:
+    """Prints a line for each setting."""
+    for machines, trials, between, ratio in SETTINGS:
+        pairs = [verdicts(machines, trials, between=between, ratio=ratio, seed=seed) for seed in range(seeds)]
+        shown = []
+        for name, found in (("with machines", [pair[0] for pair in pairs]), ("blind", [pair[1] for pair in pairs])):
+            counts = Counter(found)
+            shown.append(f"{name} PASS {100 * counts[PASS] / seeds:.1f} %, FAIL {100 * counts[FAIL] / seeds:.1f} %")
+        print(
+            f"{machines} × {trials} trials, between {between:.0%}, true ratio {ratio}: {'; '.join(shown)}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)

@@ -1,0 +1,60 @@
+"""The folder that joins runs: which, and that it is none of the runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.records.joining import RunDocuments
+from analysis.records.run_list import RUN_LIST, RunList, listed_runs, write_run_list
+from analysis.records.run_records import check_runs
+from servers.fields import ConfigError
+
+
+def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[str] = ()) -> Path:
+    """A folder that names the runs in `directories`, which are trials of one experiment but for what is `accepted`.
+
+    It is `out`, or the folder itself where one that joins runs is given alone, or else a new one beside the first of
+    `directories`, which the same runs have every time. RecordError for runs that may not be joined, ConfigError for an
+    `out` that holds something else.
+    """
+    listed = listed_runs(directories, accepted)
+    documents = check_runs(listed)
+    if out:
+        folder = Path(out)
+    elif len(directories) == 1:
+        folder = directories[0]
+    else:
+        first = directories[0]
+        beside = first.parent if first.name not in ("", "..") else first.resolve().parent
+        folder = beside / f"joined-{_identity(documents)}"
+    _check_free(folder, listed)
+    write_run_list(folder, listed)
+    return folder
+
+
+def joins_runs(directory: Path) -> bool:
+    """Whether the directory is a folder that joins runs."""
+    return (directory / RUN_LIST).exists()
+
+
+def _identity(documents: Sequence[RunDocuments]) -> str:
+    """Eight digits that the same trials have wherever they lie."""
+    trials = [
+        f"{run.experiment.get('seed')} {run.starts_ns.get(number) or run.name}"
+        for run in documents
+        for number in run.numbers
+    ]
+    return hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:8]
+
+
+def _check_free(folder: Path, listed: RunList) -> None:
+    place = folder.resolve()
+    for run in listed.directories:
+        if place.is_relative_to(run.resolve()):
+            raise ConfigError(f'--out "{folder}" lies in the run {run.name}: give a folder of its own')
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f'--out "{folder}" is a file: give a folder')
+    if place.is_dir() and any(place.iterdir()) and not joins_runs(place):
+        raise ConfigError(f'--out "{folder}" holds other files: give a new folder, or one that joins runs')

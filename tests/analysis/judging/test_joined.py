@@ -1,0 +1,232 @@
+"""Joined runs judged as one: every check sees all trials, and each machine is a stratum."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.judging.comparisons import comparisons
+from analysis.judging.judgement import Judgement, judge
+from analysis.judging.rates import compare_rates
+from analysis.records.run_list import listed_runs, write_run_list
+from analysis.records.run_records import check_runs, read_run
+from analysis.records.tables import RecordWriter
+from analysis.run.run import Run
+from analysis.run.spikes import find_spikes
+from analysis.summary.summary import analyze
+from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
+
+DAY_NS = 10_000_000 * SECOND
+RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"]})
+
+
+def on(machine: str, *, slower: float = 1.0, ratio: float = 1.0, **more: Any) -> FakeRun:
+    """A run on a machine that is `slower` for both arms, where the arm takes `ratio` times as long as the control."""
+    arms = (replace(EAGER, ratio=slower), FakeArm(name="compiled", ratio=slower * ratio))
+    return replace(RUN, **{"arms": arms, "environment": {"machine": machine}, **more})
+
+
+def joined(folder: Path, *runs: FakeRun) -> Path:
+    directories = [
+        write_run(folder / f"run-{day}", replace(run, seed=run.seed + day, epoch_ns=EPOCH_NS + day * DAY_NS))
+        for day, run in enumerate(runs)
+    ]
+    listed = listed_runs(directories)
+    check_runs(listed)
+    write_run_list(folder / "joined", listed)
+    return folder / "joined"
+
+
+def judged(folder: Path) -> tuple[Run, Judgement]:
+    run = Run.of(read_run(folder))
+    return run, judge(run)
+
+
+def check(judgement: Judgement, name: str) -> Any:
+    return next(item for item in judgement.checks if item.check == name)
+
+
+def test_joined_runs_pass_every_check_that_each_of_them_passes(tmp_path):
+    run, judgement = judged(joined(tmp_path, on("a", trials=2), on("a", trials=1), on("b", trials=2)))
+    assert (len(run.trials), run.planned_trials, len(run.machines)) == (5, 5, 2)
+    assert [item.check for item in judgement.checks if not item.ok] == []
+    assert run.planned == {"eager": 4500, "compiled": 4500}
+    assert check(judgement, "pairs").ok
+    assert check(judgement, "machines").reason.startswith("No one of 2 machines")
+    assert judgement.overall == "PASS"
+
+
+def test_a_run_by_itself_has_no_machines_to_compare(tmp_path):
+    run, judgement = judged(write_run(tmp_path / "run", on("a")))
+    assert len(run.machines) == 1
+    assert judgement.apart == ()
+    assert all(item.check not in ("machines", "schedules") for item in judgement.checks)
+    assert "joined" not in analyze(tmp_path / "run")
+
+
+def test_what_is_wrong_with_one_run_is_wrong_with_all_and_names_its_trial(tmp_path):
+    folder = joined(tmp_path, on("a"), on("a", trials=2))
+    path = tmp_path / "run-1" / "trial-02" / "trial.json"
+    info = json.loads(path.read_text())
+    death = {"arm": "compiled", "replica": "compiled-0", "exit_code": -9}
+    counters = {"compile_events": 9}
+    final = {"eager-0": {"counters": {}}, "compiled-0": {"counters": counters}}
+    path.write_text(json.dumps({**info, "complete": False, "deaths": [death], "final": final}))
+    _, judgement = judged(folder)
+    assert check(judgement, "complete").reason == "Trial 3 (trial 2 of run-1) was stopped before its end."
+    assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
+    lost = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
+    assert any("compiled-0 counted 9 in trial 3" in reason for reason in lost)
+
+
+def test_a_trial_that_one_run_lacks_is_missing(tmp_path):
+    folder = joined(tmp_path, on("a", trials=2), on("a"))
+    shutil.rmtree(tmp_path / "run-0" / "trial-02")
+    _, judgement = judged(folder)
+    assert check(judgement, "complete").reason == "Trial 2 (trial 2 of run-0) is missing."
+
+
+def test_events_that_a_replica_numbered_are_missed_under_their_new_number(tmp_path):
+    compiling = FakeArm(name="compiled", compiles=(Compile(at_s=100, seconds=1),))
+    folder = joined(tmp_path, replace(RUN, arms=(EAGER, compiling)), replace(RUN, arms=(EAGER, compiling)))
+    path = tmp_path / "run-1" / "trial-01" / "compile_events.arrow"
+    events = read_run(tmp_path / "run-1").events
+    assert events is not None
+    with RecordWriter(path, events.schema) as writer:
+        row = {"trial": 1, "arm": "compiled", "replica": "compiled-0", "kind": "compile", "phase": "warmup"}
+        start = EPOCH_NS + DAY_NS + 100_000 * SECOND - SECOND
+        writer.append({**row, "event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1})
+    _, judgement = judged(folder)
+    reasons = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
+    assert len(reasons) == 1
+    assert "compiled-0 counted 8 in trial 2 and 3 are recorded" in reasons[0]
+
+
+def test_runs_of_one_seed_are_said_to_share_schedules(tmp_path):
+    one = write_run(tmp_path / "a", on("a", trials=2))
+    other = write_run(tmp_path / "b", on("a", trials=2, epoch_ns=EPOCH_NS + DAY_NS))
+    write_run_list(tmp_path / "joined", listed_runs([one, other]))
+    _, judgement = judged(tmp_path / "joined")
+    said = check(judgement, "schedules")
+    assert not said.ok
+    assert said.reason.startswith("Trials 1 and 3, 2 and 4 drove the same schedule")
+    assert said.affects == ()
+    assert judgement.overall == "PASS", "a mirrored schedule favours neither arm"
+
+
+def test_a_slow_machine_does_not_make_the_ratio_of_all(tmp_path):
+    folder = joined(tmp_path, on("a", slower=4.0, ratio=1.0), on("b", ratio=1.5))
+    run = Run.of(replace(read_run(folder), experiment={**read_run(folder).experiment, "gates": {"question": "run"}}))
+    items = comparisons(run)
+    (e2e,) = (item for item in items.gated if item.metric == "e2e")
+    assert 1.15 < e2e.ratio < 1.35, "the tail of both machines"
+    apart = {item.machine: item.ratio for item in items.apart if item.metric == "e2e"}
+    assert apart == {"a": pytest.approx(1.0, abs=0.06), "b": pytest.approx(1.5, abs=0.09)}
+
+
+def test_machines_that_differ_in_the_ratio_widen_it_and_machines_that_differ_in_speed_do_not(tmp_path):
+    def width(folder: Path) -> float:
+        (item,) = comparisons(Run.of(read_run(folder))).gated
+        return math.log((item.high or math.inf) / (item.low or 0.01))
+
+    alike = width(joined(tmp_path / "alike", *(on(name) for name in "abc")))
+    speeds = zip("abc", (1.0, 2.0, 0.7), strict=True)
+    in_speed = width(joined(tmp_path / "speed", *(on(name, slower=slower) for name, slower in speeds)))
+    ratios = zip("abc", (0.9, 1.0, 1.1), strict=True)
+    in_ratio = width(joined(tmp_path / "ratio", *(on(name, ratio=ratio) for name, ratio in ratios)))
+    assert in_speed < 1.5 * alike
+    assert in_ratio > 2.5 * alike
+
+
+def test_machines_that_contradict_each_other_leave_the_gate_open(tmp_path):
+    folder = joined(tmp_path, *(on(name, ratio=0.7, trials=2) for name in "abc"), on("d", ratio=1.4))
+    _, judgement = judged(folder)
+    gate = next(item for item in judgement.gates if item.kind == "noninferiority")
+    assert gate.verdict == "INCONCLUSIVE"
+
+
+def test_an_objective_that_one_machine_surely_misses_is_open(tmp_path):
+    slo = {"p90_e2e_ms": 700}
+    folder = joined(tmp_path, *(on(name, slo=slo, trials=2) for name in "abc"), on("d", slower=2.0, slo=slo))
+    _, judgement = judged(folder)
+    gate = next(item for item in judgement.gates if item.kind == "slo")
+    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
+    assert "p90_e2e_ms is missed on d alone" in check(judgement, "machines").reason
+    assert next(item for item in judgement.gates if item.kind == "noninferiority").blocked_by == ()
+
+
+def test_errors_of_one_machine_do_not_drown_among_the_others(tmp_path):
+    failing = replace(on("d"), arms=(EAGER, FakeArm(name="compiled", error_share=0.03)))
+    gates = {"metrics": ["e2e"], "max_error_pct": 1.0}
+    runs = [*(on(name, trials=2) for name in "abc"), failing]
+    _, judgement = judged(joined(tmp_path, *(replace(run, gates=gates) for run in runs)))
+    gate = next(item for item in judgement.gates if item.gate == "errors")
+    assert (gate.verdict, gate.blocked_by) == ("INCONCLUSIVE", ("machines",))
+    assert "the error limit is missed on d alone, by " in check(judgement, "machines").reason
+
+
+def test_what_is_normal_on_a_slow_machine_is_no_spike_and_no_interference(tmp_path):
+    compiles = [Compile(at_s=float(at), seconds=2.0) for at in range(20, 280, 20)]
+    slow = on("b", slower=6.0)
+    slow = replace(slow, arms=(slow.arms[0], replace(slow.arms[1], compiles=compiles)))
+    run, judgement = judged(joined(tmp_path, on("a", trials=2), slow))
+    assert check(judgement, "interference").ok
+    unexplained = [
+        spike
+        for spike in find_spikes(run.requests, run.attribution, run.events, control="eager", machine=run.machine)
+        if spike.arm == "eager"
+    ]
+    assert unexplained == []
+
+
+def test_goodput_is_as_sure_as_machines_agree(tmp_path):
+    def low(folder: Path) -> float:
+        rates = compare_rates(Run.of(read_run(folder)))
+        return next(item.low for item in rates if item.rate == "goodput") or 0.0
+
+    slo = {"p90_e2e_ms": 450}
+    ratios = zip("abc", (0.9, 1.0, 1.3), strict=True)
+    assert low(joined(tmp_path / "apart", *(on(name, ratio=ratio, slo=slo) for name, ratio in ratios))) < 0.97
+    assert low(joined(tmp_path / "alike", *(on(name, slo=slo) for name in "abc"))) > 0.98
+
+
+def test_the_advice_counts_trials(tmp_path):
+    runs = [on(name, ratio=1.06, trials=1, duration_s=240) for name in "aab"]
+    summary = analyze(joined(tmp_path, *runs))
+    assert summary["overall"] == "INCONCLUSIVE"
+    assert summary["advice"]["needed_s"] > 720
+    assert "more, if they are like the 3 that are here." in summary["advice"]["text"]
+
+
+def test_the_summary_names_runs_machines_and_what_was_accepted(tmp_path):
+    summary = analyze(joined(tmp_path, on("a", trials=2), on("b")))
+    facts = summary["joined"]
+    assert [(row["name"], row["machine"], row["trials"]) for row in facts["runs"]] == [
+        ("run-0", "a", [1, 2]),
+        ("run-1", "b", [3]),
+    ]
+    assert [row["machine"] for row in facts["machines"]] == ["a", "b"]
+    assert [row["machine"] for row in facts["ratios"]] == [None, "a", "b"]
+    assert summary["environment"]["machine"] == "a; b"
+    again = analyze(tmp_path / "joined")
+    assert again == summary
+
+
+def test_a_run_without_compile_events_does_not_hide_among_runs_that_have_them(tmp_path):
+    folder = joined(tmp_path, on("a"), on("a", telemetry=False))
+    _, judgement = judged(folder)
+    assert "run-1/trial-01 holds no compile_events, as other trials do" in check(judgement, "records").reason
+    gate = next(item for item in judgement.gates if item.gate == "recompiles")
+    assert gate.verdict == "INCONCLUSIVE"
+
+
+def test_a_trial_without_compile_events_does_not_hide_among_those_of_its_run(tmp_path):
+    run = write_run(tmp_path / "run", on("a", trials=2))
+    (run / "trial-02" / "compile_events.arrow").unlink()
+    _, judgement = judged(run)
+    assert "trial-02 holds no compile_events" in check(judgement, "records").reason
+    assert judgement.overall == "INCONCLUSIVE"
