@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -170,11 +169,10 @@ def _notes(
 
 
 def _release_row(release: Release) -> dict[str, Any]:
-    moment = datetime.datetime.fromtimestamp(release.created_ns / 1e9, tz=datetime.UTC)
     return {
         "run_id": release.run_id,
         "name": release.name,
-        "created": moment.isoformat() if release.created_ns else None,
+        "created": release.created,
         "trials": release.trials,
         "git_commit": release.environment.get("git_commit"),
     }

@@ -6,6 +6,7 @@ rests on. No request is in it.
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ class Release:
     def is_same_run(self, other: Release) -> bool:
         """Whether both were kept of one run."""
         return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
+
+    @property
+    def created(self) -> str | None:
+        """When its first request started, in UTC."""
+        moment = datetime.datetime.fromtimestamp(self.created_ns // SECOND, tz=datetime.UTC)
+        return moment.isoformat() if self.created_ns > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""

@@ -54,7 +54,7 @@ def _point(release: Release, arm: ReleaseArm, figure: Figure, limits: ReleaseLim
         return None
     point: dict[str, Any] = {
         "run_id": release.run_id,
-        "created_ns": release.created_ns,
+        "created": release.created,
         "value": float(values.mean()),
         "low": None,
         "high": None,

@@ -10,22 +10,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from analysis.records.documents import write_json
+from analysis.report.html import content_policy, environment, template_text
+from analysis.report.markdown import MARKS as MARKDOWN_MARKS
+from analysis.report.markdown import prose, table
 from analysis.report.terminal import MARKS, STYLES
-from analysis.report.values import DASH, Row, at, interval, is_number, quantity, ratio, rows, text, verdict
+from analysis.report.trend_charts import trend_charts
+from analysis.report.values import (
+    DASH,
+    Row,
+    at,
+    count,
+    interval,
+    is_number,
+    moment,
+    quantity,
+    ratio,
+    rows,
+    text,
+    verdict,
+)
 
 
 def write_release_reports(document: Mapping[str, Any], folder: Path) -> Path:
-    """compare.json, compare.md, compare.xml and compare.html stand in `folder`; the path of the one for people."""
+    """compare.json, compare.xml, compare.md and compare.html stand in `folder`; the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", document, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "compare.xml").write_text(release_junit(document), encoding="utf-8", newline="\n")
-    return folder / "compare.json"
+    for name, content in (
+        ("compare.xml", release_junit(document)),
+        ("compare.md", release_markdown(document)),
+        ("compare.html", release_html(document)),
+    ):
+        (folder / name).write_text(content, encoding="utf-8", newline="\n")
+    return folder / "compare.html"
 
 
 def gates_of(document: Row, arm: object = None) -> list[Row]:
@@ -118,6 +141,94 @@ def _gates(document: Row) -> Table:
                 limit_text(row),
             )
     return table
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def release_html(document: Row) -> str:
+    """The whole compare.html: one file that fetches nothing and runs no script."""
+    style = template_text("report.css") + template_text("release.css")
+    charts = trend_charts(document)
+    arms = rows(document, "arms")
+    return (
+        environment()
+        .get_template("release.html")
+        .render(
+            policy=content_policy(style, ""),
+            style=Markup(style),
+            document=document,
+            facts=_facts(document),
+            arms=[
+                {
+                    "index": index,
+                    "name": arm.get("name"),
+                    "verdict": arm.get("verdict"),
+                    "gates": [
+                        {**row, "between": interval(row.get("low"), row.get("high")), "limit_text": limit_text(row)}
+                        for row in gates_of(document, arm.get("name"))
+                    ],
+                    "shown": [row for row in _shown(document) if row.get("arm") == arm.get("name")],
+                    "charts": [chart for chart in charts if chart.arm == text(arm.get("name"))],
+                    "references": rows(arm, "machine", "references"),
+                    "machine": text(at(arm, "machine", "text")),
+                }
+                for index, arm in enumerate(arms)
+            ],
+            differs=rows(document, "differs"),
+            runs=len(rows(document, "history")),
+        )
+    )
+
+
+def _facts(document: Row) -> list[dict[str, str]]:
+    facts = []
+    for side in ("baseline", "candidate"):
+        run = at(document, side)
+        commit = text(at(run, "git_commit"))[:12]
+        note = ", ".join(part for part in (moment(at(run, "created")), commit) if part != DASH)
+        trials = count(at(run, "trials"))
+        facts.append({"name": side.capitalize(), "value": text(at(run, "run_id")), "note": f"{note}; trials: {trials}"})
+    earlier = len(rows(document, "history"))
+    facts.append({"name": "Earlier runs beside", "value": count(earlier), "note": "which show how days differ"})
+    return facts
+
+
+def _shown(document: Row) -> list[Row]:
+    """The figures that are not judged."""
+    return [row for row in rows(document, "figures") if row.get("verdict") is None]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def release_markdown(document: Row) -> str:
+    """The comparison for a pull request: verdict, gates by arm, what is open, what differs."""
+    names = f"{prose(at(document, 'baseline', 'run_id'))} → {prose(at(document, 'candidate', 'run_id'))}"
+    judged = verdict(at(document, "overall"))
+    parts = [f"## {MARKDOWN_MARKS.get(judged, judged)} · {names}", prose(at(document, "headline"))]
+    head = ("Verdict", "Figure", "Baseline", "Candidate", "Ratio", "Between", "Limit")
+    for arm in rows(document, "arms"):
+        body = [
+            (
+                MARKDOWN_MARKS.get(verdict(row.get("verdict")), DASH),
+                prose(row.get("label")),
+                quantity(row.get("baseline"), row.get("unit")),
+                quantity(row.get("candidate"), row.get("unit")),
+                ratio(row.get("ratio")),
+                interval(row.get("low"), row.get("high")),
+                limit_text(row),
+            )
+            for row in gates_of(document, arm.get("name"))
+        ]
+        parts += [f"### {prose(arm.get('name'))}", table(head, body, right=(2, 3, 4, 5, 6))]
+    lines = [prose(line) for line in open_lines(document)]
+    lines += [prose(note) for note in at(document, "notes") or []]
+    if lines:
+        parts.append("\n".join(f"- {line}" for line in lines))
+    if changed := [prose(row.get("text")) for row in rows(document, "differs")]:
+        parts.append("What differs: " + "; ".join(changed) + ".")
+    return "\n\n".join(parts) + "\n"
 
 
 # --- JUnit ------------------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def add_arguments(parser: CommandParser) -> None:
         "anyhow is allowed for. A change of the machine's own speed, as the runs' references show it, opens what it\n"
         "may explain. Runs that differ in traffic, model or objectives are refused; what else differs is listed.\n\n"
         f"BASELINE is a run directory, a record of one, or a folder of either (with {LIMITS_FILE} for the limits), of\n"
-        "which the newest is compared and all show how days differ. Writes compare.json and compare.xml into the\n"
-        "candidate's run directory.\n\n"
+        "which the newest is compared and all show how days differ. Writes compare.html, compare.md, compare.xml\n"
+        "and compare.json into the candidate's run directory.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.",
         "  tailgate compare runs/20260101T120000Z-canary runs/20260108T120000Z-canary\n"
         "  tailgate compare baselines/main runs/20260108T120000Z-canary --accept\n"

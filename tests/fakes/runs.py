@@ -178,7 +178,7 @@ def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float)
 
 def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     rng = np.random.default_rng([run.seed, number])
-    start = EPOCH_NS + (run.day * 864_000 + number * 100_000) * SECOND
+    start = EPOCH_NS + (run.day * 86_400 + number * 100_000) * SECOND
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // 30) + 1
