@@ -12,7 +12,7 @@ from analysis.records.tables import RecordError
 from analysis.releases.conditions import Departure, departures, obstacles
 from analysis.releases.gates import FigureRow, arm_rows
 from analysis.releases.history import History
-from analysis.releases.machine import MachineSpeeds, machine_speeds
+from analysis.releases.machine import MachineSpeeds, machine_speeds, typical
 from analysis.releases.release import Release
 from analysis.releases.trend import trends
 from analysis.settings.release_limits import ReleaseLimits
@@ -68,8 +68,9 @@ def compare_releases(
             "run both with one experiment"
         )
     alike = history.alike(candidate, arms)
-    machines = {other: _machines(baseline, candidate, name, other, limits) for name, other in arms.items()}
-    rows = arm_rows(arms, history=alike, baseline=baseline, candidate=candidate, machines=machines, limits=limits)
+    repeats = history.repeats(arms, alike)
+    machines = {other: _machines(repeats, candidate, name, other, limits) for name, other in arms.items()}
+    rows = arm_rows(arms, history=alike, repeats=repeats, candidate=candidate, machines=machines, limits=limits)
     gates = [row for row in rows if row.verdict is not None]
     overall = overall_verdict([row.verdict for row in gates])
     document = {
@@ -78,7 +79,7 @@ def compare_releases(
         "overall": overall,
         "exit_code": EXIT_CODES[overall],
         "headline": _headline(overall, gates),
-        "baseline": _release_row(baseline),
+        "baseline": {**_release_row(baseline), "runs": [release.run_id for release in repeats]},
         "candidate": _release_row(candidate),
         "history": [_release_row(release) for release in alike],
         "arms": [
@@ -113,13 +114,16 @@ def overall_verdict(verdicts: Sequence[str | None]) -> str:
     return PASS if verdicts and all(verdict == PASS for verdict in verdicts) else INCONCLUSIVE
 
 
-def _machines(baseline: Release, candidate: Release, name: str, other: str, limits: ReleaseLimits) -> MachineSpeeds:
-    one, two = baseline.environment.get("machine"), candidate.environment.get("machine")
+def _machines(
+    repeats: Sequence[Release], candidate: Release, name: str, other: str, limits: ReleaseLimits
+) -> MachineSpeeds:
+    here = candidate.environment.get("machine")
+    there = {release.environment.get("machine") for release in repeats}
     return machine_speeds(
-        baseline.arms[name].references,
+        typical(release.arms[name].references for release in repeats),
         candidate.arms[other].references,
         drift=limits.machine_drift,
-        same_machine=one == two if one and two else None,
+        same_machine=there == {here} if here and None not in there else None,
     )
 
 

@@ -19,7 +19,7 @@ from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
 from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
 from analysis.statistics.compare import holm
-from analysis.statistics.unpaired import Difference, Level, Part, day_part, difference, level_of, trials_needed
+from analysis.statistics.unpaired import Difference, Level, Part, day_part, difference, level_of, pooled, trials_needed
 
 _SMALLEST_SHARE_PCT = 0.05  # a share of nothing has no logarithm
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
@@ -74,23 +74,29 @@ def arm_rows(
     arms: Mapping[str, str],
     *,
     history: Sequence[Release],
-    baseline: Release,
+    repeats: Sequence[Release],
     candidate: Release,
     machines: Mapping[str, MachineSpeeds],
     limits: ReleaseLimits,
 ) -> list[FigureRow]:
     """All figures that both releases have, or that one of them lacks, of each of `arms` (the baseline's name to the
-    candidate's), judged where they have a limit. `machines` by the candidate's name of the arm."""
+    candidate's), judged where they have a limit.
+
+    `repeats` are runs of the baseline's build, the newest last: estimates rest on all of them, counts on the newest.
+    `history` shows how days differ. `machines` by the candidate's name of the arm.
+    """
+    baseline = repeats[-1]
     rows: list[FigureRow] = []
     estimates: list[_Estimate] = []
     for name, other in arms.items():
         earlier = [release.arms[name] for release in history]
+        same = [release.arms[name] for release in repeats]
         for figure in FIGURES:
             row = _base(figure, other, baseline.arms[name], candidate.arms[other], limits)
             if row is None:
                 continue
             if row.verdict is None and not row.reason and not figure.counted:
-                estimate = _estimate(row, earlier, baseline.arms[name], candidate.arms[other], limits)
+                estimate = _estimate(row, earlier, same, candidate.arms[other], limits)
                 if estimate is not None and row.limit is not None:
                     estimates.append(estimate)
                 row = estimate.row if estimate is not None else _unknown(row)
@@ -160,18 +166,22 @@ def _level(figure: Figure, arm: ReleaseArm, limits: ReleaseLimits) -> Level | No
 def _estimate(
     row: FigureRow,
     history: Sequence[ReleaseArm],
-    baseline: ReleaseArm,
+    repeats: Sequence[ReleaseArm],
     candidate: ReleaseArm,
     limits: ReleaseLimits,
 ) -> _Estimate | None:
     figure = row.figure
-    one, two = _level(figure, baseline, limits), _level(figure, candidate, limits)
-    if one is None or two is None:
+    source = repeats[-1].figures.sources.get(figure.key)
+
+    def levels(arms: Sequence[ReleaseArm]) -> list[Level]:
+        alike = [arm for arm in arms if arm.figures.sources.get(figure.key) == source]
+        return [level for arm in alike if (level := _level(figure, arm, limits)) is not None]
+
+    same, two = levels(repeats), _level(figure, candidate, limits)
+    if not same or two is None:
         return None
-    source = baseline.figures.sources.get(figure.key)
-    alike = [arm for arm in history if arm.figures.sources.get(figure.key) == source]
-    levels = [level for arm in alike if (level := _level(figure, arm, limits)) is not None]
-    day = day_part(levels, day_spread=figure.luck * limits.day_spread)
+    one = pooled(same)
+    day = day_part(levels(history), day_spread=figure.luck * limits.day_spread)
     apart = difference(one, two, day)
     low, high = apart.limits(limits.alpha)
     ratio = _ratio(figure, apart.effect)
@@ -179,6 +189,8 @@ def _estimate(
     return _Estimate(
         row=replace(
             row,
+            baseline=_ratio(figure, one.mean),
+            trials=(one.trials, two.trials),
             ratio=ratio,
             low=ends[0] if ends else None,
             high=ends[1] if ends else None,

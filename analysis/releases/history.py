@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,27 @@ class History:
             for release in self.releases
             if arms.keys() <= release.arms.keys() and not obstacles(release, candidate, arms)
         )
+
+    def repeats(self, arms: Mapping[str, str], alike: Sequence[Release]) -> tuple[Release, ...]:
+        """Those among `alike` that ran the very build of the newest, which is the last: one commit, one set of
+        versions, one configuration of the arms, and no doubt of what they did."""
+        earlier = [release for release in alike if release is not self.newest and not _doubted(release, arms)]
+        return (*(release for release in earlier if is_same_build(release, self.newest, arms)), self.newest)
+
+
+def is_same_build(one: Release, other: Release, arms: Iterable[str]) -> bool:
+    """Whether both ran the same code in the same configuration. A commit that is unknown, or was changed, tells not."""
+    commit = one.environment.get("git_commit")
+    return (
+        isinstance(commit, str)
+        and not commit.endswith("+changes")
+        and all(one.environment.get(key) == other.environment.get(key) for key in ("git_commit", "versions", "python"))
+        and all(one.arms[arm].config == other.arms[arm].config for arm in arms)
+    )
+
+
+def _doubted(release: Release, arms: Iterable[str]) -> bool:
+    return any(release.arms[arm].doubts for arm in arms)
 
 
 def read_history(path: Path) -> History:

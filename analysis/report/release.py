@@ -188,7 +188,10 @@ def _facts(document: Row) -> list[dict[str, str]]:
         commit = text(at(run, "git_commit"))[:12]
         note = ", ".join(part for part in (moment(at(run, "created")), commit) if part != DASH)
         trials = count(at(run, "trials"))
-        facts.append({"name": side.capitalize(), "value": text(at(run, "run_id")), "note": f"{note}; trials: {trials}"})
+        note += f"; trials: {trials}"
+        if len(repeats := at(run, "runs") or []) > 1:
+            note += f"; with {len(repeats) - 1} earlier of its build"
+        facts.append({"name": side.capitalize(), "value": text(at(run, "run_id")), "note": note})
     earlier = len(rows(document, "history"))
     facts.append({"name": "Earlier runs beside", "value": count(earlier), "note": "which show how days differ"})
     return facts

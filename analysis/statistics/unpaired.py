@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -67,6 +67,7 @@ class Level:
     mean: float
     trials: int
     each: Part | None  # the variance of one trial
+    runs: int = 1  # that it was made of, each on a day of its own
 
     @property
     def part(self) -> Part | None:
@@ -97,6 +98,16 @@ def level_of(values: Floats, luck: Sequence[Luck], *, restart_spread: float) -> 
         foretold = summed([within, allowed])
     each = foretold if seen is None or foretold.variance >= seen.variance else seen
     return Level(mean=mean, trials=count, each=each)
+
+
+def pooled(levels: Sequence[Level]) -> Level:
+    """The level of several runs of one build, one at least: each counts alike, since each had one day."""
+    count = len(levels)
+    trials = sum(level.trials for level in levels)
+    mean = sum(level.mean for level in levels) / count
+    parts = [level.part.times(1.0 / count**2) for level in levels if level.part is not None]
+    each = summed(parts).times(float(trials)) if len(parts) == count else None
+    return Level(mean=mean, trials=trials, each=each, runs=count)
 
 
 def day_part(history: Sequence[Level], *, day_spread: float) -> Part:
@@ -159,11 +170,12 @@ class Difference:
 
 
 def difference(baseline: Level, candidate: Level, day: Part) -> Difference:
-    """The candidate's level less the baseline's: Welch's t [1] with a variance more, that of a day in each [2]."""
+    """The candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of both [2]."""
     effect = candidate.mean - baseline.mean
     if baseline.part is None or candidate.part is None:
         return Difference(effect=effect, part=None)
-    return Difference(effect=effect, part=summed([baseline.part, candidate.part, day.times(2.0)]))
+    days = day.times(1.0 / baseline.runs + 1.0 / candidate.runs)
+    return Difference(effect=effect, part=summed([baseline.part, candidate.part, days]))
 
 
 def trials_needed(
@@ -173,15 +185,16 @@ def trials_needed(
     up to `most` would do."""
     if baseline.each is None or candidate.each is None:
         return None
-    effect = candidate.mean - baseline.mean
-    for count in range(max(baseline.trials, candidate.trials), most + 1):
+    for count in range(candidate.trials, most + 1):
         degrees = float(max(1, count - 1))
-        own = [
-            Part(variance=level.each.variance / count, degrees=max(degrees, level.each.degrees))
+        one, two = (
+            replace(
+                level, trials=count * level.runs, each=replace(level.each, degrees=max(degrees, level.each.degrees))
+            )
             for level in (baseline, candidate)
             if level.each is not None
-        ]
-        p_value = Difference(effect=effect, part=summed([*own, day.times(2.0)])).p_below(bound)
+        )
+        p_value = difference(one, two, day).p_below(bound)
         if p_value is not None and p_value <= alpha:
             return count
     return None

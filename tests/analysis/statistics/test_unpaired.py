@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.unpaired import Level, Luck, Part, day_part, difference, level_of, summed, trials_needed
+from analysis.statistics.unpaired import (
+    Level,
+    Luck,
+    Part,
+    day_part,
+    difference,
+    level_of,
+    pooled,
+    summed,
+    trials_needed,
+)
 
 NO_DAY = Part(variance=0.0, degrees=4.0)
 LUCK = Luck(spread=0.02, degrees=19.0)
@@ -119,3 +129,21 @@ def test_needed_trials_fall_with_the_distance_to_the_limit() -> None:
     assert far is not None
     assert near > far
     assert trials_needed(one, two, day, bound=0.0, alpha=0.05) is None
+
+
+def test_runs_of_one_build_share_out_the_luck_of_days() -> None:
+    day = Part(variance=0.01**2, degrees=4.0)
+    one = Level(mean=0.1, trials=4, each=Part(variance=0.0, degrees=3.0))
+    other = Level(mean=0.3, trials=6, each=Part(variance=0.0, degrees=5.0))
+    both = pooled([one, other])
+    assert (both.mean, both.trials, both.runs) == (pytest.approx(0.2), 10, 2)
+    assert difference(both, one, day).spread == pytest.approx(0.01 * math.sqrt(1.5))
+    assert difference(one, one, day).spread == pytest.approx(0.01 * math.sqrt(2.0))
+
+
+def test_pooled_variance_is_that_of_the_mean_of_runs() -> None:
+    noisy = Level(mean=0.0, trials=4, each=Part(variance=0.04, degrees=3.0))
+    assert pooled([noisy] * 5).part == Part(variance=pytest.approx(0.002), degrees=pytest.approx(15.0))
+    assert pooled([noisy]) == noisy
+    unknown = Level(mean=0.0, trials=1, each=None)
+    assert pooled([noisy, unknown]).part is None
