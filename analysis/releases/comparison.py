@@ -117,8 +117,9 @@ def overall_verdict(verdicts: Sequence[str | None]) -> str:
 def _machines(
     repeats: Sequence[Release], candidate: Release, name: str, other: str, limits: ReleaseLimits
 ) -> MachineSpeeds:
-    here = candidate.environment.get("machine")
-    there = {release.environment.get("machine") for release in repeats}
+    # A server of somebody else is not on the machine of the run.
+    here = None if candidate.arms[other].config.get("kind") else candidate.machine
+    there = {release.machine for release in repeats}
     return machine_speeds(
         typical(release.arms[name].references for release in repeats),
         candidate.arms[other].references,

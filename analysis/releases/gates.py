@@ -99,7 +99,7 @@ def arm_rows(
                 estimate = _estimate(row, earlier, same, candidate.arms[other], limits)
                 if estimate is not None and row.limit is not None:
                     estimates.append(estimate)
-                row = estimate.row if estimate is not None else _unknown(row)
+                row = estimate.row if estimate is not None else _unknown(row, candidate.arms[other])
             elif figure.counted and row.limit is not None and not row.reason:
                 row = _count(row, baseline.arms[name], candidate.arms[other], limits)
             rows.append(row)
@@ -206,10 +206,14 @@ def _estimate(
     )
 
 
-def _unknown(row: FigureRow) -> FigureRow:
+def _unknown(row: FigureRow, candidate: ReleaseArm) -> FigureRow:
+    """Nothing has a ratio to nothing. None of what had better be little is as good as can be."""
     if row.limit is None:
         return row
-    return replace(row, verdict=INCONCLUSIVE, reason=f"{row.figure.label} is 0 in a trial, so that there is no ratio.")
+    label = row.figure.label
+    if row.figure.less_is_better and not any(_values(row.figure, candidate.figures.values[row.figure.key])):
+        return replace(row, verdict=PASS, reason=f"{label}: none in any trial.")
+    return replace(row, verdict=INCONCLUSIVE, reason=f"{label} is 0 in a trial, so that there is no ratio.")
 
 
 def _ratio(figure: Figure, effect: float) -> float:

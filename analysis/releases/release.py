@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.documents import content_of, read_document, write_document
-from analysis.records.plain_values import first_of, mapping, number, rows_of, table
-from analysis.records.run_records import read_run
+from analysis.records.plain_values import mapping, number, rows_of, table
+from analysis.records.run_records import read_run, table_files
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures
@@ -28,6 +28,7 @@ from analysis.summary.summary import SCHEMA, analyze
 
 RECORD = "tailgate release"
 RECORD_SCHEMA = 1
+_LAST_NS = 9.2e18  # beyond any clock
 
 # Checks that compare arms of one run, or say that load was too much: neither makes a figure of one arm untrue.
 _BETWEEN_ARMS = frozenset(
@@ -72,6 +73,12 @@ class Release:
         return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
 
     @property
+    def machine(self) -> str | None:
+        """The identity of the machine; None where it is unknown."""
+        named = self.environment.get("machine")
+        return named if isinstance(named, str) and named else None
+
+    @property
     def created(self) -> str | None:
         """When its first request started, in UTC."""
         moment = datetime.datetime.fromtimestamp(self.created_ns // SECOND, tz=datetime.UTC)
@@ -101,10 +108,12 @@ class Release:
                 f"it has schema {content.get('schema')}; this tailgate reads {RECORD_SCHEMA}: record the run again"
             )
         created, trials = number(content.get("created_ns")), number(content.get("trials"))
+        if created is None or not 0 <= created < _LAST_NS:
+            raise RecordError(f"its time {content.get('created_ns')!r} is none: record the run again")
         return cls(
             name=str(content.get("name")),
             run_id=str(content.get("run_id")),
-            created_ns=int(created or 0),
+            created_ns=int(created),
             trials=int(trials or 0),
             conditions=mapping(content.get("conditions")),
             environment=mapping(content.get("environment")),
@@ -168,7 +177,9 @@ def _numbers(value: Any) -> dict[str, float]:
 
 def is_run(path: Path) -> bool:
     """Whether `path` is a run directory."""
-    return path.is_dir() and ((path / "experiment.toml").exists() or any(path.glob("trial-*/")))
+    if not path.is_dir():
+        return False
+    return (path / "experiment.toml").exists() or any(path.glob("trial-*/")) or bool(table_files(path, "requests"))
 
 
 def read_release(path: Path) -> Release:
@@ -179,6 +190,8 @@ def read_release(path: Path) -> Release:
     if document is None or document.content is None:
         what = f"{path} {document.problem}" if document is not None else f"{path} is no run directory and no record"
         raise RecordError(f"{what}: give a directory that `tailgate run` wrote, or a record of one")
+    if not document.stated:
+        raise RecordError(f"{path} has no checksum, so tailgate did not write it: record the run again with --accept")
     try:
         return Release.from_dict(document.content)
     except RecordError as error:
@@ -204,7 +217,6 @@ def release_of(run_dir: Path) -> Release:
         ),
         None,
     )
-    references = [row for info in infos for row in rows_of(info.get("references"))]
     return Release(
         name=run.name,
         run_id=run.run_id,
@@ -225,7 +237,7 @@ def release_of(run_dir: Path) -> Release:
             arm: ReleaseArm(
                 figures=arm_figures(run, arm),
                 config=_config(run, arm),
-                references=typical(_of_device(references, mapping(first_of(infos, "devices")).get(arm))),
+                references=_references(run, arm),
                 cache=_numbers(startup_row(run, arm)["cache"]),
                 doubts=_names(doubts, arm, of_compiles=False),
                 compile_doubts=_names(doubts, arm, of_compiles=True),
@@ -254,11 +266,19 @@ def _names(doubts: Sequence[tuple[str, str | None]], arm: str, *, of_compiles: b
     return tuple(dict.fromkeys(name for name in own if (name in _OF_COMPILES) is of_compiles))
 
 
-def _of_device(rows: Iterable[Mapping[str, Any]], device: Any) -> list[Mapping[str, Any]]:
-    """The rows of the device, else those of all: the host's speed is the same for each."""
-    known = [row for row in rows if not row.get("error")]
-    own = [row for row in known if row.get("device") == device]
-    return own or known
+def _references(run: Run, arm: str) -> dict[str, float]:
+    """The typical references of the device that the arm had in each trial; of a host, where they are of no device.
+
+    Empty for a server of somebody else: those of the run are of another machine.
+    """
+    if run.account(arm).external:
+        return {}
+    rows: list[Mapping[str, Any]] = []
+    for info in run.infos:
+        known = [row for row in rows_of(info.get("references")) if not row.get("error")]
+        device = mapping(info.get("devices")).get(arm)
+        rows += [row for row in known if row.get("device") == device] or known
+    return typical(rows)
 
 
 def _conditions(run: Run) -> dict[str, Any]:

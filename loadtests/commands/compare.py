@@ -121,7 +121,9 @@ def _history(folder: Path, candidate: Release, *, may_be_new: bool) -> History:
 def _first(folder: Path, candidate: Release, *, keep: bool, as_json: bool) -> int:
     """There is no run to compare with: INCONCLUSIVE, and with --accept it is the first to be kept."""
     if not keep:
-        return complain(f"{folder} holds no earlier run: keep a first one with --accept", EXIT_USAGE)
+        return complain(
+            f"{folder} holds no run from before {candidate.run_id}: keep a first one with --accept", EXIT_USAGE
+        )
     kept = accept(candidate, folder)
     verdict = "INCONCLUSIVE"
     headline = f"There is no earlier run to compare with; {candidate.run_id} is the first baseline."

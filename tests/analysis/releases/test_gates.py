@@ -265,6 +265,18 @@ def test_limits_choose_the_gates() -> None:
     assert row(document, "p50_tpot_ms")["verdict"] in ("PASS", "INCONCLUSIVE")
 
 
+def test_no_errors_pass_a_limit_on_errors_and_first_errors_leave_it_open() -> None:
+    limits = ReleaseLimits(limits={"error_pct": 0.1})
+    none, some = replace(BUILD, levels={}, counts={"error_pct": [0, 0]}), replace(BUILD, counts={"error_pct": [0, 1]})
+    assert row(compared(none, none, limits=limits), "error_pct")["verdict"] == "PASS"
+    assert row(compared(none, some, limits=limits), "error_pct")["verdict"] == "INCONCLUSIVE"
+
+
+def test_speed_of_somebody_elses_server_is_open_though_the_load_came_from_one_machine() -> None:
+    build = replace(BUILD, references={}, config={"kind": "openai", "model_name": "m"})
+    assert row(compared(build, build), "p99_e2e_ms")["verdict"] == "INCONCLUSIVE"
+
+
 def test_without_a_gate_nothing_passes() -> None:
     document = compared(replace(BUILD, levels={"p50_e2e_ms": 5.0}), replace(BUILD, levels={"p50_e2e_ms": 5.0}))
     assert document["overall"] == "INCONCLUSIVE"

@@ -1,16 +1,22 @@
 """A folder of earlier runs: which of them is compared, which are its repeats, and which tell nothing."""
 
+import copy
+import json
+import random
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.records.documents import write_document
 from analysis.records.tables import RecordError
-from analysis.releases.comparison import compare_releases
+from analysis.releases.comparison import arms_to_compare, compare_releases
 from analysis.releases.conditions import departures, obstacles
 from analysis.releases.history import History, accept, before, by_time, read_history
 from analysis.releases.release import Release, read_release
+from analysis.report.release import release_html, release_junit, release_markdown, release_table
 from analysis.settings.release_limits import ReleaseLimits
 from tests.fakes.releases import Build, release
 
@@ -35,6 +41,8 @@ def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
         ({"schema": 9}, "it has schema 9; this tailgate reads 1: record the run again"),
         ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, "fast", None, None]]}}}}, "p99_e2e_ms is damaged"),
         ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [3.0]}}}}, "p99_e2e_ms is damaged"),
+        ({"created_ns": 1e30}, "its time 1e.30 is none"),
+        ({"created_ns": None}, "its time None is none"),
     ],
 )
 def test_document_that_is_no_record_is_refused_in_one_line(change, expected, tmp_path: Path) -> None:
@@ -43,6 +51,48 @@ def test_document_that_is_no_record_is_refused_in_one_line(change, expected, tmp
     with pytest.raises(RecordError, match=expected) as refused:
         read_release(path)
     assert "\n" not in str(refused.value)
+
+
+def test_record_without_its_checksum_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(release(Build(), day=0, seed=1).to_dict()))
+    with pytest.raises(RecordError, match="has no checksum"):
+        read_release(path)
+
+
+JUNK = (None, True, -1, 1e300, "", "x" * 300, [], [[]], {}, {"": None}, [[1, 2, 3, 4]], [["a", 1, None, None]])
+
+
+def junked(value: Any, rng: random.Random) -> Any:
+    """The value with one of its parts replaced by something else."""
+    if not isinstance(value, (dict, list)) or not value or rng.random() < 0.15:
+        return rng.choice(JUNK)
+    copied = copy.copy(value)
+    place = rng.choice(list(copied) if isinstance(copied, dict) else range(len(copied)))
+    copied[place] = junked(copied[place], rng)
+    return copied
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_record_with_anything_in_it_is_compared_or_refused_in_words(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    kept = json.loads(json.dumps(release(COMMITTED, day=0, seed=1).to_dict()))
+    path = tmp_path / "record.json"
+    for _ in range(2):
+        key = rng.choice(["arms", "arms", "arms", "conditions", "environment", "run_id", "trials", "created_ns"])
+        kept[key] = junked(kept[key], rng)
+    write_document(path, kept)
+    candidate = release(COMMITTED, day=1, seed=1)
+    try:
+        read = read_history(path)
+        arms = arms_to_compare(read.newest, candidate)
+        document = compare_releases(read, candidate, arms=arms, limits=ReleaseLimits())
+    except RecordError:
+        return
+    json.dumps(document, allow_nan=False)
+    for show in (release_html, release_markdown, release_table):
+        assert show(document)
+    ET.fromstring(release_junit(document))
 
 
 def test_newest_before_the_candidate_is_the_baseline() -> None:

@@ -205,7 +205,7 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
     [
         (["none", "{run}"], "none does not exist"),
         (["{run}", "none"], "none is no run directory and no record"),
-        (["{empty}", "{run}"], "holds no earlier run: keep a first one with --accept"),
+        (["{empty}", "{run}"], "holds no run from before last-week: keep a first one with --accept"),
         (["{run}", "{run}", "--accept"], "give a folder of baselines"),
         (["{empty}", "{run}", "--force"], "add --accept"),
         (["{run}", "{run}", "--limits", "none.toml"], "none.toml: cannot be read"),
