@@ -57,7 +57,8 @@ def content_policy(style: str, script: str) -> str:
     )
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Templates of the folder, with what shows a value as filters."""
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -83,7 +84,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
     events = values.rows(summary, "events")
     style, script = template_text("report.css"), bundle()
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             policy=content_policy(style, script),

@@ -105,7 +105,7 @@ def several(kind: Callable[[str], T], most: int = 1024) -> Callable[[str], tuple
     return parse
 
 
-_FILES = ("FILE", "DIR", "RUN_DIR", "TRACE", "EXPERIMENT")
+_FILES = ("FILE", "DIR", "RUN_DIR", "BASELINE", "CANDIDATE", "TRACE", "EXPERIMENT")
 
 
 def give_types(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
-"""The console script `tailgate`: run | parity | inspect | serve | split | worker | analyze | export | forecast | plan |
-calibrate | breakeven. Each command is a module of this package; only that of the command in hand is imported.
+"""The console script `tailgate`: run | parity | inspect | serve | split | worker | analyze | compare | export |
+forecast | plan | calibrate | breakeven. Each command is a module of this package; only that of the command in hand is
+imported.
 
-Exit codes of run, parity and analyze: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run itself
-broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
+Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
+itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
 one JSON object as the last line for a program. Every other word about progress goes to stderr.
 """
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "split": "split traffic over arms with Envoy, in the foreground",
     "worker": "drive load from this host for a run on another one",
     "analyze": "judge a run again, or several runs as one",
+    "compare": "compare two runs over time, such as last week's release and this",
     "export": "write the records of a run as Parquet, JSON Lines or CSV",
     "forecast": "say from a trace alone what each compile policy will pay",
     "plan": "say how long a run must be",
@@ -78,6 +80,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         "  tailgate parity demo                    do the arms compute the same?\n"
         "  tailgate inspect --arm compiled-naive   what will recompile, before any load\n"
         "  tailgate analyze runs/20260101T120000Z-canary\n"
+        "  tailgate compare baselines/main runs/20260108T120000Z-canary\n"
         "  tailgate forecast conv.csv              how many compiles, how much padding, before any GPU time\n"
         "  tailgate plan --rate 4 --margin 0.1     how long a run must be\n"
         "\n"

@@ -1,6 +1,7 @@
 """An arm without a model: real gRPC, real telemetry, paced tokens and scripted compile events.
 
-Takes the command line of `python -m servers.front.serve`, and a few flags of its own that script misfortune.
+Takes the command line of `python -m servers.front.serve`, and a few flags of its own that script misfortune. The
+variable PLANTED makes it slower or fatter than its flags say, as benchmarks/planted_arm.py does with a real one.
 """
 
 from __future__ import annotations
@@ -33,8 +34,19 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
     """Answers with paced tokens; a compiled-naive arm stalls on prompt lengths it has not seen."""
 
     def __init__(
-        self, config: ArmConfig, replica: str, *, stall_s: float, dtype: str = "", token: int = 5, dies: bool = False
+        self,
+        config: ArmConfig,
+        replica: str,
+        *,
+        stall_s: float,
+        dtype: str = "",
+        token: int = 5,
+        dies: bool = False,
+        token_s: float = TOKEN_S,
+        memory_bytes: int = 0,
     ) -> None:
+        self.token_s = token_s
+        self.memory_bytes = memory_bytes
         self.dies = dies
         self.config = config
         self.dtype = dtype or config.model.dtype
@@ -115,7 +127,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
                     request_ids=[request.request_id],
                     batch_id=batch,
                 )
-            time.sleep(TOKEN_S)
+            time.sleep(self.token_s)
             prefilled = now_ns()
         self.publish(
             telemetry_pb2.TelemetryEvent(
@@ -144,7 +156,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
                 finish_reason=inference_pb2.FINISH_REASON_LENGTH if last else inference_pb2.FINISH_REASON_UNSPECIFIED,
             )
             if not last:
-                time.sleep(TOKEN_S)
+                time.sleep(self.token_s)
         end = now_ns()
         values: dict[str, Any] = {
             "arm": self.config.name,
@@ -191,7 +203,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             config_json=json.dumps(self.config.to_dict()),
             versions={"fake": "1"},
             counters={"answered": self.answered},
-            memory_bytes={"weights": 1024},
+            memory_bytes={"weights": 1024, **({"process_peak": self.memory_bytes} if self.memory_bytes else {})},
             startup_ns={"load": 10_000_000},
             device=self.config.model.device,
             dtype=self.dtype,
@@ -214,6 +226,8 @@ def main() -> None:
     parser.add_argument("--fail-start", action="append", default=[], metavar="REPLICA")
     parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
     parser.add_argument("--token", action="append", default=[], metavar="REPLICA=TOKEN")
+    parser.add_argument("--token-s", type=float, default=TOKEN_S)
+    parser.add_argument("--memory-bytes", type=int, default=0)
     parser.add_argument("--never-ready", action="append", default=[], metavar="REPLICA")
     arguments = parser.parse_args()
     with Path(arguments.config).open() as file:
@@ -223,6 +237,7 @@ def main() -> None:
         sys.exit(3)
     dtypes = dict(item.split("=") for item in arguments.dtype)
     tokens = dict(item.split("=") for item in arguments.token)
+    faults = dict(item.split("=") for item in os.environ.get("PLANTED", "").split(",") if item)
     arm = Arm(
         config,
         arguments.replica,
@@ -230,6 +245,8 @@ def main() -> None:
         dtype=dtypes.get(arguments.replica, ""),
         token=int(tokens.get(arguments.replica, 5)),
         dies=arguments.replica in arguments.die_last,
+        token_s=arguments.token_s * float(faults.get("decode", 1.0)),
+        memory_bytes=int(arguments.memory_bytes * float(faults.get("memory", 1.0))),
     )
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96))
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]

@@ -75,6 +75,8 @@ class FakeArm:
     holds_rps: float = float("inf")
     padding: float = 4 / 3
     startup: Startup | None = None
+    decode: float = 1.0  # its time by token, over that which `ratio` says
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)  # what a replica said of itself after the traffic
 
 
 EAGER = FakeArm(name="eager", enabled=False)
@@ -109,6 +111,10 @@ class FakeRun:
     bed: FakeBed | None = None  # the machines, if somebody watched them
     interference: float = 1.0  # times longer that the control takes while another arm compiles
     epoch_ns: int = EPOCH_NS  # shortly before its first trial
+    day: int = 0  # on which it ran
+    day_ratio: float = 1.0  # how much longer everything took on that day
+    start_spread: float = 0.0  # of the log latency of an arm over its starts
+    references: Mapping[str, float] = field(default_factory=dict)  # of the CPU, before and after each trial
     stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
 
@@ -175,7 +181,7 @@ def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float)
 
 def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     rng = np.random.default_rng([run.seed, number])
-    start = run.epoch_ns + number * 100_000 * SECOND
+    start = run.epoch_ns + (run.day * 86_400 + number * 100_000) * SECOND
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // 30) + 1
@@ -184,6 +190,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     tokens = np.clip(rng.lognormal(3.0, 0.5, count), 2, 200).astype(int)
     shape = rng.standard_normal(count)
     weights = np.array([arm.weight for arm in run.arms])
+    levels = run.day_ratio * np.exp(run.start_spread * np.random.default_rng([run.seed, number, 1]).standard_normal(9))
     chosen = rng.choice(len(run.arms), size=count, p=weights / weights.sum())
     if run.design == "switchback":
         chosen = (offsets // 30).astype(int) % len(run.arms)
@@ -197,7 +204,11 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
                 if run.design != "mirrored" and chosen[index] != position:
                     continue
                 block = int(offsets[index] // 30)
-                scale = arm.ratio * np.exp(0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block])
+                scale = (
+                    levels[position % 9]
+                    * arm.ratio
+                    * np.exp(0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block])
+                )
                 if position == 0 and _during(offsets[index], run.arms[1:]):
                     scale *= run.interference
                 begun = max(offsets[index], begun + 1.0 / arm.holds_rps)
@@ -233,6 +244,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         "max_concurrency": None,
         "complete": run.complete,
         "deaths": [],
+        "devices": {arm.name: "cpu" for arm in run.arms},
         "weights": {arm.name: arm.weight for arm in run.arms},
         "startup": {
             arm.name: arm.startup.to_dict()
@@ -246,6 +258,19 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         names, luck = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
         trial |= run.bed.facts(names, number, luck)
         run.bed.write(folder, names, number, start, run.duration_s, luck)
+    if run.references:
+        rows = [{"host": "run", "device": "cpu", "when": when, **run.references} for when in ("before", "after")]
+        trial["references"] = rows
+    if any(arm.memory_bytes for arm in run.arms):
+        trial["final"] = {
+            f"{arm.name}-0": {
+                "memory_bytes": dict(arm.memory_bytes),
+                "counters": {
+                    "compile_events": arm.enabled * len(arm.startup.warmed if arm.startup else "1") + len(arm.compiles)
+                },
+            }
+            for arm in run.arms
+        }
     (folder / "trial.json").write_text(json.dumps(trial))
     compilers = {f"{arm.name}-0": arm.startup.compiler(arm.name) for arm in run.arms if arm.startup}
     if compilers:
@@ -265,7 +290,7 @@ def _request(
     scale: float,
     tokens: int,
 ) -> dict[str, Any]:
-    first, end = begun + 0.05 * scale, begun + 0.05 * scale + 0.01 * scale * (tokens - 1)
+    first, end = begun + 0.05 * scale, begun + 0.05 * scale + 0.01 * arm.decode * scale * (tokens - 1)
     stall = 0.0
     for compiling in arm.compiles:
         until = compiling.at_s + compiling.seconds

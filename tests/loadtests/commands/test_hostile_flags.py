@@ -70,6 +70,7 @@ BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "split": (("--arm", "eager=127.0.0.1:50051"), ("--admin", "127.0.0.1:1", "--set-weights", "eager=1")),
     "worker": (("--master", "127.0.0.1:5557", "--keep", "OUT"),),
     "analyze": (("RUN",),),
+    "compare": (("EARLIER", "RUN"),),
     "export": (("RUN", "--format", "csv"),),
     "forecast": (("TRACE",), ("TRACE", "--batch", "4", "--window-ms", "50")),
     "plan": (("--rate", "4"), ("RUN",)),
@@ -100,7 +101,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     trace = folder / "trace.csv"
     trace.write_text("time_s,input_tokens,output_tokens\n0,10,5\n1,300,2\n2,10,5\n")
     run = write_run(folder / "run", FakeRun(duration_s=60.0, rate=1.0))
-    return {"OUT": str(folder / "out"), "RUN": str(run), "TRACE": str(trace)}
+    earlier = write_run(folder / "earlier", FakeRun(duration_s=60.0, rate=1.0, day=-7, seed=2))
+    return {"OUT": str(folder / "out"), "RUN": str(run), "EARLIER": str(earlier), "TRACE": str(trace)}
 
 
 @pytest.fixture(autouse=True)

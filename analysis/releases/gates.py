@@ -1,0 +1,374 @@
+"""The figures of one arm in two releases, each judged by itself: PASS, FAIL or INCONCLUSIVE with a reason.
+
+PASS: surely not worse than the limit. FAIL: surely worse than the baseline, and as far as seen by more than the limit.
+All else is open. FAILs are adjusted by Holm's procedure over all gates, so that equal runs fail in at most one of
+1 / alpha comparisons; PASSes need no adjustment, since every gate must pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.releases.machine import MachineSpeeds
+from analysis.releases.release import Release, ReleaseArm
+from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
+from analysis.statistics.compare import holm
+from analysis.statistics.unpaired import Difference, Level, Part, day_part, difference, level_of, pooled, trials_needed
+
+_SMALLEST_SHARE_PCT = 0.05  # a share of nothing has no logarithm
+_CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureRow:
+    """One figure of one arm in both releases. With a limit it is a gate, and has a verdict."""
+
+    arm: str
+    figure: Figure
+    baseline: float | None  # the typical trial: a geometric mean, of counts the mean
+    candidate: float | None
+    ratio: float | None = None  # candidate over baseline, with one-sided limits
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None  # standard error of the log ratio
+    degrees: float | None = None
+    day_spread: float | None = None  # standard deviation of a day that the limits allow for
+    trials: tuple[int, int] = (0, 0)
+    limit: float | None = None
+    p_worse: float | None = None  # of H0: not worse; adjusted where it is a gate
+    corrected: tuple[float, float] | None = None  # the ratio with the machine's part taken off: from, to
+    needed_trials: int | None = None  # in each run, that would let a ratio as seen pass
+    verdict: str | None = None
+    reason: str = ""
+    doubt: str = ""  # why the verdict that the figures would have cannot be believed
+
+    @property
+    def seen(self) -> str:
+        """The ratio in words, with its limits."""
+        if self.ratio is None:
+            return f"{self.figure.label} cannot be compared"
+        limits = "so few requests and trials set no limits"
+        if self.low is not None and self.high is not None:
+            limits = f"between {self.low:.3f} and {self.high:.3f}"
+        return f"{self.figure.label} is {self.ratio:.3f} times the baseline's ({limits})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Estimate:
+    """A row with the numbers that decide it."""
+
+    row: FigureRow
+    difference: Difference  # positive is worse
+    bound: float
+    levels: tuple[Level, Level]
+    day: Part
+
+
+def arm_rows(
+    arms: Mapping[str, str],
+    *,
+    history: Sequence[Release],
+    repeats: Sequence[Release],
+    candidate: Release,
+    machines: Mapping[str, MachineSpeeds],
+    limits: ReleaseLimits,
+) -> list[FigureRow]:
+    """All figures that both releases have, or that one of them lacks, of each of `arms` (the baseline's name to the
+    candidate's), judged where they have a limit.
+
+    `repeats` are runs of the baseline's build, the newest last: estimates rest on all of them, counts on the newest.
+    `history` shows how days differ. `machines` by the candidate's name of the arm.
+    """
+    baseline = repeats[-1]
+    rows: list[FigureRow] = []
+    estimates: list[_Estimate] = []
+    for name, other in arms.items():
+        earlier = [release.arms[name] for release in history]
+        same = [release.arms[name] for release in repeats]
+        for figure in FIGURES:
+            row = _base(figure, other, baseline.arms[name], candidate.arms[other], limits)
+            if row is None:
+                continue
+            if row.verdict is None and not row.reason and not figure.counted:
+                estimate = _estimate(row, earlier, same, candidate.arms[other], limits)
+                if estimate is not None and row.limit is not None:
+                    estimates.append(estimate)
+                row = estimate.row if estimate is not None else _unknown(row, candidate.arms[other])
+            elif figure.counted and row.limit is not None and not row.reason:
+                row = _count(row, baseline.arms[name], candidate.arms[other], limits)
+            rows.append(row)
+    judged = {id(item.row): row for item, row in zip(estimates, _decided(estimates, machines, limits), strict=True)}
+    rows = [judged.get(id(row), row) for row in rows]
+    pairs = {other: (baseline.arms[name], candidate.arms[other]) for name, other in arms.items()}
+    return [_believed(row, *pairs[row.arm], machines[row.arm], limits) for row in rows]
+
+
+# --- What is compared -------------------------------------------------------------------------------------------------
+
+
+def _base(
+    figure: Figure, arm: str, baseline: ReleaseArm, candidate: ReleaseArm, limits: ReleaseLimits
+) -> FigureRow | None:
+    """The row without a judgement; with a reason where there can be none. None where neither release has the figure."""
+    one, two = (side.figures.values.get(figure.key) for side in (baseline, candidate))
+    if not one and not two:
+        return None
+    row = FigureRow(
+        arm=arm,
+        figure=figure,
+        baseline=_typical(figure, one),
+        candidate=_typical(figure, two),
+        trials=(len(one or ()), len(two or ())),
+        limit=limits.limit_of(figure),
+    )
+    if not one:
+        # An older tailgate did not record it: nothing that the candidate could have done better.
+        return replace(row, limit=None, reason=f"{figure.label} was not recorded in the baseline")
+    if not two:
+        reason = f"{figure.label} was recorded in the baseline and not in the candidate: record it again"
+        return replace(row, verdict=INCONCLUSIVE if row.limit is not None else None, reason=reason)
+    return row
+
+
+def _values(figure: Figure, trials: Mapping[int, tuple[float, object]]) -> list[float]:
+    least = _SMALLEST_SHARE_PCT if figure.key == "good_pct" else 0.0
+    return [max(value, least) for value, _ in trials.values()]
+
+
+def _typical(figure: Figure, trials: Mapping[int, tuple[float, object]] | None) -> float | None:
+    values = _values(figure, trials or {})
+    if not values:
+        return None
+    if figure.counted or min(values) <= 0:
+        return sum(values) / len(values)
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def _level(figure: Figure, arm: ReleaseArm, limits: ReleaseLimits) -> Level | None:
+    trials = arm.figures.values.get(figure.key) or {}
+    values = _values(figure, trials)
+    if not values or min(values) <= 0:
+        return None
+    sign = 1.0 if figure.less_is_better else -1.0
+    return level_of(
+        sign * np.log(values),
+        [luck for _, luck in trials.values()],
+        restart_spread=figure.luck * limits.restart_spread,
+    )
+
+
+def _estimate(
+    row: FigureRow,
+    history: Sequence[ReleaseArm],
+    repeats: Sequence[ReleaseArm],
+    candidate: ReleaseArm,
+    limits: ReleaseLimits,
+) -> _Estimate | None:
+    figure = row.figure
+    source = repeats[-1].figures.sources.get(figure.key)
+
+    def levels(arms: Sequence[ReleaseArm]) -> list[Level]:
+        alike = [arm for arm in arms if arm.figures.sources.get(figure.key) == source]
+        return [level for arm in alike if (level := _level(figure, arm, limits)) is not None]
+
+    same, two = levels(repeats), _level(figure, candidate, limits)
+    if not same or two is None:
+        return None
+    one = pooled(same)
+    day = day_part(levels(history), day_spread=figure.luck * limits.day_spread)
+    apart = difference(one, two, day)
+    low, high = apart.limits(limits.alpha)
+    ratio = _ratio(figure, apart.effect)
+    ends = sorted(_ratio(figure, end) for end in (low, high) if end is not None)
+    return _Estimate(
+        row=replace(
+            row,
+            baseline=_ratio(figure, one.mean),
+            trials=(one.trials, two.trials),
+            ratio=ratio,
+            low=ends[0] if ends else None,
+            high=ends[1] if ends else None,
+            spread=apart.spread,
+            degrees=apart.part.degrees if apart.part is not None else None,
+            day_spread=math.sqrt(day.variance),
+            p_worse=apart.p_above(0.0),
+        ),
+        difference=apart,
+        bound=math.inf if row.limit is None else bound_of(figure, row.limit),
+        levels=(one, two),
+        day=day,
+    )
+
+
+def _unknown(row: FigureRow, candidate: ReleaseArm) -> FigureRow:
+    """Nothing has a ratio to nothing. None of what had better be little is as good as can be."""
+    if row.limit is None:
+        return row
+    label = row.figure.label
+    if row.figure.less_is_better and not any(_values(row.figure, candidate.figures.values[row.figure.key])):
+        return replace(row, verdict=PASS, reason=f"{label}: none in any trial.")
+    return replace(row, verdict=INCONCLUSIVE, reason=f"{label} is 0 in a trial, so that there is no ratio.")
+
+
+def _ratio(figure: Figure, effect: float) -> float:
+    return math.exp(effect if figure.less_is_better else -effect)
+
+
+# --- What follows -----------------------------------------------------------------------------------------------------
+
+
+def _decided(
+    estimates: Sequence[_Estimate], machines: Mapping[str, MachineSpeeds], limits: ReleaseLimits
+) -> list[FigureRow]:
+    """The rows with their verdicts: as measured, and with what the machine may explain taken off."""
+    measured = _verdicts(estimates, [0.0] * len(estimates), limits)
+    ranges = [_machine_range(item, machines) for item in estimates]
+    corrected = [_verdicts(estimates, [side[place] for side in ranges], limits) for place in (0, 1)]
+    rows = []
+    for place, (item, (verdict, adjusted)) in enumerate(zip(estimates, measured, strict=True)):
+        row = replace(item.row, p_worse=adjusted)
+        least, most = ranges[place]
+        if least or most:
+            ends = sorted(_ratio(row.figure, item.difference.effect - by) for by in (least, most))
+            row = replace(row, corrected=(ends[0], ends[1]))
+            if verdict != INCONCLUSIVE and {side[place][0] for side in corrected} != {verdict}:
+                doubt = f"{machines[row.arm].text}: without its part the ratio is {ends[0]:.3f} to {ends[1]:.3f}"
+                reason = f"{row.seen}; that would be a {verdict}, but {doubt}, which decides otherwise."
+                rows.append(replace(row, verdict=INCONCLUSIVE, reason=reason, doubt=doubt))
+                continue
+        rows.append(_worded(replace(row, verdict=verdict), item, limits))
+    return rows
+
+
+def _machine_range(item: _Estimate, machines: Mapping[str, MachineSpeeds]) -> tuple[float, float]:
+    if item.row.figure.machine != "proportional":
+        return 0.0, 0.0
+    return machines[item.row.arm].range
+
+
+def _verdicts(
+    estimates: Sequence[_Estimate], corrections: Sequence[float], limits: ReleaseLimits
+) -> list[tuple[str, float | None]]:
+    """The verdict of each, and its p-value of no worsening, adjusted over all."""
+    moved = [item.difference.moved(by) for item, by in zip(estimates, corrections, strict=True)]
+    known = [place for place, item in enumerate(moved) if item.part is not None]
+    raw = [moved[place].p_above(0.0) for place in known]
+    adjusted = dict(zip(known, holm([p for p in raw if p is not None]), strict=True))
+    verdicts = []
+    for place, (item, apart) in enumerate(zip(estimates, moved, strict=True)):
+        p_within, p_worse = apart.p_below(item.bound), adjusted.get(place)
+        verdict = INCONCLUSIVE
+        if p_within is not None and p_within <= limits.alpha:
+            verdict = PASS
+        elif p_worse is not None and p_worse <= limits.alpha and apart.effect > item.bound:
+            verdict = FAIL
+        verdicts.append((verdict, p_worse))
+    return verdicts
+
+
+def _worded(row: FigureRow, item: _Estimate, limits: ReleaseLimits) -> FigureRow:
+    limit = _ratio(row.figure, item.bound)
+    side = ("below", "above") if row.figure.less_is_better else ("above", "below")
+    if row.verdict == PASS:
+        return replace(row, reason=f"{row.seen}, {side[0]} the limit of {limit:.3g}.")
+    if row.verdict == FAIL:
+        return replace(row, reason=f"{row.seen}: surely worse, and {side[1]} the limit of {limit:.3g}.")
+    needed = trials_needed(*item.levels, item.day, bound=item.bound, alpha=limits.alpha)
+    if row.low is None:
+        advice = "more traffic or more trials would set some"
+    elif needed is not None:
+        advice = f"with {needed} trials in each run such a ratio would pass"
+    elif item.difference.effect > item.bound:
+        advice = "more trials would tell whether it is really worse"
+    else:
+        advice = "no number of trials would do: days differ by that much; keep more runs in the baseline folder"
+    reason = f"{row.seen}, which leaves the limit of {limit:.3g} open; {advice}."
+    return replace(row, needed_trials=needed, reason=reason)
+
+
+def _count(row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, limits: ReleaseLimits) -> FigureRow:
+    """A count of what happened is no estimate: it FAILs with one trial."""
+    one, two = ([value for value, _ in side.figures.values[row.figure.key].values()] for side in (baseline, candidate))
+    more, label = row.limit or 0.0, row.figure.label
+    if row.figure.key == "warmup_compiles":
+        seen = f"{label}: {_span(two)}, in the baseline {_span(one)}"
+        if max(two) <= max(one) + more:
+            return replace(row, verdict=PASS, reason=f"{seen}.")
+        verdict = FAIL if min(two) > max(one) + more else INCONCLUSIVE
+        return replace(row, verdict=verdict, reason=f"{seen}, and {more:g} more are allowed.")
+    rates = sum(one) / len(one), sum(two) / len(two)
+    seen = f"{label}: {sum(two):g} in {_trials(len(two))}, in the baseline {sum(one):g} in {_trials(len(one))}"
+    if rates[1] <= rates[0] + more:
+        return replace(row, verdict=PASS, reason=f"{seen}.")
+    if not sum(one):
+        return replace(row, verdict=FAIL, reason=f"{seen}: it did not recompile before, and {more:g} are allowed.")
+    # Given their sum, counts of equal rates fall on the candidate by its share of the trials.
+    total = round(sum(one) + sum(two))
+    chance = float(stats.binom.sf(round(sum(two)) - 1, total, len(two) / (len(one) + len(two))))
+    if chance <= limits.alpha:
+        return replace(row, verdict=FAIL, p_worse=chance, reason=f"{seen}: surely more.")
+    return replace(row, verdict=INCONCLUSIVE, p_worse=chance, reason=f"{seen}, which may be the traffic's luck.")
+
+
+def _span(counts: Sequence[float]) -> str:
+    return f"{min(counts):g}" if min(counts) == max(counts) else f"{min(counts):g} to {max(counts):g}"
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+# --- What may be believed ---------------------------------------------------------------------------------------------
+
+
+def _believed(
+    row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, machine: MachineSpeeds, limits: ReleaseLimits
+) -> FigureRow:
+    """The row, INCONCLUSIVE where its verdict rests on what the releases do not show."""
+    if row.verdict not in (PASS, FAIL):
+        return row
+    doubt = _doubt(row, baseline, candidate, machine, limits)
+    if not doubt:
+        return row
+    reason = f"{row.reason} That would be a {row.verdict}, but {doubt}."
+    return replace(row, verdict=INCONCLUSIVE, reason=reason, doubt=doubt)
+
+
+def _doubt(
+    row: FigureRow, baseline: ReleaseArm, candidate: ReleaseArm, machine: MachineSpeeds, limits: ReleaseLimits
+) -> str:
+    figure = row.figure
+    sources = [side.figures.sources.get(figure.key) for side in (baseline, candidate)]
+    if sources[0] != sources[1]:
+        return f"the baseline has it from {sources[0]} and the candidate from {sources[1]}: record the baseline again"
+    if figure.key in ("startup_s", "compile_s") and abs(_cached(baseline) - _cached(candidate)) > _CACHE_SHARE:
+        shares = f"{100 * _cached(baseline):.0f} % and {100 * _cached(candidate):.0f} %"
+        return f"the compile cache held {shares} of the compiles: run both from caches in one state"
+    # What was counted, or held in memory, was so however the run went.
+    fact = figure.counted or figure.machine == "none"
+    for side, whose in ((candidate, "candidate"), (baseline, "baseline")):
+        doubts = side.compile_doubts if figure.counted else side.doubts if figure.traffic else ()
+        if doubts and not (fact and row.verdict == FAIL and whose == "candidate"):
+            return f"a check of the {whose}'s run failed ({', '.join(doubts)}): see its report"
+    if figure.machine == "none":
+        return ""
+    if limits.need_references and not machine.known:
+        return (
+            "nothing says that the machines were equally fast: take references in both runs ([bed] reference_s), or "
+            "set compare.need_references = false"
+        )
+    least, most = machine.range
+    if figure.machine == "unknown" and ((row.verdict == FAIL and most > 0) or (row.verdict == PASS and least < 0)):
+        return f"{machine.text}: run the baseline again on this machine"
+    return ""
+
+
+def _cached(arm: ReleaseArm) -> float:
+    total = sum(arm.cache.values())
+    return arm.cache.get("hit", 0.0) / total if total else 0.0

@@ -1,0 +1,317 @@
+"""A release: what is kept of one run so that later ones can be compared with it.
+
+A few kilobytes of JSON: the figures of each trial, the references of the machine, and the conditions that a comparison
+rests on. No request is in it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from analysis.judging.validity import LENGTH_CHECKS
+from analysis.records.documents import content_of, read_document, write_document
+from analysis.records.plain_values import mapping, number, rows_of, table
+from analysis.records.run_records import read_run, table_files
+from analysis.records.tables import RecordError
+from analysis.releases.machine import typical
+from analysis.releases.run_figures import ArmFigures, arm_figures
+from analysis.run.run import Run
+from analysis.run.startup import startup_row
+from analysis.run.trials import SECOND
+from analysis.statistics.unpaired import Luck
+from analysis.summary.summary import SCHEMA, analyze
+
+RECORD = "tailgate release"
+RECORD_SCHEMA = 1
+_LAST_NS = 9.2e18  # beyond any clock
+
+# Checks that compare arms of one run, or say that load was too much: neither makes a figure of one arm untrue.
+_BETWEEN_ARMS = frozenset(
+    {
+        *("interference", "pairs", "lag apart", "equal work", "comparable", "sample ratio", "arms", "control errors"),
+        *("block autocorrelation", "cross-check", "alive", "overload", "answers", "step counts"),
+    }
+)
+# Checks on what was told of compiles. Latencies are what clients saw, whatever was told.
+_OF_COMPILES = frozenset({"event counts", "placed compile events", "stalls explained"})
+# Settings of the traffic that say how it is sent, and not what.
+_OF_SENDING = frozenset({"workers", "remote_workers", "master_bind", "block_s"})
+_FILES = frozenset({"trace", "conversations", "tokenizer"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseArm:
+    """One arm of a release."""
+
+    figures: ArmFigures
+    config: Mapping[str, Any]  # preset, model, shapes, compile, engine; what an external server is
+    references: Mapping[str, float]  # typical speed of its device and host
+    cache: Mapping[str, float]  # starts' compiles by state of the compile cache
+    doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
+    compile_doubts: tuple[str, ...] = ()  # and those that leave its compiles open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What is kept of one run."""
+
+    name: str
+    run_id: str
+    created_ns: int  # the first request
+    trials: int
+    conditions: Mapping[str, Any]  # what must be alike: traffic, objectives, pressure
+    environment: Mapping[str, Any]  # what may differ, and is said
+    arms: Mapping[str, ReleaseArm]
+
+    def is_same_run(self, other: Release) -> bool:
+        """Whether both were kept of one run."""
+        return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
+
+    @property
+    def machine(self) -> str | None:
+        """The identity of the machine; None where it is unknown."""
+        named = self.environment.get("machine")
+        return named if isinstance(named, str) and named else None
+
+    @property
+    def created(self) -> str | None:
+        """When its first request started, in UTC."""
+        moment = datetime.datetime.fromtimestamp(self.created_ns // SECOND, tz=datetime.UTC)
+        return moment.isoformat() if self.created_ns > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "kind": RECORD,
+            "schema": RECORD_SCHEMA,
+            "name": self.name,
+            "run_id": self.run_id,
+            "created_ns": self.created_ns,
+            "trials": self.trials,
+            "conditions": self.conditions,
+            "environment": self.environment,
+            "arms": {name: _arm_table(arm) for name, arm in self.arms.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Release:
+        """The release that `to_dict` wrote. RecordError for anything else."""
+        if content.get("kind") != RECORD:
+            raise RecordError("it is no record of a release: give one that `tailgate compare --accept` wrote")
+        if content.get("schema") != RECORD_SCHEMA:
+            raise RecordError(
+                f"it has schema {content.get('schema')}; this tailgate reads {RECORD_SCHEMA}: record the run again"
+            )
+        created, trials = number(content.get("created_ns")), number(content.get("trials"))
+        if created is None or not 0 <= created < _LAST_NS:
+            raise RecordError(f"its time {content.get('created_ns')!r} is none: record the run again")
+        return cls(
+            name=str(content.get("name")),
+            run_id=str(content.get("run_id")),
+            created_ns=int(created),
+            trials=int(trials or 0),
+            conditions=mapping(content.get("conditions")),
+            environment=mapping(content.get("environment")),
+            arms={str(name): _arm_of(mapping(row)) for name, row in mapping(content.get("arms")).items()},
+        )
+
+
+def _arm_table(arm: ReleaseArm) -> dict[str, Any]:
+    return {
+        "figures": {
+            key: [[trial, value, luck.spread, _finite(luck.degrees)] for trial, (value, luck) in trials.items()]
+            for key, trials in arm.figures.values.items()
+        },
+        "sources": dict(arm.figures.sources),
+        "config": arm.config,
+        "references": dict(arm.references),
+        "cache": dict(arm.cache),
+        "doubts": list(arm.doubts),
+        "compile_doubts": list(arm.compile_doubts),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
+    values: dict[str, dict[int, tuple[float, Luck]]] = {}
+    for key, trials in mapping(row.get("figures")).items():
+        for entry in trials if isinstance(trials, list) else []:
+            if not isinstance(entry, list) or len(entry) != 4:
+                raise RecordError(f"its figure {key} is damaged: record the run again")
+            trial, value, spread, degrees = (number(item) for item in entry)
+            if trial is None or value is None:
+                raise RecordError(f"its figure {key} is damaged: record the run again")
+            luck = Luck(spread=spread, degrees=math.inf if degrees is None else degrees)
+            values.setdefault(str(key), {})[int(trial)] = (value, luck)
+    return ReleaseArm(
+        figures=ArmFigures(
+            values=values, sources={str(key): str(value) for key, value in mapping(row.get("sources")).items()}
+        ),
+        config=mapping(row.get("config")),
+        references=_numbers(row.get("references")),
+        cache=_numbers(row.get("cache")),
+        doubts=_texts(row.get("doubts")),
+        compile_doubts=_texts(row.get("compile_doubts")),
+    )
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    known = {str(key): number(item) for key, item in mapping(value).items()}
+    return {key: item for key, item in known.items() if item is not None}
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a run directory."""
+    if not path.is_dir():
+        return False
+    return (path / "experiment.toml").exists() or any(path.glob("trial-*/")) or bool(table_files(path, "requests"))
+
+
+def read_release(path: Path) -> Release:
+    """The release of the run directory, or of the record, at `path`. RecordError where it is neither."""
+    if is_run(path):
+        return release_of(path)
+    document = read_document(path) if path.is_file() else None
+    if document is None or document.content is None:
+        what = f"{path} {document.problem}" if document is not None else f"{path} is no run directory and no record"
+        raise RecordError(f"{what}: give a directory that `tailgate run` wrote, or a record of one")
+    if not document.stated:
+        raise RecordError(f"{path} has no checksum, so tailgate did not write it: record the run again with --accept")
+    try:
+        return Release.from_dict(document.content)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from None
+
+
+def write_release(release: Release, path: Path) -> None:
+    """`path` holds the release with a checksum, whole or not at all."""
+    write_document(path, release.to_dict(), indent=1)
+
+
+def release_of(run_dir: Path) -> Release:
+    """What is kept of the run in `run_dir`. RecordError when there is nothing to judge."""
+    doubts = _doubts(run_dir)
+    run = Run.of(read_run(run_dir))
+    infos = run.infos
+    environment = run.records.environment
+    machine = environment.get("machine") or next(
+        (
+            mapping(mapping(mapping(info.get("bed")).get("machines")).get("run")).get("machine")
+            for info in infos
+            if info.get("bed")
+        ),
+        None,
+    )
+    return Release(
+        name=run.name,
+        run_id=run.run_id,
+        created_ns=min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0) // SECOND * SECOND,
+        trials=len(run.trials),
+        conditions=_conditions(run),
+        environment={
+            "machine": machine,
+            "cpu": mapping(environment.get("cpu")).get("model"),
+            "cpus": mapping(environment.get("cpu")).get("usable"),
+            "gpus": environment.get("gpus"),
+            "platform": environment.get("platform"),
+            "python": environment.get("python"),
+            "git_commit": environment.get("git_commit"),
+            "versions": dict(mapping(environment.get("versions"))),
+        },
+        arms={
+            arm: ReleaseArm(
+                figures=arm_figures(run, arm),
+                config=_config(run, arm),
+                references=_references(run, arm),
+                cache=_numbers(startup_row(run, arm)["cache"]),
+                doubts=_names(doubts, arm, of_compiles=False),
+                compile_doubts=_names(doubts, arm, of_compiles=True),
+            )
+            for arm in run.arms
+        },
+    )
+
+
+def _doubts(run_dir: Path) -> list[tuple[str, str | None]]:
+    """Checks of the run that failed and leave figures open, each with the arm that it concerns, or None for all."""
+    summary = content_of(run_dir / "summary.json")
+    if summary.get("schema") != SCHEMA:
+        summary = analyze(run_dir)
+    rows = [
+        row
+        for row in rows_of(summary.get("validity"))
+        if row.get("ok") is False and {"slo", "noninferiority", "recompile"} & set(row.get("affects") or ())
+    ]
+    skipped = LENGTH_CHECKS | _BETWEEN_ARMS
+    return [(str(row.get("check")), row.get("arm")) for row in rows if row.get("check") not in skipped]
+
+
+def _names(doubts: Sequence[tuple[str, str | None]], arm: str, *, of_compiles: bool) -> tuple[str, ...]:
+    own = [name for name, concerned in doubts if concerned in (None, arm)]
+    return tuple(dict.fromkeys(name for name in own if (name in _OF_COMPILES) is of_compiles))
+
+
+def _references(run: Run, arm: str) -> dict[str, float]:
+    """The typical references of the device that the arm had in each trial; of a host, where they are of no device.
+
+    Empty for a server of somebody else: those of the run are of another machine.
+    """
+    if run.account(arm).external:
+        return {}
+    rows: list[Mapping[str, Any]] = []
+    for info in run.infos:
+        known = [row for row in rows_of(info.get("references")) if not row.get("error")]
+        device = mapping(info.get("devices")).get(arm)
+        rows += [row for row in known if row.get("device") == device] or known
+    return typical(rows)
+
+
+def _conditions(run: Run) -> dict[str, Any]:
+    experiment = run.records.experiment
+    traffic = {key: value for key, value in table(experiment, "traffic").items() if key not in _OF_SENDING}
+    traffic |= {key: PurePath(str(traffic[key])).name for key in _FILES & traffic.keys()}
+    traffic.setdefault("design", run.design)
+    durations = sorted({seconds for info in run.infos if (seconds := number(info.get("duration_s"))) is not None})
+    return {
+        "traffic": traffic,
+        "duration_s": durations,
+        "slo": sorted(target.text for target in run.targets),
+        "goodput": _settings(table(experiment, "goodput")),
+        "pressure": _settings(table(experiment, "pressure")),
+        "compile_cache": table(experiment, "trials").get("compile_cache"),
+    }
+
+
+def _settings(values: Mapping[str, Any]) -> list[str]:
+    """The settings that are not off: "ttft = 200"."""
+    return sorted(f"{key} = {value}" for key, value in values.items() if value)
+
+
+def _config(run: Run, arm: str) -> dict[str, Any]:
+    account = run.account(arm)
+    if account.external:
+        return {key: account.external.get(key) for key in ("kind", "model_name")}
+    config = account.config
+    model = {key: value for key, value in mapping(config.get("model")).items() if key not in ("device", "seed")}
+    # A second card of a host is the same kind of device.
+    device = str(mapping(config.get("model")).get("device") or "").split(":")[0]
+    return {
+        "preset": config.get("preset"),
+        "model": {**model, **({"device": device} if device else {})},
+        **{part: dict(mapping(config.get(part))) for part in ("shapes", "compile", "engine")},
+    }

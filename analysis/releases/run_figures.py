@@ -1,0 +1,238 @@
+"""What each trial of a run says of an arm, a figure at a time. What was not recorded is absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy import stats
+
+from analysis.arrays import Bools, Floats, Ints
+from analysis.records.plain_values import mapping, number
+from analysis.run.gaps import gaps_of
+from analysis.run.run import Run
+from analysis.run.slo import design_effect, meets_all
+from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
+from analysis.run.trials import SECOND, Trial
+from analysis.statistics.quantiles import ordered_interval, quantile
+from analysis.statistics.unpaired import Luck
+
+_CONFIDENCE = 0.95
+_REACH = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
+_MOST_GAPS = 200_000
+_FEWEST_BLOCKS = 2  # one block cannot show how much blocks differ
+
+Value = tuple[float, Luck]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFigures:
+    """The figures of one arm by key (`analysis.settings.release_limits`), then by trial: the value, and how much the
+    traffic of the trial moved it. `sources`: by whose word a figure is known, where there is more than one."""
+
+    values: Mapping[str, Mapping[int, Value]]
+    sources: Mapping[str, str]
+
+
+def arm_figures(run: Run, arm: str) -> ArmFigures:
+    """What each trial of the run says of the arm."""
+    figures: dict[str, dict[int, Value]] = {}
+    for trial in run.trials:
+        for key, value in _figures(run, arm, trial):
+            figures.setdefault(key, {})[trial.number] = value
+    sources = {}
+    for key in ("device_peak_bytes", "process_peak_bytes"):
+        source, peaks = _memory(run, arm, key)
+        if peaks:
+            figures[key], sources[key] = {trial: (value, Luck()) for trial, value in peaks.items()}, source
+    return ArmFigures(values=figures, sources=sources)
+
+
+def _figures(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
+    yield from _latencies(run, arm, trial)
+    yield from _rates(run, arm, trial)
+    exact: dict[str, float | None] = {
+        **_compiles(run, arm, trial),
+        "startup_s": _startup_s(trial.info, arm),
+        "energy_per_token_j": _energy_per_token(run, arm, trial),
+    }
+    yield from ((key, (value, Luck())) for key, value in exact.items() if value is not None)
+
+
+# --- Under the traffic ------------------------------------------------------------------------------------------------
+
+
+def _latencies(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
+    """All measured traffic, failures at their deadline: what clients saw, compiles and cold start included."""
+    own = run.of_arm(arm) & run.usable & (run.requests.trial == trial.number)
+    for metric in ("ttft", "tpot", "e2e"):
+        values = run.requests.metric_ms(metric)
+        rows = np.flatnonzero(own & ~np.isnan(values))
+        yield from _tail(metric, values[rows], run.block[rows])
+    gaps = gaps_of(run.requests, np.flatnonzero(own), most=_MOST_GAPS)
+    yield from _tail("itl", gaps.ms.astype(np.float64), run.block[gaps.row])
+
+
+def _tail(metric: str, values: Floats, block: Ints) -> Iterator[tuple[str, Value]]:
+    for name, q in (("p50", 0.5), ("p99", 0.99)):
+        value = quantile(values, q)
+        if value > 0:
+            yield f"{name}_{metric}_ms", (value, _luck_of_quantile(values, block, q, value))
+
+
+def _luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luck:
+    """The standard error of the log quantile, from an interval of order statistics that allows for bunching."""
+    blocks = len(np.unique(block))
+    if blocks < _FEWEST_BLOCKS:
+        return Luck(spread=None)
+    effect = design_effect(values > value, block)
+    low, high = ordered_interval(np.sort(values), q, confidence=_CONFIDENCE, design_effect=effect)
+    if math.isnan(low) or math.isnan(high) or low <= 0:
+        return Luck(spread=None)
+    return Luck(spread=math.log(high / low) / (2.0 * _REACH), degrees=blocks - 1.0)
+
+
+def _rates(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
+    requests = run.requests
+    own = run.of_arm(arm) & run.usable & (requests.trial == trial.number)
+    measured = int(own.sum())
+    if not measured:
+        return
+    if trial.seconds > 0:
+        tokens = int(requests.output_tokens[own].sum())
+        yield "request_rate", (measured / trial.seconds, _luck_of_count(measured))
+        yield "output_token_rate", (tokens / trial.seconds, _luck_of_count(measured))
+    ended = own & (requests.ok | requests.failed)
+    if ended.any():
+        failed = float(requests.failed[ended].mean())
+        yield "error_pct", (100.0 * failed, Luck(spread=None))
+        if run.goodput_targets:
+            good = meets_all(requests, run.goodput_targets)[ended]
+            yield "good_pct", (100.0 * float(good.mean()), _luck_of_share(good, run.block[ended]))
+
+
+def _luck_of_count(count: int) -> Luck:
+    return Luck(spread=1.0 / math.sqrt(count))
+
+
+def _luck_of_share(good: Bools, block: Ints) -> Luck:
+    """The standard error of the log share; where all are good, as if half a request more were not."""
+    blocks = len(np.unique(block))
+    if blocks < _FEWEST_BLOCKS:
+        return Luck(spread=None)
+    share = (float(good.sum()) + 0.5) / (len(good) + 1.0)
+    spread = math.sqrt(design_effect(~good, block) * (1.0 - share) / (share * len(good)))
+    return Luck(spread=spread, degrees=blocks - 1.0)
+
+
+# --- The start --------------------------------------------------------------------------------------------------------
+
+
+def _compiles(run: Run, arm: str, trial: Trial) -> dict[str, float | None]:
+    """By replica at the start, over all replicas while serving."""
+    if run.records.events is None or run.account(arm).external:
+        return {}
+    own = [event for event in run.events if event.arm == arm and event.trial == trial.number]
+    starts = max(1, len(run.account(arm).replica_names(trial)))
+    warm = [event for event in own if not event.serving]
+    serving = [event for event in own if event.serving and event.kind in RECOMPILE_KINDS]
+    return {
+        "warmup_compiles": _recompiling(warm) / starts,
+        "compile_s": held_s(event for event in warm if event.kind in RECOMPILE_KINDS) / starts,
+        "recompiles": float(len(serving)),
+        "serving_compile_s": held_s(serving),
+    }
+
+
+def _recompiling(events: list[CompileEvent]) -> float:
+    return float(sum(event.kind in RECOMPILE_KINDS for event in events))
+
+
+def _startup_s(info: Mapping[str, Any], arm: str) -> float | None:
+    """From the start of the process until it served; of its slowest replica."""
+    items = mapping(mapping(mapping(info.get("startup")).get(arm)).get("items_ns"))
+    known = [spent for spent in map(number, items.values()) if spent is not None]
+    return sum(known) / 1e9 if known else None
+
+
+# --- Memory and energy ------------------------------------------------------------------------------------------------
+
+# By whose word the peak is known, best first: a kind of sample of the machine and its column, or what replicas say.
+_SAMPLES = {
+    "device_peak_bytes": (("allocator", "peak_bytes"), ("process", "device_memory_bytes")),
+    "process_peak_bytes": (("process", "memory_bytes"),),
+}
+_ACCOUNTS = {"device_peak_bytes": "device_peak", "process_peak_bytes": "process_peak"}
+
+
+def _memory(run: Run, arm: str, key: str) -> tuple[str, dict[int, float]]:
+    """The most that the arm's replicas held in each trial, added up, and by whose word: the same for all trials."""
+    best: tuple[str, dict[int, float]] = ("", {})
+    for kind, column in _SAMPLES[key]:
+        best = _fuller(
+            best, f"{kind} samples", [(trial, _sampled(run, arm, trial, kind, column)) for trial in run.trials]
+        )
+    return _fuller(best, "replicas", [(trial, _accounted(run, arm, trial, _ACCOUNTS[key])) for trial in run.trials])
+
+
+def _fuller(
+    best: tuple[str, dict[int, float]], source: str, peaks: list[tuple[Trial, float | None]]
+) -> tuple[str, dict[int, float]]:
+    known = {trial.number: value for trial, value in peaks if value}
+    return (source, known) if len(known) > len(best[1]) else best
+
+
+def _sampled(run: Run, arm: str, trial: Trial, kind: str, column: str) -> float | None:
+    bed = run.records.bed
+    if bed is None:
+        return None
+    rows = bed.filter(
+        pc.and_(
+            pc.and_(pc.equal(bed.column("kind"), kind), pc.equal(bed.column("arm"), arm)),
+            pc.equal(bed.column("trial"), trial.number),
+        )
+    )
+    known = rows.select(["name", column]).drop_null()
+    peaks = known.group_by("name").aggregate([(column, "max")]).column(f"{column}_max").to_pylist()
+    return float(sum(peaks)) if peaks else None
+
+
+def _accounted(run: Run, arm: str, trial: Trial, key: str) -> float | None:
+    """What replicas said after the traffic, else what they said of the start, which is already their sum."""
+    final = mapping(trial.info.get("final"))
+    rows = [mapping(mapping(final.get(name)).get("memory_bytes")) for name in run.account(arm).replica_names(trial)]
+    last = [number(row.get(key)) for row in rows]
+    known = [value for value in last if value is not None]
+    if known and len(known) == len(last):
+        return sum(known)
+    return number(mapping(mapping(mapping(trial.info.get("startup")).get(arm)).get("memory_bytes")).get(key))
+
+
+def _energy_per_token(run: Run, arm: str, trial: Trial) -> float | None:
+    """What the arm's device took during the traffic, by token that it answered; None where the device was shared."""
+    bed = run.records.bed
+    devices = mapping(trial.info.get("devices"))
+    device = devices.get(arm)
+    if bed is None or not device or [*devices.values()].count(device) > 1:
+        return None
+    end_ns = trial.start_ns + int(trial.seconds * SECOND)
+    rows = _of_device(bed, str(device), trial.number)
+    during = rows.filter(
+        pc.and_(pc.greater_equal(rows.column("at_ns"), trial.start_ns), pc.less_equal(rows.column("at_ns"), end_ns))
+    )
+    counter = during.sort_by("at_ns").column("energy_j").drop_null().to_pylist()
+    own = run.of_arm(arm) & run.usable & (run.requests.trial == trial.number)
+    tokens = int(run.requests.output_tokens[own].sum())
+    if len(counter) < 2 or counter[-1] <= counter[0] or not tokens:
+        return None
+    return float(counter[-1] - counter[0]) / tokens
+
+
+def _of_device(bed: pa.Table, device: str, trial: int) -> pa.Table:
+    own = pc.and_(pc.equal(bed.column("kind"), "device"), pc.equal(bed.column("name"), device))
+    return bed.filter(pc.and_(own, pc.equal(bed.column("trial"), trial)))

@@ -1,0 +1,272 @@
+"""What a reader sees of two releases compared: a table for the terminal, Markdown, JUnit XML and HTML."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from analysis.records.documents import write_json
+from analysis.report.html import content_policy, environment, template_text
+from analysis.report.markdown import MARKS as MARKDOWN_MARKS
+from analysis.report.markdown import prose, table
+from analysis.report.terminal import MARKS, STYLES
+from analysis.report.trend_charts import trend_charts
+from analysis.report.values import (
+    DASH,
+    Row,
+    at,
+    count,
+    interval,
+    is_number,
+    moment,
+    quantity,
+    ratio,
+    rows,
+    text,
+    verdict,
+)
+
+
+def write_release_reports(document: Mapping[str, Any], folder: Path) -> Path:
+    """compare.json, compare.xml, compare.md and compare.html stand in `folder`; the path of the last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "compare.json", document, indent=1, ensure_ascii=False, allow_nan=False)
+    for name, content in (
+        ("compare.xml", release_junit(document)),
+        ("compare.md", release_markdown(document)),
+        ("compare.html", release_html(document)),
+    ):
+        (folder / name).write_text(content, encoding="utf-8", newline="\n")
+    return folder / "compare.html"
+
+
+def gates_of(document: Row, arm: object = None) -> list[Row]:
+    """The figures that were judged; of one arm where it is named."""
+    judged = [row for row in rows(document, "figures") if row.get("verdict") is not None]
+    return [row for row in judged if arm is None or row.get("arm") == arm]
+
+
+def limit_text(row: Row) -> str:
+    """The limit of a figure: "×1.05", of counts "+0"."""
+    limit = row.get("limit")
+    if not is_number(limit):
+        return DASH
+    if row.get("counted"):
+        return f"+{limit:g}"
+    return f"×{1.0 + limit if row.get('less_is_better') else 1.0 - limit:.3g}"
+
+
+def open_lines(document: Row) -> list[str]:
+    """Why gates did not pass, but for what the headline says; one line for all that one doubt leaves open."""
+    said = text(at(document, "headline"))
+    lines: dict[str, list[str]] = {}
+    for row in gates_of(document):
+        if row.get("verdict") == "PASS":
+            continue
+        arm, reason, doubt = text(row.get("arm")), text(row.get("reason")), text(row.get("doubt"))
+        if doubt != DASH:
+            lines.setdefault(doubt, []).append(f"{arm} {text(row.get('label'))}")
+        elif reason not in said:
+            lines[f"{arm}: {reason}"] = []
+    return [f"{', '.join(figures)}: {line}." if figures else line for line, figures in lines.items()]
+
+
+# --- Terminal ---------------------------------------------------------------------------------------------------------
+
+
+def release_table(document: Row, *, width: int = 100) -> str:
+    """The comparison for a terminal: coloured where stdout is one and NO_COLOR is unset."""
+    color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    names = f"{text(at(document, 'baseline', 'run_id'))} → {text(at(document, 'candidate', 'run_id'))}"
+    console.print(Text.assemble(_chip(at(document, "overall")), "  ", (names, "bold")))
+    console.print(Text(text(at(document, "headline"))))
+    console.print(_gates(document))
+    for line in open_lines(document):
+        console.print(Text(line))
+    for note in at(document, "notes") or []:
+        console.print(_note("note", text(note)))
+    if changed := [text(row.get("text")) for row in rows(document, "differs")]:
+        console.print(_note("what differs", "; ".join(changed)))
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def _chip(value: object) -> Text:
+    judged = verdict(value)
+    return Text(MARKS.get(judged, judged), STYLES.get(judged, "dim"))
+
+
+def _note(name: str, line: str) -> Text:
+    return Text.assemble((f"{name}: ", "bold"), " ".join(line.split()))
+
+
+def _gates(document: Row) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("figure", overflow="fold")
+    for name in ("baseline", "candidate", "ratio", "between", "limit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for arm in rows(document, "arms"):
+        table.add_row(Text(text(arm.get("name")), "bold"))
+        for row in gates_of(document, arm.get("name")):
+            table.add_row(
+                _chip(row.get("verdict")),
+                text(row.get("label")),
+                quantity(row.get("baseline"), row.get("unit")),
+                quantity(row.get("candidate"), row.get("unit")),
+                ratio(row.get("ratio")),
+                interval(row.get("low"), row.get("high")),
+                limit_text(row),
+            )
+    return table
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def release_html(document: Row) -> str:
+    """The whole compare.html: one file that fetches nothing and runs no script."""
+    style = template_text("report.css") + template_text("release.css")
+    charts = trend_charts(document)
+    arms = rows(document, "arms")
+    return (
+        environment()
+        .get_template("release.html")
+        .render(
+            policy=content_policy(style, ""),
+            style=Markup(style),
+            document=document,
+            facts=_facts(document),
+            arms=[
+                {
+                    "index": index,
+                    "name": arm.get("name"),
+                    "verdict": arm.get("verdict"),
+                    "gates": [
+                        {**row, "between": interval(row.get("low"), row.get("high")), "limit_text": limit_text(row)}
+                        for row in gates_of(document, arm.get("name"))
+                    ],
+                    "shown": [row for row in _shown(document) if row.get("arm") == arm.get("name")],
+                    "charts": [chart for chart in charts if chart.arm == text(arm.get("name"))],
+                    "references": rows(arm, "machine", "references"),
+                    "machine": text(at(arm, "machine", "text")),
+                }
+                for index, arm in enumerate(arms)
+            ],
+            differs=rows(document, "differs"),
+            runs=len(rows(document, "history")),
+        )
+    )
+
+
+def _facts(document: Row) -> list[dict[str, str]]:
+    facts = []
+    for side in ("baseline", "candidate"):
+        run = at(document, side)
+        commit = text(at(run, "git_commit"))[:12]
+        note = ", ".join(part for part in (moment(at(run, "created")), commit) if part != DASH)
+        trials = count(at(run, "trials"))
+        note += f"; trials: {trials}"
+        if len(repeats := at(run, "runs") or []) > 1:
+            note += f"; with {len(repeats) - 1} earlier of its build"
+        facts.append({"name": side.capitalize(), "value": text(at(run, "run_id")), "note": note})
+    earlier = len(rows(document, "history"))
+    facts.append({"name": "Earlier runs beside", "value": count(earlier), "note": "which show how days differ"})
+    return facts
+
+
+def _shown(document: Row) -> list[Row]:
+    """The figures that are not judged."""
+    return [row for row in rows(document, "figures") if row.get("verdict") is None]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def release_markdown(document: Row) -> str:
+    """The comparison for a pull request: verdict, gates by arm, what is open, what differs."""
+    names = f"{prose(at(document, 'baseline', 'run_id'))} → {prose(at(document, 'candidate', 'run_id'))}"
+    judged = verdict(at(document, "overall"))
+    parts = [f"## {MARKDOWN_MARKS.get(judged, judged)} · {names}", prose(at(document, "headline"))]
+    head = ("Verdict", "Figure", "Baseline", "Candidate", "Ratio", "Between", "Limit")
+    for arm in rows(document, "arms"):
+        body = [
+            (
+                MARKDOWN_MARKS.get(verdict(row.get("verdict")), DASH),
+                prose(row.get("label")),
+                quantity(row.get("baseline"), row.get("unit")),
+                quantity(row.get("candidate"), row.get("unit")),
+                ratio(row.get("ratio")),
+                interval(row.get("low"), row.get("high")),
+                limit_text(row),
+            )
+            for row in gates_of(document, arm.get("name"))
+        ]
+        parts += [f"### {prose(arm.get('name'))}", table(head, body, right=(2, 3, 4, 5, 6))]
+    lines = [prose(line) for line in open_lines(document)]
+    lines += [prose(note) for note in at(document, "notes") or []]
+    if lines:
+        parts.append("\n".join(f"- {line}" for line in lines))
+    if changed := [prose(row.get("text")) for row in rows(document, "differs")]:
+        parts.append("What differs: " + "; ".join(changed) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+
+def release_junit(document: Row) -> str:
+    """A suite an arm, a case a gate: FAIL is a failure, INCONCLUSIVE is skipped with its reason."""
+    names = f"{text(at(document, 'baseline', 'run_id'))} {text(at(document, 'candidate', 'run_id'))}"
+    root = ET.Element("testsuites", {"name": f"tailgate compare {names}"})
+    for arm in rows(document, "arms"):
+        name = f"compare.{text(arm.get('name'))}"
+        suite = ET.SubElement(root, "testsuite", {"name": name})
+        for row in gates_of(document, arm.get("name")):
+            case = ET.SubElement(suite, "testcase", {"classname": name, "name": text(row.get("label")), "time": "0"})
+            _outcome(case, row)
+    for element in (*root, root):
+        cases = list(element.iter("testcase"))
+        element.set("tests", str(len(cases)))
+        element.set("failures", str(sum(case.find("failure") is not None for case in cases)))
+        element.set("errors", "0")
+        if element is not root:  # the Jenkins schema knows it on a suite only
+            element.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
+        element.set("time", "0.000")
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _outcome(case: ET.Element, row: Row) -> None:
+    judged, reason = verdict(row.get("verdict")), text(row.get("reason"))
+    if judged == "FAIL":
+        values = [f"{side} {quantity(row.get(side), row.get('unit'))}" for side in ("baseline", "candidate")]
+        failure = ET.SubElement(case, "failure", {"message": reason, "type": text(row.get("figure"))})
+        failure.text = f"{', '.join(values)}, limit {limit_text(row)}"
+    elif judged == "PASS":
+        ET.SubElement(case, "system-out").text = reason
+    else:
+        # A gate without a verdict must never count as passed.
+        ET.SubElement(case, "skipped", {"message": f"{judged}: {reason}"})

@@ -1,0 +1,200 @@
+"""How far two runs lie apart that shared neither schedule nor machine nor day.
+
+The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. What two runs differ
+by although they are equal is the luck of each trial (its traffic, its start) and that of the day, which all trials of a
+run share, so that no number of them shows it.
+
+References
+----------
+[1] Welch, B. L. (1947). The generalization of "Student's" problem when several different population variances are
+    involved. Biometrika 34(1-2), 28-35.
+[2] Satterthwaite, F. E. (1946). An approximate distribution of estimates of variance components. Biometrics Bulletin
+    2(6), 110-114.
+[3] von Neumann, J. (1941). Distribution of the ratio of the mean square successive difference to the variance. Annals
+    of Mathematical Statistics 12(4), 367-395.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from analysis.arrays import Floats
+
+TRIALS_FOR_WELCH = 6  # from here on trials alone say how much they differ
+_FEWEST_ALONE = 3  # the fewest that say so where nothing else does
+PRIOR_DEGREES = 4.0  # how many starts, or days, an allowance counts as
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A variance and how well it is known."""
+
+    variance: float
+    degrees: float
+
+    def times(self, factor: float) -> Part:
+        """The variance of √factor times that."""
+        return Part(variance=factor * self.variance, degrees=self.degrees)
+
+
+def summed(parts: Sequence[Part]) -> Part:
+    """The sum of independent variances, with the degrees of freedom of Satterthwaite [2]: (Σv)² / Σ(v²/ν)."""
+    total = sum(part.variance for part in parts)
+    uncertain = sum(part.variance**2 / part.degrees for part in parts)
+    return Part(variance=total, degrees=total**2 / uncertain if uncertain > 0 else math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Luck:
+    """How much the traffic of one trial moved its figure: the standard error of its logarithm, as its blocks show it.
+
+    None where its blocks cannot say, such as of the p99 of fifty requests.
+    """
+
+    spread: float | None = 0.0
+    degrees: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The mean of a run's trials, and its variance but for that of the day; None where the data set none."""
+
+    mean: float
+    trials: int
+    each: Part | None  # the variance of one trial
+    runs: int = 1  # that it was made of, each on a day of its own
+
+    @property
+    def part(self) -> Part | None:
+        """The variance of the mean."""
+        return None if self.each is None else self.each.times(1.0 / self.trials)
+
+
+def level_of(values: Floats, luck: Sequence[Luck], *, restart_spread: float) -> Level:
+    """The level of one run from the figure of each trial, one at least, in logarithms.
+
+    From six trials on their variance is that which they show [1]. Below, it is not taken for less than what the traffic
+    within trials foretells together with the allowance for starts, `restart_spread`, which counts as four of them: two
+    trials may be alike by luck. Without that foretelling three trials or more speak for themselves, and fewer say
+    nothing.
+    """
+    count = len(values)
+    mean = float(values.mean())
+    seen = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
+    if seen is not None and count >= TRIALS_FOR_WELCH:
+        return Level(mean=mean, trials=count, each=seen)
+    allowed = Part(variance=restart_spread**2, degrees=PRIOR_DEGREES)
+    foretold = allowed
+    known = [item for item in luck if item.spread is not None]
+    if len(known) < count and count < _FEWEST_ALONE:
+        return Level(mean=mean, trials=count, each=None)
+    if len(known) == count:
+        within = summed([Part(variance=(item.spread or 0.0) ** 2 / count, degrees=item.degrees) for item in known])
+        foretold = summed([within, allowed])
+    each = foretold if seen is None or foretold.variance >= seen.variance else seen
+    return Level(mean=mean, trials=count, each=each)
+
+
+def pooled(levels: Sequence[Level]) -> Level:
+    """The level of several runs of one build, one at least: each counts alike, since each had one day."""
+    count = len(levels)
+    trials = sum(level.trials for level in levels)
+    mean = sum(level.mean for level in levels) / count
+    parts = [level.part.times(1.0 / count**2) for level in levels if level.part is not None]
+    each = summed(parts).times(float(trials)) if len(parts) == count else None
+    return Level(mean=mean, trials=trials, each=each, runs=count)
+
+
+def day_part(history: Sequence[Level], *, day_spread: float) -> Part:
+    """The variance between the days of one build: the allowance, which counts as four days, and what `history` says.
+
+    `history` are the levels of earlier runs in order of time. Half the mean square of successive differences [3] is the
+    variance of one run; what the luck of its trials foretells is taken off. A step from one release to the next counts
+    once there, and not in every run that follows it. It has 2(n-1)²/(3n-4) degrees of freedom for n runs.
+    """
+    allowed = Part(variance=day_spread**2, degrees=PRIOR_DEGREES)
+    if len(history) < 2:
+        return allowed
+    count = len(history)
+    steps = np.diff([level.mean for level in history])
+    trials = [level.part.variance for level in history if level.part is not None]
+    foretold = sum(trials) / len(trials) if trials else 0.0
+    between = max(0.0, float(np.mean(steps**2)) / 2.0 - foretold)
+    degrees = 2.0 * (count - 1) ** 2 / (3.0 * count - 4.0)
+    weight = PRIOR_DEGREES + degrees
+    return Part(variance=(PRIOR_DEGREES * allowed.variance + degrees * between) / weight, degrees=weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One run's level less another's, with the variance of all luck; None where the data set no limits."""
+
+    effect: float
+    part: Part | None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard error."""
+        return None if self.part is None else math.sqrt(self.part.variance)
+
+    def limits(self, alpha: float) -> tuple[float | None, float | None]:
+        """One-sided limits at level `alpha` each."""
+        if self.part is None:
+            return None, None
+        reach = float(stats.t.ppf(1.0 - alpha, self.part.degrees)) * math.sqrt(self.part.variance)
+        return self.effect - reach, self.effect + reach
+
+    def p_above(self, bound: float) -> float | None:
+        """The p-value of H0: the true difference is at most `bound`."""
+        return self._p(self.effect - bound)
+
+    def p_below(self, bound: float) -> float | None:
+        """The p-value of H0: the true difference is at least `bound`."""
+        return self._p(bound - self.effect)
+
+    def _p(self, distance: float) -> float | None:
+        if self.part is None:
+            return None
+        if self.part.variance <= 0:
+            return 0.0 if distance > 0 else 1.0
+        return float(stats.t.sf(distance / math.sqrt(self.part.variance), self.part.degrees))
+
+    def moved(self, by: float) -> Difference:
+        """The difference, less `by`."""
+        return Difference(effect=self.effect - by, part=self.part)
+
+
+def difference(baseline: Level, candidate: Level, day: Part) -> Difference:
+    """The candidate's level less the baseline's: Welch's t [1] with a variance more, that of the days of both [2]."""
+    effect = candidate.mean - baseline.mean
+    if baseline.part is None or candidate.part is None:
+        return Difference(effect=effect, part=None)
+    days = day.times(1.0 / baseline.runs + 1.0 / candidate.runs)
+    return Difference(effect=effect, part=summed([baseline.part, candidate.part, days]))
+
+
+def trials_needed(
+    baseline: Level, candidate: Level, day: Part, *, bound: float, alpha: float, most: int = 64
+) -> int | None:
+    """How many trials each run would need so that a difference as seen lies surely below `bound`; None where no number
+    up to `most` would do."""
+    if baseline.each is None or candidate.each is None:
+        return None
+    for count in range(candidate.trials, most + 1):
+        degrees = float(max(1, count - 1))
+        one, two = (
+            replace(
+                level, trials=count * level.runs, each=replace(level.each, degrees=max(degrees, level.each.degrees))
+            )
+            for level in (baseline, candidate)
+            if level.each is not None
+        )
+        p_value = difference(one, two, day).p_below(bound)
+        if p_value is not None and p_value <= alpha:
+            return count
+    return None

@@ -1,0 +1,161 @@
+"""Two releases compared, as a reader sees them: page, Markdown, JUnit and terminal say the same and run nothing."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.releases.comparison import compare_releases
+from analysis.releases.history import History
+from analysis.report.release import (
+    open_lines,
+    release_html,
+    release_junit,
+    release_markdown,
+    release_table,
+    write_release_reports,
+)
+from analysis.report.trend_charts import HEIGHT, trend_charts
+from analysis.settings.release_limits import ReleaseLimits
+from tests.analysis.report.conftest import HOSTILE
+from tests.fakes.releases import LEVELS, Build, release
+
+BUILD = Build(counts={"recompiles": [0, 0, 0, 0]})
+SLOW = replace(BUILD, levels={**LEVELS, "p50_tpot_ms": 24.0})
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def compared(candidate: Build = SLOW, *, days: int = 6, arm: str = "compiled", **how: Any) -> dict[str, Any]:
+    earlier = tuple(release(BUILD, day=day, seed=2, arm=arm) for day in range(days))
+    later = release(candidate, day=days, seed=2, arm=arm, **how)
+    return compare_releases(History(releases=earlier), later, arms={arm: arm}, limits=ReleaseLimits())
+
+
+def test_page_fetches_nothing_and_runs_nothing(read_page: Callable[[str], Any]) -> None:
+    text = release_html(compared())
+    page = read_page(text)
+    assert page.find("script") == []
+    assert "default-src &#39;none&#39;" in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_hostile_names_are_words_everywhere(read_page: Callable[[str], Any]) -> None:
+    document = compared(arm=HOSTILE)
+    page = read_page(release_html(document))
+    assert page.find("script") == []
+    assert page.find("img") == []
+    assert "<img" not in release_markdown(document)
+    ET.fromstring(release_junit(document))
+
+
+def test_all_four_reports_stand_in_the_folder(tmp_path: Path) -> None:
+    shown = write_release_reports(compared(), tmp_path / "out")
+    assert shown.name == "compare.html"
+    names = sorted(path.name for path in shown.parent.iterdir())
+    assert names == ["compare.html", "compare.json", "compare.md", "compare.xml"]
+
+
+def test_junit_fails_what_fails_and_skips_what_is_open() -> None:
+    document = compared()
+    root = ET.fromstring(release_junit(document))
+    outcome = {
+        case.get("name"): next((child.tag for child in case if child.tag != "system-out"), "passed")
+        for case in root.iter("testcase")
+    }
+    expected = {"PASS": "passed", "FAIL": "failure", "INCONCLUSIVE": "skipped"}
+    judged = {row["label"]: row["verdict"] for row in document["figures"] if row["verdict"]}
+    assert outcome == {name: expected[verdict] for name, verdict in judged.items()}
+    assert root.get("failures") == str(list(judged.values()).count("FAIL"))
+
+
+def test_every_gate_is_in_the_table_and_in_markdown() -> None:
+    document = compared()
+    table, page = release_table(document, width=120), release_markdown(document)
+    for row in document["figures"]:
+        if row["verdict"]:
+            assert row["label"] in table
+            assert row["label"] in page
+    assert "✘ FAIL" in table
+    assert page.startswith("## ❌ FAIL")
+
+
+def test_doubt_that_opens_several_gates_is_said_once() -> None:
+    document = compared(replace(BUILD, doubts=("generator lag",)))
+    lines = [line for line in open_lines(document) if "generator lag" in line]
+    assert len(lines) == 1
+    assert "p99 TTFT" in lines[0]
+    assert "p99 E2E" in lines[0]
+
+
+def test_machine_that_differs_is_on_the_page() -> None:
+    document = compared(BUILD, slower=1.3)
+    assert "the candidate&#39;s card and host were slower" in release_html(document)
+
+
+# --- Trends -----------------------------------------------------------------------------------------------------------
+
+
+def test_trend_has_every_run_in_order_with_the_candidate_last() -> None:
+    document = compared()
+    (chart,) = [chart for chart in trend_charts(document) if chart.name.startswith("decode time")]
+    assert len(chart.marks) == 7
+    assert [mark.x for mark in chart.marks] == sorted({mark.x for mark in chart.marks})
+    assert [mark.candidate for mark in chart.marks] == [False] * 6 + [True]
+    assert chart.limit_y is not None
+    assert chart.marks[-1].y < chart.limit_y < chart.marks[0].y  # slower is higher, beyond the limit
+
+
+def test_beyond_the_limit_is_below_it_where_more_is_better() -> None:
+    build = replace(BUILD, levels={"good_pct": 90.0})
+    document = compare_releases(
+        History(releases=(release(build, day=0, seed=1),)),
+        release(build, day=1, seed=1),
+        arms={"compiled": "compiled"},
+        limits=ReleaseLimits(),
+    )
+    (chart,) = [chart for chart in trend_charts(document) if chart.name == "goodput"]
+    assert chart.worse is not None
+    assert chart.limit_y is not None
+    assert chart.worse[0] == chart.limit_y > chart.marks[-1].y
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.95, 1.0, 1.05, 1.051, 1.5])
+def test_labels_of_a_trend_never_lie_on_each_other(factor: float) -> None:
+    build = replace(BUILD, levels={key: level * factor for key, level in LEVELS.items()})
+    for chart in trend_charts(compared(build, days=1)):
+        heights = [label.y for label in chart.labels]
+        assert all(later - earlier >= 11.9 for earlier, later in itertools.pairwise(heights))
+        assert all(0.0 < height <= HEIGHT for height in heights)
+
+
+def test_figures_that_never_change_still_draw() -> None:
+    same = replace(BUILD, levels={"process_peak_bytes": 1.0}, counts={"recompiles": [0.0]})
+    for chart in trend_charts(compared(same)):
+        assert all(0.0 <= mark.y <= HEIGHT for mark in chart.marks)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on the path")
+def test_page_opens_in_a_browser_without_a_complaint(tmp_path: Path) -> None:
+    page = write_release_reports(compared(), tmp_path / "out")
+    assert BROWSER is not None
+    ran = subprocess.run(
+        [
+            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--enable-logging=stderr", "--v=0", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in ran.stderr, ran.stderr
+    assert "trend-new" in ran.stdout

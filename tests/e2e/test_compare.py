@@ -1,0 +1,31 @@
+"""Releases that really ran, with a fault that is known: real Locust, real Envoy, paced fake arms, `tailgate compare`.
+
+The same with a real model is `python benchmarks/releases.py`, for a machine that is quiet.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.settings.release_limits import ReleaseLimits
+from benchmarks.releases import KINDS, Plan, outcomes, shares
+
+FAKE_ARM = Path(__file__).resolve().parents[1] / "fakes" / "arm.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_planted_decode_time_and_memory_fail_and_equal_runs_do_not(tmp_path: Path) -> None:
+    plan = Plan(
+        folder=tmp_path,
+        trials=4,
+        seconds=8.0,
+        rate=6.0,
+        # Sleep paces its tokens, so that a busy machine changes little: the references would say more than it does.
+        arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04", "--memory-bytes", "500000000"),
+        more="[bed]\nreference_s = 0\n",
+        limits=ReleaseLimits(need_references=False),
+    )
+    rows = outcomes(plan, KINDS, 1, lambda row: None)
+    assert [line["met"] for line in shares(rows, KINDS)] == [True] * len(KINDS), rows

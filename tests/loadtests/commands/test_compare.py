@@ -1,0 +1,217 @@
+"""`tailgate compare`: two runs, or a folder of earlier ones and a run, from the records to exit code and reports."""
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtests.commands.main import main
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+
+MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
+COMPILED = FakeArm(name="compiled", ratio=0.8, memory_bytes=MEMORY)
+RUN = FakeRun(
+    arms=(EAGER, COMPILED),
+    trials=4,
+    duration_s=240,
+    rate=3.0,
+    drift=0.03,
+    start_spread=0.01,
+    gates={"draws": 99},
+    slo={"p99_e2e_ms": 5000},
+    references={"python_ms": 10.0, "read_gb_per_s": 20.0},
+    environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
+)
+LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
+
+
+def with_arm(run: FakeRun, **changes: object) -> FakeRun:
+    return replace(run, arms=(EAGER, replace(COMPILED, **changes)))
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "last-week", RUN)
+
+
+def compare(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict, str]:
+    code = main(["compare", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return code, json.loads(out.splitlines()[-1]), out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    code = main(["compare", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_equal_run_of_another_day_does_not_fail(tmp_path: Path, baseline: Path, capsys) -> None:
+    code, line, out = compare(capsys, baseline, write_run(tmp_path / "this-week", LATER))
+    assert (code, line["verdict"]) in ((0, "PASS"), (3, "INCONCLUSIVE"))
+    assert "versions.torch 2.11 → 2.12" in out
+    assert set(line["arms"]) == {"eager", "compiled"}
+
+
+def test_slower_decode_fails_with_reports_beside_the_candidate(tmp_path: Path, baseline: Path, capsys) -> None:
+    later = write_run(tmp_path / "this-week", with_arm(LATER, decode=1.15))
+    code, line, out = compare(capsys, baseline, later, "--arm", "compiled")
+    assert (code, line["verdict"], line["arms"]) == (99, "FAIL", {"compiled": "FAIL"})
+    assert "decode time (p50 TPOT)" in out
+    document = json.loads((later / "compare.json").read_text())
+    assert document["overall"] == "FAIL"
+    suites = ET.parse(later / "compare.xml").getroot()
+    (suite,) = suites
+    assert int(suite.get("failures", "0")) >= 1
+    assert "decode time (p50 TPOT)" in [case.get("name") for case in suite if case.find("failure") is not None]
+
+
+def test_more_memory_and_a_new_recompile_fail(tmp_path: Path, baseline: Path, capsys) -> None:
+    fat = write_run(tmp_path / "fat", with_arm(LATER, memory_bytes={**MEMORY, "process_peak": 780_000_000}))
+    _, _, out = compare(capsys, baseline, fat, "--json")
+    judged = {(row["arm"], row["figure"]): row["verdict"] for row in json.loads(out)["figures"]}
+    assert judged[("compiled", "process_peak_bytes")] == "FAIL"
+    assert judged[("compiled", "device_peak_bytes")] == "PASS"
+    naive = write_run(tmp_path / "naive", with_arm(LATER, compiles=(Compile(at_s=100.0, seconds=2.0),)))
+    code, line, _ = compare(capsys, baseline, naive)
+    assert (code, line["arms"]["compiled"]) == (99, "FAIL")
+
+
+def test_other_traffic_or_objectives_are_refused_with_a_list(tmp_path: Path, baseline: Path, capsys) -> None:
+    other = write_run(tmp_path / "other", replace(LATER, slo={"p99_e2e_ms": 4000}, ignore_eos=True))
+    message = refusal(capsys, baseline, other)
+    assert "traffic.ignore_eos False → True" in message
+    assert "p99_e2e_ms <= 5000 → p99_e2e_ms <= 4000" in message
+    assert "run both with one experiment" in message
+
+
+def test_other_model_is_refused(tmp_path: Path, baseline: Path, capsys) -> None:
+    other = with_arm(LATER, config={"model": {"id": "random:small", "dtype": "float32"}})
+    assert "compiled.model.id random:tiny → random:small" in refusal(
+        capsys, baseline, write_run(tmp_path / "other", other)
+    )
+
+
+def test_run_is_not_compared_with_itself(baseline: Path, capsys) -> None:
+    assert "is the baseline and the candidate" in refusal(capsys, baseline, baseline)
+
+
+# --- A folder of baselines --------------------------------------------------------------------------------------------
+
+
+def test_accepted_runs_are_kept_small_and_the_newest_is_compared(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "baselines" / "main"
+    code, line, _ = compare(capsys, folder, write_run(tmp_path / "one", RUN), "--accept")
+    assert (code, line["verdict"]) == (3, "INCONCLUSIVE")
+    kept = Path(line["kept"])
+    assert kept.parent == folder
+    assert kept.stat().st_size < 64_000
+    code, line, _ = compare(capsys, folder, write_run(tmp_path / "two", LATER), "--accept")
+    assert code in (0, 3)
+    assert [path.stem for path in sorted(folder.iterdir())] == ["one", "two"]
+    third = write_run(tmp_path / "three", replace(LATER, seed=3, day=14))
+    _, _, out = compare(capsys, folder, third, "--json")
+    document = json.loads(out)
+    assert document["baseline"]["run_id"] == "two"
+    assert [run["run_id"] for run in document["history"]] == ["one", "two"]
+    points = next(item for item in document["trends"] if item["figure"] == "p50_tpot_ms")["points"]
+    assert [point["run_id"] for point in points] == ["one", "two", "three"]
+
+
+def test_record_says_what_its_run_said(tmp_path: Path, baseline: Path, capsys) -> None:
+    folder = tmp_path / "baselines"
+    compare(capsys, folder, baseline, "--accept")
+    later = write_run(tmp_path / "this-week", with_arm(LATER, decode=1.15))
+    _, _, from_record = compare(capsys, folder / "last-week.json", later, "--json")
+    _, _, from_run = compare(capsys, baseline, later, "--json")
+    assert json.loads(from_record) == json.loads(from_run)
+
+
+def test_failed_run_is_kept_by_force_alone(tmp_path: Path, baseline: Path, capsys) -> None:
+    folder = tmp_path / "baselines"
+    compare(capsys, folder, baseline, "--accept")
+    later = write_run(tmp_path / "this-week", with_arm(LATER, decode=1.15))
+    code, line, out = compare(capsys, folder, later, "--accept")
+    assert (code, line["kept"]) == (99, None)
+    assert "--force" in out
+    code, line, _ = compare(capsys, folder, later, "--accept", "--force")
+    assert code == 99
+    assert Path(line["kept"]).exists()
+
+
+def test_damaged_record_is_named_and_left_out(tmp_path: Path, baseline: Path, capsys) -> None:
+    folder = tmp_path / "baselines"
+    compare(capsys, folder, baseline, "--accept")
+    broken = folder / "zzz.json"
+    broken.write_text((folder / "last-week.json").read_text().replace("600000000", "500000000"))
+    later = write_run(tmp_path / "this-week", LATER)
+    _, _, out = compare(capsys, folder, later)
+    assert "zzz.json is not as it was written" in out.replace("\n", " ")
+    assert "not as it was written" in refusal(capsys, broken, later)
+
+
+def test_folder_of_run_directories_is_a_history_too(tmp_path: Path, capsys) -> None:
+    for day in range(3):
+        write_run(tmp_path / "runs" / f"day-{day}", replace(RUN, day=day, seed=day + 10))
+    _, _, out = compare(capsys, tmp_path / "runs", write_run(tmp_path / "new", LATER), "--json")
+    assert [run["run_id"] for run in json.loads(out)["history"]] == ["day-0", "day-1", "day-2"]
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_limits_come_from_the_folder_or_the_file(tmp_path: Path, baseline: Path, capsys) -> None:
+    folder = tmp_path / "baselines"
+    compare(capsys, folder, baseline, "--accept")
+    later = write_run(tmp_path / "this-week", with_arm(LATER, decode=1.15))
+    (folder / "compare.toml").write_text("[compare.limits]\np50_tpot_ms = 0.5\np99_e2e_ms = false\n")
+    code, _, out = compare(capsys, folder, later, "--json")
+    judged = {row["figure"]: row for row in json.loads(out)["figures"] if row["arm"] == "compiled"}
+    assert judged["p50_tpot_ms"]["verdict"] == "PASS"
+    assert judged["p99_e2e_ms"]["verdict"] is None
+    strict = tmp_path / "strict.toml"
+    strict.write_text("[compare.limits]\np50_tpot_ms = 0.03\n")
+    code, _, _ = compare(capsys, folder, later, "--limits", strict)
+    assert code == 99
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[compare]\nalpha = 2\n", "compare.alpha is 2: give a value from 0.0001 to 0.5"),
+        ("[compare]\nspeed = 2\n", "compare.speed is unknown"),
+        ("[compare.limits]\nspeed = 0.1\n", "compare.limits.speed is unknown: use p50_ttft_ms"),
+        ("[compare.limits]\ngood_pct = 1.5\n", "give a share below 1"),
+        ("[compare.limits]\np99_e2e_ms = true\n", "give a share such as 0.1, or false"),
+        ('[compare.limits]\np99_e2e_ms = "5%"\n', "give a number"),
+        ("[compare]\nneed_references = 1\n", "use true or false"),
+        ("[gates]\nmargin = 1\n", "it takes a table [compare]"),
+        ("[compare\n", "limits.toml"),
+    ],
+)
+def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, baseline: Path, capsys) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text(text)
+    assert expected in refusal(capsys, baseline, baseline, "--limits", limits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["none", "{run}"], "none does not exist"),
+        (["{run}", "none"], "none is no run directory and no record"),
+        (["{empty}", "{run}"], "holds no run from before last-week: keep a first one with --accept"),
+        (["{run}", "{run}", "--accept"], "give a folder of baselines"),
+        (["{empty}", "{run}", "--force"], "add --accept"),
+        (["{run}", "{run}", "--limits", "none.toml"], "none.toml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path, baseline: Path, capsys) -> None:
+    (tmp_path / "empty").mkdir()
+    given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
+    assert expected in refusal(capsys, *given)
