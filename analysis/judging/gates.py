@@ -45,6 +45,8 @@ class Gate:
     needed_s: float | None = None  # run length that would decide it; None when decided or out of reach
     needed_starts: int | None = None  # trials that it takes for that, where it is more than the run had
     blocked_by: tuple[str, ...] = ()  # checks that forbid to believe it
+    low: float | None = None  # limits of a ratio, which a machine may have moved
+    high: float | None = None
     unseen: bool = False  # open because the arm is only seen from outside
 
 
@@ -74,6 +76,9 @@ def noninferiority_gate(comparison: Comparison, needed_s: float | None, needed_s
         unit="ratio",
         verdict=comparison.verdict,
         reason=comparison.reason,
+        low=comparison.low,
+        # The ratio over the run must be within the margin too.
+        high=None if comparison.high is None else max(comparison.high, comparison.whole or 0.0),
         needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
         needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
     )

@@ -9,10 +9,11 @@ points at the test bed). The checks themselves are in `analysis.judging.checks`:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analysis.judging.gates import FAIL, INCONCLUSIVE, Gate
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 
 # Kinds of gates that a check affects.
 ESTIMATES = ("noninferiority", "slo", "cold")
@@ -38,6 +39,7 @@ class Check:
     reason: str
     affects: tuple[str, ...]  # kinds of gates
     gates: tuple[str, ...] = ()  # the only ones of these kinds that it concerns; empty: all
+    shift: float | None = None  # the most that it can have moved the log of a ratio by; None: nobody knows
     remedy: str = ""  # what to change where it is not ok; empty when a longer run is the answer
 
 
@@ -56,7 +58,22 @@ def _concerns(check: Check, gate: Gate) -> bool:
     return bool(kinds & set(check.affects)) and check.arm in (None, gate.arm) and named
 
 
+def _withstands(gate: Gate, shift: float) -> bool:
+    """Whether the gate would say the same of a ratio that is wrong by up to `shift`, in logarithms."""
+    if gate.limit is None or gate.low is None or gate.high is None:
+        return False
+    if gate.verdict == PASS:
+        return gate.high * math.exp(shift) <= gate.limit
+    return gate.verdict == FAIL and gate.low * math.exp(-shift) > gate.limit
+
+
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:
+    shift = sum(check.shift or 0.0 for check in failed)
+    if shift and _withstands(gate, shift):
+        moved = [check for check in failed if check.shift]
+        failed = [check for check in failed if not check.shift]
+        names = ", ".join(dict.fromkeys(check.check for check in moved))
+        gate = replace(gate, reason=f"{gate.reason} What {names} saw can have moved it by ×{math.exp(shift):.2f}.")
     if not failed:
         return gate
     blocked = tuple(dict.fromkeys(check.check for check in failed))

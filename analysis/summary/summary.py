@@ -156,14 +156,16 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
     row = asdict(gate)
-    del row["unseen"]
+    for name in ("unseen", "low", "high"):
+        del row[name]
     return row
 
 
 def _check_row(check: Check) -> dict[str, Any]:
     row = asdict(check) | ({"remedy": ""} if check.ok else {})
-    if not check.gates:
-        del row["gates"]
+    for name in ("gates", "shift"):
+        if not row[name]:
+            del row[name]
     return row
 
 

@@ -67,6 +67,7 @@ def drift(bed: TestBed, limit: float) -> list[Disturbance] | None:
             arms=item.arms,
             value=lost(item.change),
             limit=limit,
+            shift=abs(item.change),
             text=item.text,
         )
         for item in changes
@@ -94,7 +95,8 @@ def apart(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] 
                 elif speeds[0] is not None and speeds[1] is not None:
                     measured = True
                     known.append((speeds[0] - speeds[1], trial, own, other))
-            balanced = bool(known) and lost(sum(row[0] for row in known) / len(known)) <= limit
+            mean = sum(row[0] for row in known) / max(1, len(known))
+            balanced = bool(known) and lost(mean) <= limit
             for difference, trial, own, other in known:
                 if lost(difference) <= limit:
                     continue
@@ -111,6 +113,7 @@ def apart(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] 
                         arms=() if balanced else (arm,),
                         value=lost(difference),
                         limit=limit,
+                        shift=abs(mean),
                         text=text + (BALANCED if balanced else ""),
                     )
                 )

@@ -105,7 +105,10 @@ def _power_cap(bed: TestBed, arm: str, control: str, limit: float) -> Iterator[D
         text += f"({THROTTLES[POWER_CAP]})"
         text += f", to {slower:,.0f} MHz in the mean where {free.name} had {faster:,.0f} MHz" if known else ""
         for item in _over_limit(THROTTLING, device, abs(share) * device.seconds, text):
-            yield replace(item, arms=() if balanced else (arm,), text=text + (BALANCED if balanced else ""))
+            shift = math.log(faster / slower) if known else None
+            yield replace(
+                item, shift=shift, arms=() if balanced else (arm,), text=text + (BALANCED if balanced else "")
+            )
 
 
 def settings(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] | None:
@@ -123,7 +126,8 @@ def settings(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbanc
             values = [(own, other, of(own) or 0.0, of(other) or 0.0) for own, other in pairs]
             known = [row for row in values if row[2] > 0 and row[3] > 0]
             apart = [math.log(a / b) for _, _, a, b in known]
-            balanced = bool(apart) and lost(sum(apart) / len(apart)) <= limit
+            mean = sum(apart) / max(1, len(apart))
+            balanced = bool(apart) and lost(mean) <= limit
             for (own, other, a, b), each in zip(known, apart, strict=True):
                 low, high = (own, other) if each < 0 else (other, own)
                 if lost(each) > limit:
@@ -139,6 +143,7 @@ def settings(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbanc
                             arms=() if balanced else (arm,),
                             value=lost(each),
                             limit=limit,
+                            shift=abs(mean),
                             text=text + (BALANCED if balanced else ""),
                         )
                     )

@@ -10,6 +10,11 @@ from itertools import groupby
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.wording import counted, sentence
 
+# By how much more than its machine's speed an arm's latency can change. A request that waits in a queue at half its load
+# waits 2 + ρ / (1 - ρ) = 3 times as much longer, in logarithms (M/M/1, Kleinrock 1975, section 3.2); one that does not
+# wait takes as much longer as the machine does.
+LEVER = 3.0
+
 BALANCED = ", which the arms' changing places balances"
 
 
@@ -32,6 +37,7 @@ class Disturbance:
     arms: tuple[str, ...] | None  # None: all; empty: none, because it falls on an arm and the control alike
     value: float
     limit: float
+    shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: nobody knows
     text: str  # a sentence without its full stop
 
 
@@ -86,5 +92,6 @@ def _check(aspect: Aspect, ok: bool, own: Sequence[Disturbance], arm: str | None
         limit=own[0].limit if own else None,
         reason=reason,
         affects=ESTIMATES,
+        shift=None if not own or any(item.shift is None for item in own) else LEVER * sum(it.shift or 0 for it in own),
         remedy=aspect.remedy,
     )

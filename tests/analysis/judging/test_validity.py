@@ -51,6 +51,30 @@ class TestChecksOnGates:
         (result,) = apply_checks([gate(kind, verdict)], [check(name="overload"), check()])
         assert result.verdict == "INCONCLUSIVE"
 
+    @pytest.mark.parametrize(
+        ("verdict", "low", "high", "shift", "stands"),
+        [
+            ("PASS", 0.3, 0.5, 0.75, True),
+            ("PASS", 0.3, 0.5, 0.80, False),
+            ("PASS", 0.98, 1.02, 0.15, False),
+            ("FAIL", 1.5, 2.0, 0.30, True),
+            ("FAIL", 1.5, 2.0, 0.35, False),
+        ],
+    )
+    def test_a_gate_stands_that_a_machine_cannot_have_turned(self, verdict, low, high, shift, stands):
+        halves = [check(name=name, shift=shift / 2) for name in ("bed drift", "bed apart")]
+        (result,) = apply_checks([gate(verdict=verdict, low=low, high=high)], halves)
+        assert (result.verdict == verdict) is stands
+        assert ("What bed drift, bed apart saw can have moved it by" in result.reason) is stands
+
+    def test_a_gate_without_limits_stands_no_shift(self):
+        (result,) = apply_checks([gate("slo")], [check(name="bed drift", shift=0.1)])
+        assert result.verdict == "INCONCLUSIVE"
+
+    def test_beside_a_check_of_unknown_weight_a_shift_clears_nothing(self):
+        (result,) = apply_checks([gate(low=0.1, high=0.2)], [check(name="bed drift", shift=0.1), check()])
+        assert (result.verdict, result.blocked_by) == ("INCONCLUSIVE", ("generator lag",))
+
     def test_a_recompile_failure_stands(self):
         (result,) = apply_checks([gate("recompile", "FAIL")], [check(affects=ALL_KINDS)])
         assert result.verdict == "FAIL"
