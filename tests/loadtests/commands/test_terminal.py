@@ -19,7 +19,8 @@ from tests.fakes.terminal import ROOT, at_terminal, tailgate
 
 COLUMNS = 80
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
-# Commands of one process that ends by itself: arguments after the name. RUN and EARLIER are run directories, TRACE a trace.
+# Commands of one process that ends by itself: arguments after the name. RUN and EARLIER are run directories, TRACE is a
+# trace.
 ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
     "compare": ("EARLIER", "RUN"),
