@@ -66,6 +66,7 @@ p99_e2e_ms = 6000
 draws = 99
 cold_s = 0
 min_blocks = 2
+max_generator_lag_ms = {lag_ms}
 [parity]
 served = false
 {more}
@@ -81,6 +82,7 @@ class Plan:
     trials: int
     seconds: float
     rate: float = 4.0
+    lag_ms: float = 50.0  # of the generator, from which on its run is not believed
     more: str = ""  # of the experiment
     arm_command: Sequence[str] = PLANTED_ARM
     limits: ReleaseLimits
@@ -112,7 +114,9 @@ def run_dir(plan: Plan, name: str, *, seed: int, planted: str) -> Path:
         return made[0]
     out.mkdir(parents=True, exist_ok=True)
     experiment = plan.folder / "release.toml"
-    experiment.write_text(EXPERIMENT.format(seconds=plan.seconds, trials=plan.trials, rate=plan.rate, more=plan.more))
+    experiment.write_text(
+        EXPERIMENT.format(seconds=plan.seconds, trials=plan.trials, rate=plan.rate, lag_ms=plan.lag_ms, more=plan.more)
+    )
     arguments = ["run", str(experiment), "--out", str(out), "--seed", str(seed)]
     code = (
         "import sys; from loadtests.commands.main import main; "
@@ -157,6 +161,7 @@ def outcomes(
                     "verdict": document["overall"],
                     "failed": sorted(set(failed)),
                     "ratios": {row["arm"]: row["ratio"] for row in own},
+                    "doubts": sorted({row["doubt"] for row in document["figures"] if row["doubt"]}),
                     "machine": [arm["machine"]["text"] for arm in document["arms"] if arm["machine"]["text"]],
                 }
                 rows.append(row)

@@ -7,12 +7,14 @@ last line.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # take no room
 PIPE_COLUMNS = 100  # a pipe has no width of its own
 LEAST_COLUMNS, MOST_COLUMNS = 60, 140  # narrower tables cannot be read, wider sentences neither
 
@@ -36,7 +38,9 @@ def write(words: str, document: Mapping[str, Any], *, as_json: bool = False) -> 
 def _broken(words: str, width: int) -> str:
     """`words` with longer lines broken between words; a word that is longer, such as a path, stays whole."""
     return "\n".join(
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        if len(_COLOURS.sub("", line)) > width
+        else line
         for line in words.splitlines()
     )
 

@@ -214,23 +214,29 @@ def _accounted(run: Run, arm: str, trial: Trial, key: str) -> float | None:
 
 
 def _energy_per_token(run: Run, arm: str, trial: Trial) -> float | None:
-    """What the arm's device took during the traffic, by token that it answered; None where the device was shared."""
+    """What the arm's device took during the traffic, by token that it answered; None where the device was shared.
+
+    The counter is read seldom: from its first to its last reading under traffic the power is known, and the rest of the
+    trial is taken to be like it.
+    """
     bed = run.records.bed
-    devices = mapping(trial.info.get("devices"))
+    # The watcher names devices as they are; the experiment may say cuda or auto.
+    devices = mapping(mapping(trial.info.get("bed")).get("arms")) or mapping(trial.info.get("devices"))
     device = devices.get(arm)
     if bed is None or not device or [*devices.values()].count(device) > 1:
         return None
     end_ns = trial.start_ns + int(trial.seconds * SECOND)
-    rows = _of_device(bed, str(device), trial.number)
+    rows = _of_device(bed, str(device), trial.number).select(["at_ns", "energy_j"]).drop_null().sort_by("at_ns")
     during = rows.filter(
         pc.and_(pc.greater_equal(rows.column("at_ns"), trial.start_ns), pc.less_equal(rows.column("at_ns"), end_ns))
     )
-    counter = during.sort_by("at_ns").column("energy_j").drop_null().to_pylist()
     own = run.of_arm(arm) & run.usable & (run.requests.trial == trial.number)
     tokens = int(run.requests.output_tokens[own].sum())
-    if len(counter) < 2 or counter[-1] <= counter[0] or not tokens:
+    if during.num_rows < 2 or not tokens:
         return None
-    return float(counter[-1] - counter[0]) / tokens
+    at_ns, joules = during.column("at_ns").to_pylist(), during.column("energy_j").to_pylist()
+    spent, passed_s = joules[-1] - joules[0], (at_ns[-1] - at_ns[0]) / 1e9
+    return float(spent / passed_s * trial.seconds / tokens) if spent > 0 and passed_s > 0 else None
 
 
 def _of_device(bed: pa.Table, device: str, trial: int) -> pa.Table:

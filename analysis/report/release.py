@@ -20,7 +20,7 @@ from analysis.records.documents import write_json
 from analysis.report.html import content_policy, environment, template_text
 from analysis.report.markdown import MARKS as MARKDOWN_MARKS
 from analysis.report.markdown import prose, table
-from analysis.report.terminal import MARKS, STYLES
+from analysis.report.terminal import MARKS, STYLES, WIDE
 from analysis.report.trend_charts import trend_charts
 from analysis.report.values import (
     DASH,
@@ -103,7 +103,7 @@ def release_table(document: Row, *, width: int = 100) -> str:
     names = f"{text(at(document, 'baseline', 'run_id'))} → {text(at(document, 'candidate', 'run_id'))}"
     console.print(Text.assemble(_chip(at(document, "overall")), "  ", (names, "bold")))
     console.print(Text(text(at(document, "headline"))))
-    console.print(_gates(document))
+    console.print(_gates(document, narrow=width < WIDE))
     for line in open_lines(document):
         console.print(Text(line))
     for note in at(document, "notes") or []:
@@ -122,20 +122,21 @@ def _note(name: str, line: str) -> Text:
     return Text.assemble((f"{name}: ", "bold"), " ".join(line.split()))
 
 
-def _gates(document: Row) -> Table:
+def _gates(document: Row, *, narrow: bool) -> Table:
+    """The gates, one a row; where it is narrow, without the figures of both runs that a ratio stands for."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("verdict", no_wrap=True)
     table.add_column("figure", overflow="fold")
-    for name in ("baseline", "candidate", "ratio", "between", "limit"):
+    for name in (*(() if narrow else ("baseline", "candidate")), "ratio", "between", "limit"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in rows(document, "arms"):
-        table.add_row(Text(text(arm.get("name")), "bold"))
+        table.add_row("", Text(text(arm.get("name")), "bold"))
         for row in gates_of(document, arm.get("name")):
+            sides = () if narrow else ("baseline", "candidate")
             table.add_row(
                 _chip(row.get("verdict")),
                 text(row.get("label")),
-                quantity(row.get("baseline"), row.get("unit")),
-                quantity(row.get("candidate"), row.get("unit")),
+                *(quantity(row.get(side), row.get("unit")) for side in sides),
                 ratio(row.get("ratio")),
                 interval(row.get("low"), row.get("high")),
                 limit_text(row),

@@ -22,7 +22,8 @@ def test_planted_decode_time_and_memory_fail_and_equal_runs_do_not(tmp_path: Pat
         trials=4,
         seconds=8.0,
         rate=6.0,
-        # Sleep paces its tokens, so that a busy machine changes little: the references would say more than it does.
+        # Sleep paces its tokens, so that a busy machine changes little, whatever its generator or references say.
+        lag_ms=5000.0,
         arm_command=(sys.executable, str(FAKE_ARM), "--token-s", "0.04", "--memory-bytes", "500000000"),
         more="[bed]\nreference_s = 0\n",
         limits=ReleaseLimits(need_references=False),

@@ -87,6 +87,13 @@ def test_every_gate_is_in_the_table_and_in_markdown() -> None:
     assert page.startswith("## ❌ FAIL")
 
 
+@pytest.mark.parametrize("width", [60, 72, 96, 140])
+def test_no_line_of_the_table_is_wider_than_the_terminal(width: int) -> None:
+    table = release_table(compared(), width=width)
+    assert max(map(len, table.splitlines())) <= width
+    assert "decode time" in table
+
+
 def test_doubt_that_opens_several_gates_is_said_once() -> None:
     document = compared(replace(BUILD, doubts=("generator lag",)))
     lines = [line for line in open_lines(document) if "generator lag" in line]

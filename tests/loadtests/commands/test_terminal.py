@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from tests.fakes.terminal import ROOT, at_terminal, tailgate
 
 COLUMNS = 80
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
-# Commands of one process that ends by itself: arguments after the name. RUN is a run directory, TRACE a trace.
+# Commands of one process that ends by itself: arguments after the name. RUN and EARLIER are run directories, TRACE is a
+# trace.
 ENDING: dict[str, tuple[str, ...]] = {
     "analyze": ("RUN",),
+    "compare": ("EARLIER", "RUN"),
     "plan": ("RUN", "--duration", "600"),
     "calibrate": ("RUN", "--splits", "20"),
     "breakeven": ("RUN",),
@@ -36,10 +39,11 @@ APART = {"run", "serve", "split", "parity", "worker"}
 def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("terminal")
     write_run(folder / "run", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}))
+    write_run(folder / "earlier", FakeRun(duration_s=150, rate=3, slo={"p99_ttft_ms": 2000}, seed=2, day=-7))
     trace = folder / "trace.csv"
     rows = "".join(f"2023-11-16 18:15:{second:02}.0,{40 + 7 * second},20\n" for second in range(60))
     trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    yield {"RUN": str(folder / "run"), "TRACE": str(trace)}
+    yield {"RUN": str(folder / "run"), "EARLIER": str(folder / "earlier"), "TRACE": str(trace)}
     shutil.rmtree(folder)
 
 
@@ -73,8 +77,9 @@ def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], t
     assert code in (0, 3), err
     assert objects(lines) == []
     assert lines
-    # A path has the length that it has.
-    assert [line for line in lines if len(line) > COLUMNS and given["RUN"] not in line] == []
+    # A path has the length that it has, and colours take no room.
+    shown = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
+    assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
     if command == "export":
         shutil.rmtree(f"{given['RUN']}-csv")
     code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path)
