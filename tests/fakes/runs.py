@@ -244,7 +244,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         "max_concurrency": None,
         "complete": run.complete,
         "deaths": [],
-        "devices": {arm.name: "cpu" for arm in run.arms},
         "weights": {arm.name: arm.weight for arm in run.arms},
         "startup": {
             arm.name: arm.startup.to_dict()
@@ -260,7 +259,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         run.bed.write(folder, names, number, start, run.duration_s, luck)
     if run.references:
         rows = [{"host": "run", "device": "cpu", "when": when, **run.references} for when in ("before", "after")]
-        trial["references"] = rows
+        trial |= {"references": rows, "devices": {arm.name: "cpu" for arm in run.arms}}
     if any(arm.memory_bytes for arm in run.arms):
         trial["final"] = {
             f"{arm.name}-0": {
