@@ -80,7 +80,7 @@ class Rows:
 
     def whole(self, name: str) -> Floats:
         """The column over all samples, NaN where it is null."""
-        return np.asarray(self._table.column(name).cast(pa.float64()).to_numpy(), dtype=np.float64)
+        return np.asarray(self._table.column(name).cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
 
     def column(self, name: str) -> Floats:
         """The column over the samples during the traffic, NaN where it is null."""
