@@ -14,9 +14,9 @@ import numpy as np
 
 from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.memory import traffic_of
+from analysis.run.bed_samples import RUN_HOST, Rows, Samples
+from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
-from analysis.run.samples import Samples, alone_on, devices_of, samples_of
 from analysis.run.trials import SECOND, Trial
 
 _EMPTY_BYTES = 64 << 20  # by which what a driver holds for itself may vary
@@ -54,7 +54,8 @@ class ArmEnergy:
 
 def energy_of(run: Run, arm: str) -> ArmEnergy | None:
     """The energy of the arm; None where no card was watched in any trial, and of arms that tailgate did not start."""
-    cards = samples_of(run.records.bed, "device")
+    samples = Samples(run.records.bed)
+    cards = [rows for trial in run.trials for rows in samples.of("device", trial)]
     if not cards or run.account(arm).external:
         return None
     known: list[TrialEnergy] = []
@@ -63,9 +64,8 @@ def energy_of(run: Run, arm: str) -> ArmEnergy | None:
         if not devices_of(trial).get(arm, "").startswith("cuda"):
             obstacles["it ran on no card"] = None
             continue
-        own = [
-            item for item in cards if (item.trial, item.host, item.name) == (trial.number, "run", alone_on(trial, arm))
-        ]
+        place = (trial.number, RUN_HOST, alone_on(trial, arm))
+        own = [item for item in cards if (item.trial, item.host, item.name) == place]
         if not own:
             shared = alone_on(trial, arm) is None
             obstacles["its card was shared: not attributable" if shared else "its card was not watched"] = None
@@ -78,14 +78,13 @@ def energy_of(run: Run, arm: str) -> ArmEnergy | None:
     return ArmEnergy(arm=arm, trials=tuple(known), obstacles=tuple(obstacles))
 
 
-def _taken(run: Run, arm: str, trial: Trial, card: Samples) -> TrialEnergy | str:
+def _taken(run: Run, arm: str, trial: Trial, card: Rows) -> TrialEnergy | str:
     """What the card took for the arm; in words why that is not known."""
     requests = run.requests
     rows = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
     if not rows.size:
         return "it was sent no request"
-    start, end = traffic_of(trial)
-    end = max(end, int(requests.end_ns[rows].max()))
+    start, end = trial.start_ns, max(trial.end_ns, int(requests.end_ns[rows].max()))
     if card.known("foreign_processes", start, end)[1].any():
         return "its card was shared with processes of others: not attributable"
     joules, integrated = _counted(card, start, end), False
@@ -105,7 +104,7 @@ def _taken(run: Run, arm: str, trial: Trial, card: Samples) -> TrialEnergy | str
     )
 
 
-def _counted(card: Samples, start: int, end: int) -> float | None:
+def _counted(card: Rows, start: int, end: int) -> float | None:
     """What the card's own counter rose by; None where it is not known at both ends, or began anew."""
     at_ns, joules = card.known("energy_j", 0, int(card.at_ns[-1]))
     if not _covers(at_ns, start, end) or (np.diff(joules) < 0).any():
@@ -114,7 +113,7 @@ def _counted(card: Samples, start: int, end: int) -> float | None:
     return float(high - low)
 
 
-def _integrated(card: Samples, start: int, end: int) -> float | None:
+def _integrated(card: Rows, start: int, end: int) -> float | None:
     """The area under the samples of power; None where they have gaps."""
     at_ns, watts = card.known("power_w", start, end)
     if not _covers(at_ns, start, end) or np.diff(at_ns).max(initial=0) > _LONGEST_GAP_S * SECOND:
@@ -128,16 +127,16 @@ def _covers(at_ns: Ints, start: int, end: int) -> bool:
     return bool(at_ns.size > 1 and at_ns[0] <= start + slack and at_ns[-1] >= end - slack)
 
 
-def _idle_w(trial: Trial, card: Samples) -> float | None:
+def _idle_w(trial: Trial, card: Rows) -> float | None:
     """The card's power before the traffic, while it held no more than before the arms started and nothing ran on it."""
     for row in rows_of(mapping(trial.info.get("bed")).get("before")):
-        if (row.get("host") or "run", row.get("device")) == (card.host, card.name):
+        if (row.get("host") or RUN_HOST, row.get("device")) == (card.host, card.name):
             held = number(row.get("memory_bytes"))
             if held is None or row.get("processes") != []:
                 return None
             before = card.at_ns < trial.start_ns
-            empty = before & (card.columns["memory_bytes"] <= held + _EMPTY_BYTES)
-            watts = card.columns["power_w"][empty & np.isfinite(card.columns["power_w"])]
+            power = card.whole("power_w")
+            watts = power[before & (card.whole("memory_bytes") <= held + _EMPTY_BYTES) & np.isfinite(power)]
             return float(np.median(watts)) if watts.size >= _FEWEST_IDLE else None
     return None
 

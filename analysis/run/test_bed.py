@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from analysis.records.plain_values import mapping, number, rows_of, seconds
+from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.bed_samples import RUN_HOST, Rows, Samples, Spread
+from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.trials import Trial
 
@@ -177,7 +178,7 @@ class TestBed:
             bed = mapping(trial.info.get("bed"))
             cards = cards_of(bed)
             known_cards |= {(trial.number, *place): card for place, card in cards.items()}
-            placed[trial.number] = _placed(trial, [card.name for card in cards.values() if card.host == RUN_HOST])
+            placed[trial.number] = devices_of(trial)
             for host, machine in mapping(bed.get("machines")).items():
                 machines[trial.number, str(host)] = mapping(machine)
             for row in rows_of(bed.get("unreadable")):
@@ -187,20 +188,19 @@ class TestBed:
                 place = (trial.number, _text(row, "host", RUN_HOST), _text(row, "device"))
                 earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
             references += _references(trial, cards)
-            interval = seconds(bed.get("interval_s")) or 1.0
-            own = [_process(trial, place, rows) for place, rows in samples.of("process", trial, interval)]
+            own = [_process(rows) for rows in samples.of("process", trial)]
             processes += own
-            hosts += [_host(trial, place, rows, own) for place, rows in samples.of("host", trial, interval)]
-            for (host, name), rows in samples.of("device", trial, interval):
-                card = cards.get((host, name)) or Card(
+            hosts += [_host(rows, own) for rows in samples.of("host", trial)]
+            for rows in samples.of("device", trial):
+                card = cards.get((rows.host, rows.name)) or Card(
                     **dict.fromkeys(("model", "power_limit_w", "power_limit_default_w", "sm_max_mhz", "lock_command")),
-                    host=host,
-                    name=name,
-                    identity=f"{host} {name}",
+                    host=rows.host,
+                    name=rows.name,
+                    identity=f"{rows.host} {rows.name}",
                     shared=False,
                 )
-                arms = placed[trial.number].items() if host == RUN_HOST else ()
-                devices.append(_device(trial, card, tuple(arm for arm, device in arms if device == name), rows))
+                arms = placed[trial.number].items() if rows.host == RUN_HOST else ()
+                devices.append(_device(card, tuple(arm for arm, device in arms if device == rows.name), rows))
         measured = _of_one_size(references)
         return cls(
             trials=tuple(trial.number for trial in run.trials),
@@ -278,19 +278,6 @@ def _process_text(row: Mapping[str, Any]) -> str:
     return _text(row, "name", "a process") + ("" if pid is None else f", pid {pid:.0f}")
 
 
-def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
-    """The device of each arm as the samples name it. `auto` and `cuda` are the first card, or the processor."""
-    first = next((name for name in ("cuda:0", *devices) if name in devices), None)
-    placed = {}
-    known = mapping(mapping(trial.info.get("bed")).get("arms"))  # as the watcher resolved them
-    for arm, asked in {**mapping(trial.info.get("devices")), **known}.items():
-        name = str(asked)
-        if name in ("auto", "cuda"):
-            name = first or ("cpu" if name == "auto" else "cuda:0")
-        placed[str(arm)] = name
-    return placed
-
-
 # How large the work behind each figure was, as the reference says; what it does not say is None.
 _SIZES = {
     "matmul_tflops": ("matrix", "dtype"),
@@ -350,7 +337,7 @@ def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator
 # --- One thing in one trial ------------------------------------------------------------------------------------------
 
 
-def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
+def _device(card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
     reasons, weights = rows.reasons(), rows.weight_s[rows.inside]
     throttled: dict[str, float] | None = None
     throttle_s: float | None = None
@@ -368,7 +355,7 @@ def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> Devi
     foreign = rows.column("foreign_processes")
     told = np.isfinite(foreign)
     return DeviceTraffic(
-        trial=trial.number,
+        trial=rows.trial,
         card=card,
         arms=arms,
         seconds=rows.seconds,
@@ -401,18 +388,17 @@ def _locked(rows: Rows) -> bool | None:
     return True if (used[known] > 0).any() and (used[known] == 0).any() else None
 
 
-def _host(trial: Trial, place: tuple[str, str], rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
-    host = place[0]
+def _host(rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
     cpus = rows.spread("cpus")
     count = cpus.median if cpus and cpus.median > 0 else None
     load = rows.column("load1") / (count or math.nan)
     cores = rows.rate("cpu_s")
-    own = [item.cores for item in processes if item.host == host]
+    own = [item.cores for item in processes if item.host == rows.host]
     known = [item for item in own if item is not None]
     foreign = max(0.0, cores - sum(known)) if cores is not None and own and len(known) == len(own) else None
     return HostTraffic(
-        trial=trial.number,
-        host=host,
+        trial=rows.trial,
+        host=rows.host,
         seconds=rows.seconds,
         cpus=count,
         steal=_share(rows.rate("steal_s"), count),
@@ -432,13 +418,13 @@ def _share(rate: float | None, cpus: float | None) -> float | None:
     return rate / cpus if rate is not None and cpus else None
 
 
-def _process(trial: Trial, place: tuple[str, str], rows: Rows) -> ProcessTraffic:
+def _process(rows: Rows) -> ProcessTraffic:
     switches = [rows.rate(f"{kind}voluntary_switches") for kind in ("", "in")]
     return ProcessTraffic(
-        trial=trial.number,
-        host=place[0],
-        name=place[1],
-        arm=rows.name("arm"),
+        trial=rows.trial,
+        host=rows.host,
+        name=rows.name,
+        arm=rows.arm,
         cores=rows.rate("cpu_s"),
         threads=rows.most("threads"),
         switches_per_s=switches[0],
