@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.bed_samples import RUN_HOST, Rows, Samples
 from analysis.run.placement import alone_on, devices_of
@@ -33,9 +32,14 @@ class TrialEnergy:
     seconds: float
     idle_w: float | None  # before the arms started
     others_seen: bool  # the card shows whose processes are on it; elsewhere it is taken to be the arm's
-    integrated: bool  # from samples of power, because the card counts no energy
+    integrated: bool  # from samples of power alone, because the card counts no energy
     requests: int  # answered
     tokens: int  # that came out
+
+    @property
+    def per_token_j(self) -> float | None:
+        """By token that came out; None where none did."""
+        return self.joules / self.tokens if self.tokens else None
 
     @property
     def above_idle_j(self) -> float | None:
@@ -105,26 +109,34 @@ def _taken(run: Run, arm: str, trial: Trial, card: Rows) -> TrialEnergy | str:
 
 
 def _counted(card: Rows, start: int, end: int) -> float | None:
-    """What the card's own counter rose by; None where it is not known at both ends, or began anew."""
-    at_ns, joules = card.known("energy_j", 0, int(card.at_ns[-1]))
-    if not _covers(at_ns, start, end) or (np.diff(joules) < 0).any():
+    """What the card's own counter rose by, with the power of the time before its first reading and after its last, or
+    for a few seconds its mean rise; None where it was not read twice under the traffic, or began anew.
+
+    It is read every ten seconds or so, and rises by far less before the traffic than in it: readings outside say
+    nothing of what lies inside.
+    """
+    at_ns, joules = card.known("energy_j", start, end)
+    if at_ns.size < 2 or (np.diff(joules) < 0).any():
         return None
-    low, high = np.interp([start, end], at_ns, joules)
-    return float(high - low)
+    first, last, rise = int(at_ns[0]), int(at_ns[-1]), float(joules[-1] - joules[0])
+    mean_w = rise * SECOND / (last - first)
+    for begins, ends in ((start, first), (last, end)):
+        taken = _integrated(card, begins, ends)
+        if taken is None and ends - begins > _LONGEST_GAP_S * SECOND:
+            return None
+        rise += mean_w * (ends - begins) / SECOND if taken is None else taken
+    return rise
 
 
 def _integrated(card: Rows, start: int, end: int) -> float | None:
     """The area under the samples of power; None where they have gaps."""
-    at_ns, watts = card.known("power_w", start, end)
-    if not _covers(at_ns, start, end) or np.diff(at_ns).max(initial=0) > _LONGEST_GAP_S * SECOND:
+    longest = int(_LONGEST_GAP_S * SECOND)
+    at_ns, watts = card.known("power_w", start - longest, end + longest)
+    if not at_ns.size or np.diff(np.clip(at_ns, start, end), prepend=start, append=end).max() > longest:
         return None
-    times: Floats = np.concatenate(([start], at_ns, [end])) / SECOND
-    return float(np.trapezoid(np.concatenate((watts[:1], watts, watts[-1:])), times - times[0]))
-
-
-def _covers(at_ns: Ints, start: int, end: int) -> bool:
-    slack = int(_LONGEST_GAP_S * SECOND)
-    return bool(at_ns.size > 1 and at_ns[0] <= start + slack and at_ns[-1] >= end - slack)
+    marks = np.concatenate(([start], at_ns[(at_ns > start) & (at_ns < end)], [end]))
+    # Counted from the start: a moment in ns is more than a float holds.
+    return float(np.trapezoid(np.interp(marks - start, at_ns - start, watts), (marks - start) / SECOND))
 
 
 def _idle_w(trial: Trial, card: Rows) -> float | None:

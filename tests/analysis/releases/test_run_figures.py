@@ -112,14 +112,17 @@ def test_energy_of_a_card_of_its_own_is_shared_out_over_its_tokens(tmp_path: Pat
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
     start = trial_start(1)
     rows = [
-        {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "energy_j": 1000.0 + 50.0 * second}
-        for second in (-30, 10, 20, 50, 90)  # read seldom, and not at the ends of the traffic
+        {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "power_w": 50.0}
+        | ({"energy_j": 1000.0 + 50.0 * second} if second % 10 == 0 else {})
+        for second in range(-30, 90)
     ]
     bed(directory, 1, rows)
     devices(directory, eager="cuda:0", naive="cuda:1")
     run = Run.of(read_run(directory))
-    tokens = int(run.requests.output_tokens[run.of_arm("naive")].sum())
-    assert figures(directory).values["energy_per_token_j"][1][0] == pytest.approx(3000.0 / tokens)
+    own = run.of_arm("naive")
+    tokens, end_ns = int(run.requests.output_tokens[own].sum()), int(run.requests.end_ns[own].max())
+    joules = 50.0 * (max(end_ns - start, 60 * SECOND) / SECOND)
+    assert figures(directory).values["energy_per_token_j"][1][0] == pytest.approx(joules / tokens)
     assert "energy_per_token_j" not in figures(directory, "eager").values
     devices(directory, eager="cuda:1", naive="cuda:1")
     assert "energy_per_token_j" not in figures(directory).values
