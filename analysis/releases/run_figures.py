@@ -15,6 +15,7 @@ from analysis.records.plain_values import mapping, number
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
+from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect, meets_all
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
@@ -170,6 +171,8 @@ _SAMPLES = {
     "device_peak_bytes": (("allocator", "peak_bytes"), ("process", "device_memory_bytes")),
     "process_peak_bytes": (("process", "memory_bytes"),),
 }
+# An arm on a card has compile workers, as many as the host has processors, whose shared pages count for each of them.
+_ON_CARD = {"process_peak_bytes": (("allocator", "memory_bytes"),)}
 _ACCOUNTS = {"device_peak_bytes": "device_peak", "process_peak_bytes": "process_peak"}
 
 
@@ -177,7 +180,8 @@ def _memory(run: Run, arm: str, key: str) -> tuple[str, dict[int, float]]:
     """The most that the arm's replicas held in each trial, added up, and by whose word: the same for all trials."""
     best: tuple[str, dict[int, float]] = ("", {})
     samples = Samples(run.records.bed)
-    for kind, column in _SAMPLES[key]:
+    on_card = any(devices_of(trial).get(arm, "").startswith("cuda") for trial in run.trials)
+    for kind, column in (_ON_CARD if on_card else {}).get(key, _SAMPLES[key]):
         peaks = [(trial, _sampled(samples.of(kind, trial), arm, column)) for trial in run.trials]
         best = _fuller(best, f"{kind} samples", peaks)
     return _fuller(best, "replicas", [(trial, _accounted(run, arm, trial, _ACCOUNTS[key])) for trial in run.trials])

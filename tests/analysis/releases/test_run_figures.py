@@ -85,6 +85,19 @@ def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) ->
     assert sampled.sources == {"process_peak_bytes": "process samples", "device_peak_bytes": "replicas"}
 
 
+def test_host_memory_of_an_arm_on_a_card_is_that_of_its_engine_alone(tmp_path: Path) -> None:
+    """Compile workers share most of their pages, which the sum over a family counts once for each."""
+    directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
+    family = {"kind": "process", "name": "naive-0", "arm": "naive", "at_ns": 1, "memory_bytes": 18_000}
+    bed(directory, 1, [family])
+    devices(directory, eager="cuda:0", naive="cuda:1")
+    assert "process_peak_bytes" not in figures(directory).values
+    bed(directory, 1, [family, family | {"kind": "allocator", "memory_bytes": 900}])
+    own = figures(directory)
+    assert own.values["process_peak_bytes"][1][0] == 900.0
+    assert own.sources["process_peak_bytes"] == "allocator samples"
+
+
 def test_samples_of_one_trial_alone_do_not_mix_with_what_replicas_say(tmp_path: Path) -> None:
     arm = FakeArm(name="naive", memory_bytes={"process_peak": 600})
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, arm), trials=2, duration_s=60))
