@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -19,6 +18,7 @@ from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect, meets_all
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
+from analysis.run.startup import startup_s
 from analysis.run.trials import Trial
 from analysis.statistics.quantiles import ordered_interval, quantile
 from analysis.statistics.unpaired import Luck
@@ -63,7 +63,7 @@ def _figures(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
     yield from _rates(run, arm, trial)
     exact: dict[str, float | None] = {
         **_compiles(run, arm, trial),
-        "startup_s": _startup_s(trial.info, arm),
+        "startup_s": startup_s(trial, arm),
     }
     yield from ((key, (value, Luck())) for key, value in exact.items() if value is not None)
 
@@ -155,13 +155,6 @@ def _compiles(run: Run, arm: str, trial: Trial) -> dict[str, float | None]:
 
 def _recompiling(events: list[CompileEvent]) -> float:
     return float(sum(event.kind in RECOMPILE_KINDS for event in events))
-
-
-def _startup_s(info: Mapping[str, Any], arm: str) -> float | None:
-    """From the start of the process until it served; of its slowest replica."""
-    items = mapping(mapping(mapping(info.get("startup")).get(arm)).get("items_ns"))
-    known = [spent for spent in map(number, items.values()) if spent is not None]
-    return sum(known) / 1e9 if known else None
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ takes power too, which is part of what serving costs; what it took above that st
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,11 +149,3 @@ def _idle_w(trial: Trial, card: Rows) -> float | None:
             watts = power[before & (card.whole("memory_bytes") <= held + _EMPTY_BYTES) & np.isfinite(power)]
             return float(np.median(watts)) if watts.size >= _FEWEST_IDLE else None
     return None
-
-
-def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean, standard deviation and coefficient of variation over trials; the last two need two."""
-    mean = math.fsum(values) / len(values) if values else None
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    varies = 100.0 * deviation / mean if deviation is not None and mean else None
-    return {"mean": mean, "sd": deviation, "cv_pct": varies, "trials": len(values)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.run.energy import ArmEnergy, energy_of, spread_of
+from analysis.run.energy import ArmEnergy, energy_of
 from analysis.run.run import Run
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
@@ -153,14 +153,3 @@ def test_what_a_waiting_card_takes_is_known_from_before_the_arms_started(tmp_pat
 
 def test_a_run_whose_cards_nobody_watched_has_no_energy(tmp_path: Path) -> None:
     assert energy(run_in(tmp_path)) is None
-
-
-def test_the_spread_of_one_trial_is_not_known() -> None:
-    assert spread_of([]) == {"mean": None, "sd": None, "cv_pct": None, "trials": 0}
-    assert spread_of([2.0]) == {"mean": 2.0, "sd": None, "cv_pct": None, "trials": 1}
-    assert spread_of([1.0, 3.0]) == {
-        "mean": 2.0,
-        "sd": pytest.approx(2**0.5),
-        "cv_pct": pytest.approx(50 * 2**0.5),
-        "trials": 2,
-    }
