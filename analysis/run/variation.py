@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools
+from analysis.run.references import FIGURES, HOST_FIGURES
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.startup import startup_s
-from analysis.run.test_bed import FIGURES, HOST_FIGURES, TestBed
+from analysis.run.test_bed import TestBed
 from analysis.run.trials import Trial
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.quantiles import quantile
