@@ -11,7 +11,7 @@ from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
 from analysis.releases.run_figures import ArmFigures, arm_figures
 from analysis.run.run import Run
-from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=(Compile(at_s=60.0, seconds=4.0), Compile(at_s=90.0, seconds=2.0)))
 RUN = FakeRun(arms=(EAGER, NAIVE), trials=2, duration_s=180, slo={"p99_e2e_ms": 5000})
@@ -25,10 +25,6 @@ def bed(directory: Path, trial: int, rows: list[dict]) -> None:
     with RecordWriter(directory / f"trial-{trial:02}" / "bed.arrow", BED) as writer:
         for row in rows:
             writer.append({"trial": trial, "host": "run", **row})
-
-
-def trial_start(trial: int) -> int:
-    return EPOCH_NS + trial * 100_000 * SECOND
 
 
 def test_every_trial_has_its_latencies_and_how_far_its_traffic_moved_them(tmp_path: Path) -> None:
@@ -123,7 +119,7 @@ def devices(directory: Path, **of_arm: str) -> None:
 
 def test_energy_of_a_card_of_its_own_is_shared_out_over_its_tokens(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
-    start = trial_start(1)
+    start = start_of(1)
     rows = [
         {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "power_w": 50.0}
         | ({"energy_j": 1000.0 + 50.0 * second} if second % 10 == 0 else {})
