@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
-import psutil
 import torch
 
 from servers.clock import now_ns
 from servers.complaint import named, one_line
 from servers.engine.placement import device_name, resolve_device
 from servers.fields import build
+from servers.host_memory import host_memory
 from servers.rpc import inference_pb2, inference_pb2_grpc
 
 # How long computing and resting take together. Shorter than a decode step of a large model, so that each step feels it.
@@ -86,8 +86,7 @@ class Memory:
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             return total, free
-        memory = psutil.virtual_memory()
-        return memory.total, memory.available
+        return host_memory()
 
 
 class Compute:

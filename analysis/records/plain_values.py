@@ -20,6 +20,12 @@ def number(value: Any) -> float | None:
     return float(value) if abs(value) < _LARGEST and math.isfinite(value) else None
 
 
+def text_of(row: Mapping[str, Any], key: str, otherwise: str = "") -> str:
+    """The value under `key` where it is a text with something in it, else another."""
+    value = row.get(key)
+    return value if isinstance(value, str) and value else otherwise
+
+
 def seconds(value: Any) -> float | None:
     """The value where it is a time above 0 that a run could last, else None."""
     known = number(value)

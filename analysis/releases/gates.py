@@ -19,7 +19,8 @@ from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
 from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
 from analysis.statistics.compare import holm
-from analysis.statistics.unpaired import Difference, Level, Part, day_part, difference, level_of, pooled, trials_needed
+from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
+from analysis.statistics.variances import Part
 
 _SMALLEST_SHARE_PCT = 0.05  # a share of nothing has no logarithm
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ

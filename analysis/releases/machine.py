@@ -1,8 +1,4 @@
-"""Whether two runs had machines of the same speed, by the references that each run took before and after its trials.
-
-A reference is a fixed piece of work (a matrix product, a read of memory, small launches, plain Python), so that it says
-how fast the card and the host were, whatever the servers did.
-"""
+"""Whether two runs had machines of the same speed, by the references that each run took before and after its trials."""
 
 from __future__ import annotations
 
@@ -10,28 +6,22 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from analysis.records.plain_values import number
+from analysis.run.references import CARD_FIGURES, FIGURES, speed_of
 
-# Each reference, what it is called, whose speed it shows, and whether more of it is faster.
-REFERENCES = (
-    ("matmul_tflops", "matrix product", "card", True),
-    ("read_gb_per_s", "memory read", "card", True),
-    ("launch_us", "launches", "host", False),
-    ("python_ms", "Python", "host", False),
-)
+_NAMES = {
+    "matmul_tflops": "matrix product",
+    "read_gb_per_s": "memory read",
+    "launch_us": "launches",
+    "python_ms": "Python",
+}
 
 
-def typical(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The median of each reference over the rows that took it."""
-    known: dict[str, list[float]] = {}
-    for row in rows:
-        for key, *_ in REFERENCES:
-            value = number(row.get(key))
-            if value is not None and value > 0:
-                known.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in known.items()}
+def typical(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure over the references that have it."""
+    taken = list(rows)
+    known = {key: [row[key] for row in taken if key in row] for key in FIGURES}
+    return {key: statistics.median(values) for key, values in known.items() if values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +83,16 @@ def machine_speeds(
     same_machine: bool | None,
 ) -> MachineSpeeds:
     """The speeds by the typical references of two runs."""
-    speeds = []
-    for key, name, part, faster in REFERENCES:
-        if key in baseline and key in candidate:
-            longer = math.log(candidate[key] / baseline[key])
-            speeds.append(
-                Speed(
-                    key=key,
-                    name=name,
-                    part=part,
-                    baseline=baseline[key],
-                    candidate=candidate[key],
-                    slower=-longer if faster else longer,
-                )
-            )
-    return MachineSpeeds(same_machine=same_machine, speeds=tuple(speeds), drift=drift)
+    speeds = tuple(
+        Speed(
+            key=key,
+            name=_NAMES[key],
+            part="card" if key in CARD_FIGURES else "host",
+            baseline=baseline[key],
+            candidate=candidate[key],
+            slower=speed_of(key, baseline[key]) - speed_of(key, candidate[key]),
+        )
+        for key in FIGURES
+        if baseline.get(key, 0.0) > 0 < candidate.get(key, 0.0)
+    )
+    return MachineSpeeds(same_machine=same_machine, speeds=speeds, drift=drift)

@@ -20,6 +20,9 @@ from analysis.records.run_records import read_run, table_files
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures
+from analysis.run.bed_samples import RUN_HOST
+from analysis.run.placement import devices_of
+from analysis.run.references import references_of
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
@@ -213,7 +216,7 @@ def release_of(run_dir: Path) -> Release:
     environment = run.records.environment
     machine = environment.get("machine") or next(
         (
-            mapping(mapping(mapping(info.get("bed")).get("machines")).get("run")).get("machine")
+            mapping(mapping(mapping(info.get("bed")).get("machines")).get(RUN_HOST)).get("machine")
             for info in infos
             if info.get("bed")
         ),
@@ -275,11 +278,12 @@ def _references(run: Run, arm: str) -> dict[str, float]:
     """
     if run.account(arm).external:
         return {}
-    rows: list[Mapping[str, Any]] = []
-    for info in run.infos:
-        known = [row for row in rows_of(info.get("references")) if not row.get("error")]
-        device = mapping(info.get("devices")).get(arm)
-        rows += [row for row in known if row.get("device") == device] or known
+    taken = [row for row in references_of(run.trials) if row.host == RUN_HOST and row.error is None]
+    rows: list[Mapping[str, float]] = []
+    for trial in run.trials:
+        known = [row for row in taken if row.trial == trial.number]
+        device = devices_of(trial).get(arm)
+        rows += [row.figures for row in [row for row in known if row.device == device] or known]
     return typical(rows)
 
 

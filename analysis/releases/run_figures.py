@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.plain_values import mapping, number
+from analysis.run.bed_samples import Rows, Samples
+from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
+from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect, meets_all
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
-from analysis.run.trials import SECOND, Trial
+from analysis.run.startup import startup_s
+from analysis.run.trials import Trial
 from analysis.statistics.quantiles import ordered_interval, quantile
 from analysis.statistics.unpaired import Luck
 
@@ -46,6 +47,10 @@ def arm_figures(run: Run, arm: str) -> ArmFigures:
         for key, value in _figures(run, arm, trial):
             figures.setdefault(key, {})[trial.number] = value
     sources = {}
+    energy = energy_of(run, arm)
+    for item in energy.trials if energy else ():
+        if item.per_token_j is not None:
+            figures.setdefault("energy_per_token_j", {})[item.trial] = (item.per_token_j, Luck())
     for key in ("device_peak_bytes", "process_peak_bytes"):
         source, peaks = _memory(run, arm, key)
         if peaks:
@@ -58,8 +63,7 @@ def _figures(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
     yield from _rates(run, arm, trial)
     exact: dict[str, float | None] = {
         **_compiles(run, arm, trial),
-        "startup_s": _startup_s(trial.info, arm),
-        "energy_per_token_j": _energy_per_token(run, arm, trial),
+        "startup_s": startup_s(trial, arm),
     }
     yield from ((key, (value, Luck())) for key, value in exact.items() if value is not None)
 
@@ -153,30 +157,26 @@ def _recompiling(events: list[CompileEvent]) -> float:
     return float(sum(event.kind in RECOMPILE_KINDS for event in events))
 
 
-def _startup_s(info: Mapping[str, Any], arm: str) -> float | None:
-    """From the start of the process until it served; of its slowest replica."""
-    items = mapping(mapping(mapping(info.get("startup")).get(arm)).get("items_ns"))
-    known = [spent for spent in map(number, items.values()) if spent is not None]
-    return sum(known) / 1e9 if known else None
-
-
-# --- Memory and energy ------------------------------------------------------------------------------------------------
+# --- Memory -----------------------------------------------------------------------------------------------------------
 
 # By whose word the peak is known, best first: a kind of sample of the machine and its column, or what replicas say.
 _SAMPLES = {
     "device_peak_bytes": (("allocator", "peak_bytes"), ("process", "device_memory_bytes")),
     "process_peak_bytes": (("process", "memory_bytes"),),
 }
+# An arm on a card has compile workers, as many as the host has processors, whose shared pages count for each of them.
+_ON_CARD = {"process_peak_bytes": (("allocator", "memory_bytes"),)}
 _ACCOUNTS = {"device_peak_bytes": "device_peak", "process_peak_bytes": "process_peak"}
 
 
 def _memory(run: Run, arm: str, key: str) -> tuple[str, dict[int, float]]:
     """The most that the arm's replicas held in each trial, added up, and by whose word: the same for all trials."""
     best: tuple[str, dict[int, float]] = ("", {})
-    for kind, column in _SAMPLES[key]:
-        best = _fuller(
-            best, f"{kind} samples", [(trial, _sampled(run, arm, trial, kind, column)) for trial in run.trials]
-        )
+    samples = Samples(run.records.bed)
+    on_card = any(devices_of(trial).get(arm, "").startswith("cuda") for trial in run.trials)
+    for kind, column in (_ON_CARD if on_card else {}).get(key, _SAMPLES[key]):
+        peaks = [(trial, _sampled(samples.of(kind, trial), arm, column)) for trial in run.trials]
+        best = _fuller(best, f"{kind} samples", peaks)
     return _fuller(best, "replicas", [(trial, _accounted(run, arm, trial, _ACCOUNTS[key])) for trial in run.trials])
 
 
@@ -187,19 +187,10 @@ def _fuller(
     return (source, known) if len(known) > len(best[1]) else best
 
 
-def _sampled(run: Run, arm: str, trial: Trial, kind: str, column: str) -> float | None:
-    bed = run.records.bed
-    if bed is None:
-        return None
-    rows = bed.filter(
-        pc.and_(
-            pc.and_(pc.equal(bed.column("kind"), kind), pc.equal(bed.column("arm"), arm)),
-            pc.equal(bed.column("trial"), trial.number),
-        )
-    )
-    known = rows.select(["name", column]).drop_null()
-    peaks = known.group_by("name").aggregate([(column, "max")]).column(f"{column}_max").to_pylist()
-    return float(sum(peaks)) if peaks else None
+def _sampled(things: Iterable[Rows], arm: str, column: str) -> float | None:
+    levels = [rows.whole(column) for rows in things if rows.arm == arm]
+    peaks = [float(known.max()) for values in levels if (known := values[np.isfinite(values)]).size]
+    return sum(peaks) if peaks else None
 
 
 def _accounted(run: Run, arm: str, trial: Trial, key: str) -> float | None:
@@ -211,34 +202,3 @@ def _accounted(run: Run, arm: str, trial: Trial, key: str) -> float | None:
     if known and len(known) == len(last):
         return sum(known)
     return number(mapping(mapping(mapping(trial.info.get("startup")).get(arm)).get("memory_bytes")).get(key))
-
-
-def _energy_per_token(run: Run, arm: str, trial: Trial) -> float | None:
-    """What the arm's device took during the traffic, by token that it answered; None where the device was shared.
-
-    The counter is read seldom: from its first to its last reading under traffic the power is known, and the rest of the
-    trial is taken to be like it.
-    """
-    bed = run.records.bed
-    # The watcher names devices as they are; the experiment may say cuda or auto.
-    devices = mapping(mapping(trial.info.get("bed")).get("arms")) or mapping(trial.info.get("devices"))
-    device = devices.get(arm)
-    if bed is None or not device or [*devices.values()].count(device) > 1:
-        return None
-    end_ns = trial.start_ns + int(trial.seconds * SECOND)
-    rows = _of_device(bed, str(device), trial.number).select(["at_ns", "energy_j"]).drop_null().sort_by("at_ns")
-    during = rows.filter(
-        pc.and_(pc.greater_equal(rows.column("at_ns"), trial.start_ns), pc.less_equal(rows.column("at_ns"), end_ns))
-    )
-    own = run.of_arm(arm) & run.usable & (run.requests.trial == trial.number)
-    tokens = int(run.requests.output_tokens[own].sum())
-    if during.num_rows < 2 or not tokens:
-        return None
-    at_ns, joules = during.column("at_ns").to_pylist(), during.column("energy_j").to_pylist()
-    spent, passed_s = joules[-1] - joules[0], (at_ns[-1] - at_ns[0]) / 1e9
-    return float(spent / passed_s * trial.seconds / tokens) if spent > 0 and passed_s > 0 else None
-
-
-def _of_device(bed: pa.Table, device: str, trial: int) -> pa.Table:
-    own = pc.and_(pc.equal(bed.column("kind"), "device"), pc.equal(bed.column("name"), device))
-    return bed.filter(pc.and_(own, pc.equal(bed.column("trial"), trial)))

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from analysis.releases.release import Release, ReleaseArm
 from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
-from analysis.statistics.unpaired import level_of
+from analysis.statistics.unpaired import Difference, level_of
 
 
 def trends(
@@ -65,9 +64,9 @@ def _point(release: Release, arm: ReleaseArm, figure: Figure, limits: ReleaseLim
     lucks = [luck for _, luck in trials.values()]
     level = level_of(np.log(values), lucks, restart_spread=figure.luck * limits.restart_spread)
     point["value"] = math.exp(level.mean)
-    if level.part is not None:
-        reach = float(stats.t.ppf(1.0 - limits.alpha, level.part.degrees)) * math.sqrt(level.part.variance)
-        point["low"], point["high"] = math.exp(level.mean - reach), math.exp(level.mean + reach)
+    low, high = Difference(effect=level.mean, part=level.part).limits(limits.alpha)
+    if low is not None and high is not None:
+        point["low"], point["high"] = math.exp(low), math.exp(high)
     return point
 
 

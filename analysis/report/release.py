@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +9,6 @@ from typing import Any
 
 from markupsafe import Markup
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +16,7 @@ from analysis.records.documents import write_json
 from analysis.report.html import content_policy, environment, template_text
 from analysis.report.markdown import MARKS as MARKDOWN_MARKS
 from analysis.report.markdown import prose, table
-from analysis.report.terminal import MARKS, STYLES, WIDE
+from analysis.report.terminal import WIDE, chip, console_of, noted, printed_on
 from analysis.report.trend_charts import trend_charts
 from analysis.report.values import (
     DASH,
@@ -87,39 +83,18 @@ def open_lines(document: Row) -> list[str]:
 
 def release_table(document: Row, *, width: int = 100) -> str:
     """The comparison for a terminal: coloured where stdout is one and NO_COLOR is unset."""
-    color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
+    console = console_of(width)
     names = f"{text(at(document, 'baseline', 'run_id'))} → {text(at(document, 'candidate', 'run_id'))}"
-    console.print(Text.assemble(_chip(at(document, "overall")), "  ", (names, "bold")))
+    console.print(Text.assemble(chip(at(document, "overall")), "  ", (names, "bold")))
     console.print(Text(text(at(document, "headline"))))
     console.print(_gates(document, narrow=width < WIDE))
     for line in open_lines(document):
         console.print(Text(line))
     for note in at(document, "notes") or []:
-        console.print(_note("note", text(note)))
+        console.print(noted("note", text(note)))
     if changed := [text(row.get("text")) for row in rows(document, "differs")]:
-        console.print(_note("what differs", "; ".join(changed)))
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
-
-
-def _chip(value: object) -> Text:
-    judged = verdict(value)
-    return Text(MARKS.get(judged, judged), STYLES.get(judged, "dim"))
-
-
-def _note(name: str, line: str) -> Text:
-    return Text.assemble((f"{name}: ", "bold"), " ".join(line.split()))
+        console.print(noted("what differs", "; ".join(changed)))
+    return printed_on(console)
 
 
 def _gates(document: Row, *, narrow: bool) -> Table:
@@ -134,7 +109,7 @@ def _gates(document: Row, *, narrow: bool) -> Table:
         for row in gates_of(document, arm.get("name")):
             sides = () if narrow else ("baseline", "candidate")
             table.add_row(
-                _chip(row.get("verdict")),
+                chip(row.get("verdict")),
                 text(row.get("label")),
                 *(quantity(row.get(side), row.get("unit")) for side in sides),
                 ratio(row.get("ratio")),

@@ -40,31 +40,19 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     Colours are for a terminal, where stdout is one and NO_COLOR is unset. Otherwise the text is plain, without escape
     codes.
     """
-    color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    console.print(Text.assemble(_chip(at(summary, "overall")), "  ", (text(at(summary, "name")), "bold")))
+    console = console_of(width)
+    console.print(Text.assemble(chip(at(summary, "overall")), "  ", (text(at(summary, "name")), "bold")))
     console.print(Text(reading.headline(summary)))
     if line := reading.bed_line(summary):
-        console.print(_note("test bed", line))
+        console.print(noted("test bed", line))
     if head := joined.head(summary):
-        console.print(_note("judged together", head))
+        console.print(noted("judged together", head))
     console.print(_arms(summary, narrow=width < WIDE))
     if any((at(arm, "compile", "requests_hit") or 0) > 0 for arm in reading.arms_of(summary)):
-        console.print(_note("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
+        console.print(noted("figures", "of all traffic; non-inferiority leaves out what a compile held up"))
     for check in reading.failed_checks(summary):
         if (reason := text(check.get("reason"))) not in reading.headline(summary):
-            console.print(_note("limited by", f"{reading.check_name(check)}: {reason}"))
+            console.print(noted("limited by", f"{reading.check_name(check)}: {reason}"))
     for arm in reading.arm_names(summary):
         if lines := _open(summary, arm, width):
             console.print()
@@ -79,17 +67,41 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     if notes:
         console.print()
     for name, line in notes:
-        console.print(_note(name, line))
+        console.print(noted(name, line))
+    return printed_on(console) + "\n"
+
+
+def console_of(width: int) -> Console:
+    """What is printed on it is kept, within `width` columns; coloured as `verdict_table` says."""
+    color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def printed_on(console: Console) -> str:
+    """What was printed on a console of `console_of`, without a last line break."""
+    assert isinstance(console.file, io.StringIO)
     # Rich pads lines to the full width; a log is easier to read and to compare without that.
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())
 
 
-def _chip(value: object) -> Text:
+def chip(value: object) -> Text:
+    """A verdict with its mark, coloured."""
     judged = verdict(value)
     return Text(MARKS.get(judged, judged), STYLES.get(judged, "dim"))
 
 
-def _note(name: str, line: str) -> Text:
+def noted(name: str, line: str) -> Text:
+    """A line under a name."""
     return Text.assemble((f"{name}: ", "bold"), " ".join(line.split()))
 
 
@@ -103,7 +115,7 @@ def _arms(summary: Row, *, narrow: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for arm in reading.arms_of(summary):
         raw = arm.get("name")
-        judged = Text("control", "dim") if arm.get("control") else _chip(arm.get("verdict"))
+        judged = Text("control", "dim") if arm.get("control") else chip(arm.get("verdict"))
         table.add_row(
             *([Text.assemble(text(raw), "\n", judged)] if narrow else [Text(text(raw)), judged]),
             *(
@@ -154,7 +166,7 @@ def _open(summary: Row, arm: str, width: int) -> list[Text | Padding]:
             continue
         unit = gate.get("unit")
         against = f"{quantity(gate.get('value'), unit)} / {quantity(gate.get('limit'), unit)}"
-        lines.append(Text.assemble(_chip(gate.get("verdict")), f"  {label(gate.get('gate'))}  ", (against, "dim")))
+        lines.append(Text.assemble(chip(gate.get("verdict")), f"  {label(gate.get('gate'))}  ", (against, "dim")))
         if reason not in (reading.SHARED, DASH):
             lines.append(Padding(Text(first_sentence(reason, 2 * width)), (0, 0, 0, 4)))
     return lines

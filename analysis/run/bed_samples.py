@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.records.plain_values import mapping
+from analysis.records.plain_values import seconds as seconds_of
 from analysis.run.trials import SECOND, Trial
 
 # The host that runs tailgate and the arms that it starts; load workers elsewhere have their own names.
@@ -44,8 +46,9 @@ class Samples:
             table = table.filter(pc.and_(pc.and_(known[0], known[1]), known[2])).sort_by("at_ns")
         self._table = table
 
-    def of(self, kind: str, trial: Trial, interval_s: float) -> Iterator[tuple[tuple[str, str], Rows]]:
-        """((host, name), samples) of everything of the kind that was sampled in the trial, in the order of names."""
+    def of(self, kind: str, trial: Trial) -> Iterator[Rows]:
+        """The samples of everything of the kind (host, device, process, allocator) in the trial, in the order of names;
+        none where nobody watched."""
         if self._table is None:
             return
         chosen = pc.and_(
@@ -57,21 +60,24 @@ class Samples:
         places = sorted(set(zip(hosts.to_pylist(), table.column("name").to_pylist(), strict=True)))
         for host, name in places:
             own = pc.and_(pc.equal(hosts, host), pc.equal(table.column("name"), name))
-            yield (host, name), Rows(table.filter(own), trial, interval_s)
+            yield Rows(table.filter(own), trial, host, name)
 
 
 class Rows:
     """The samples of one thing in one trial, in order of time."""
 
-    def __init__(self, table: pa.Table, trial: Trial, interval_s: float) -> None:
+    def __init__(self, table: pa.Table, trial: Trial, host: str, name: str) -> None:
         self._table = table
+        self.trial, self.host, self.name = trial.number, host, name
+        arms = table.column("arm").drop_null()
+        self.arm: str | None = str(arms[0]) if len(arms) else None  # of a replica
         self.at_ns: Ints = table.column("at_ns").to_numpy()
-        end_ns = trial.start_ns + int(trial.seconds * SECOND)
-        self.inside: Bools = (self.at_ns > trial.start_ns) & (self.at_ns <= end_ns)
+        self.inside: Bools = (self.at_ns > trial.start_ns) & (self.at_ns <= trial.end_ns)
+        interval_s = seconds_of(mapping(trial.info.get("bed")).get("interval_s")) or 1.0
         # A sample stands for the time since the one before it, unless that is too long ago.
         since = np.diff(self.at_ns, prepend=self.at_ns[:1] - int(interval_s * SECOND)) / 1e9
-        self._gap_s = _LONGEST_GAP * max(interval_s, 1e-3)
-        self.weight_s: Floats = np.where(since > self._gap_s, interval_s, since)
+        longest_s = _LONGEST_GAP * max(interval_s, 1e-3)
+        self.weight_s: Floats = np.where(since > longest_s, interval_s, since)
 
     @property
     def seconds(self) -> float:
@@ -85,6 +91,12 @@ class Rows:
     def column(self, name: str) -> Floats:
         """The column over the samples during the traffic, NaN where it is null."""
         return self.whole(name)[self.inside]
+
+    def known(self, name: str, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
+        """(at_ns, values) of what was read of the column from `start_ns` to `end_ns`."""
+        values = self.whole(name)
+        keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & np.isfinite(values)
+        return self.at_ns[keep], values[keep]
 
     def spread(self, name: str) -> Spread | None:
         return Spread.of(self.column(name))
@@ -109,8 +121,3 @@ class Rows:
         """The throttle reasons of each sample during the traffic; None where they are unknown."""
         reasons: list[list[str] | None] = self._table.column("throttle").filter(pa.array(self.inside)).to_pylist()
         return reasons
-
-    def name(self, column: str) -> str | None:
-        """The column's first known text."""
-        known = self._table.column(column).drop_null()
-        return str(known[0].as_py()) if len(known) else None

@@ -6,17 +6,14 @@ takes power too, which is part of what serving costs; what it took above that st
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.memory import traffic_of
+from analysis.run.bed_samples import RUN_HOST, Rows, Samples
+from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
-from analysis.run.samples import Samples, alone_on, devices_of, samples_of
 from analysis.run.trials import SECOND, Trial
 
 _EMPTY_BYTES = 64 << 20  # by which what a driver holds for itself may vary
@@ -33,9 +30,14 @@ class TrialEnergy:
     seconds: float
     idle_w: float | None  # before the arms started
     others_seen: bool  # the card shows whose processes are on it; elsewhere it is taken to be the arm's
-    integrated: bool  # from samples of power, because the card counts no energy
+    integrated: bool  # from samples of power alone, because the card counts no energy
     requests: int  # answered
     tokens: int  # that came out
+
+    @property
+    def per_token_j(self) -> float | None:
+        """By token that came out; None where none did."""
+        return self.joules / self.tokens if self.tokens else None
 
     @property
     def above_idle_j(self) -> float | None:
@@ -54,7 +56,8 @@ class ArmEnergy:
 
 def energy_of(run: Run, arm: str) -> ArmEnergy | None:
     """The energy of the arm; None where no card was watched in any trial, and of arms that tailgate did not start."""
-    cards = samples_of(run.records.bed, "device")
+    samples = Samples(run.records.bed)
+    cards = [rows for trial in run.trials for rows in samples.of("device", trial)]
     if not cards or run.account(arm).external:
         return None
     known: list[TrialEnergy] = []
@@ -63,9 +66,8 @@ def energy_of(run: Run, arm: str) -> ArmEnergy | None:
         if not devices_of(trial).get(arm, "").startswith("cuda"):
             obstacles["it ran on no card"] = None
             continue
-        own = [
-            item for item in cards if (item.trial, item.host, item.name) == (trial.number, "run", alone_on(trial, arm))
-        ]
+        place = (trial.number, RUN_HOST, alone_on(trial, arm))
+        own = [item for item in cards if (item.trial, item.host, item.name) == place]
         if not own:
             shared = alone_on(trial, arm) is None
             obstacles["its card was shared: not attributable" if shared else "its card was not watched"] = None
@@ -78,14 +80,13 @@ def energy_of(run: Run, arm: str) -> ArmEnergy | None:
     return ArmEnergy(arm=arm, trials=tuple(known), obstacles=tuple(obstacles))
 
 
-def _taken(run: Run, arm: str, trial: Trial, card: Samples) -> TrialEnergy | str:
+def _taken(run: Run, arm: str, trial: Trial, card: Rows) -> TrialEnergy | str:
     """What the card took for the arm; in words why that is not known."""
     requests = run.requests
     rows = np.flatnonzero(run.of_arm(arm) & (requests.trial == trial.number) & ~requests.broken)
     if not rows.size:
         return "it was sent no request"
-    start, end = traffic_of(trial)
-    end = max(end, int(requests.end_ns[rows].max()))
+    start, end = trial.start_ns, max(trial.end_ns, int(requests.end_ns[rows].max()))
     if card.known("foreign_processes", start, end)[1].any():
         return "its card was shared with processes of others: not attributable"
     joules, integrated = _counted(card, start, end), False
@@ -105,46 +106,46 @@ def _taken(run: Run, arm: str, trial: Trial, card: Samples) -> TrialEnergy | str
     )
 
 
-def _counted(card: Samples, start: int, end: int) -> float | None:
-    """What the card's own counter rose by; None where it is not known at both ends, or began anew."""
-    at_ns, joules = card.known("energy_j", 0, int(card.at_ns[-1]))
-    if not _covers(at_ns, start, end) or (np.diff(joules) < 0).any():
+def _counted(card: Rows, start: int, end: int) -> float | None:
+    """What the card's own counter rose by, with the power of the time before its first reading and after its last, or
+    for a few seconds its mean rise; None where it was not read twice under the traffic, or began anew.
+
+    It is read every ten seconds or so, and rises by far less before the traffic than in it: readings outside say
+    nothing of what lies inside.
+    """
+    at_ns, joules = card.known("energy_j", start, end)
+    if at_ns.size < 2 or (np.diff(joules) < 0).any():
         return None
-    low, high = np.interp([start, end], at_ns, joules)
-    return float(high - low)
+    first, last, rise = int(at_ns[0]), int(at_ns[-1]), float(joules[-1] - joules[0])
+    mean_w = rise * SECOND / (last - first)
+    for begins, ends in ((start, first), (last, end)):
+        taken = _integrated(card, begins, ends)
+        if taken is None and ends - begins > _LONGEST_GAP_S * SECOND:
+            return None
+        rise += mean_w * (ends - begins) / SECOND if taken is None else taken
+    return rise
 
 
-def _integrated(card: Samples, start: int, end: int) -> float | None:
+def _integrated(card: Rows, start: int, end: int) -> float | None:
     """The area under the samples of power; None where they have gaps."""
-    at_ns, watts = card.known("power_w", start, end)
-    if not _covers(at_ns, start, end) or np.diff(at_ns).max(initial=0) > _LONGEST_GAP_S * SECOND:
+    longest = int(_LONGEST_GAP_S * SECOND)
+    at_ns, watts = card.known("power_w", start - longest, end + longest)
+    if not at_ns.size or np.diff(np.clip(at_ns, start, end), prepend=start, append=end).max() > longest:
         return None
-    times: Floats = np.concatenate(([start], at_ns, [end])) / SECOND
-    return float(np.trapezoid(np.concatenate((watts[:1], watts, watts[-1:])), times - times[0]))
+    marks = np.concatenate(([start], at_ns[(at_ns > start) & (at_ns < end)], [end]))
+    # Counted from the start: a moment in ns is more than a float holds.
+    return float(np.trapezoid(np.interp(marks - start, at_ns - start, watts), (marks - start) / SECOND))
 
 
-def _covers(at_ns: Ints, start: int, end: int) -> bool:
-    slack = int(_LONGEST_GAP_S * SECOND)
-    return bool(at_ns.size > 1 and at_ns[0] <= start + slack and at_ns[-1] >= end - slack)
-
-
-def _idle_w(trial: Trial, card: Samples) -> float | None:
+def _idle_w(trial: Trial, card: Rows) -> float | None:
     """The card's power before the traffic, while it held no more than before the arms started and nothing ran on it."""
     for row in rows_of(mapping(trial.info.get("bed")).get("before")):
-        if (row.get("host") or "run", row.get("device")) == (card.host, card.name):
+        if (row.get("host") or RUN_HOST, row.get("device")) == (card.host, card.name):
             held = number(row.get("memory_bytes"))
             if held is None or row.get("processes") != []:
                 return None
             before = card.at_ns < trial.start_ns
-            empty = before & (card.columns["memory_bytes"] <= held + _EMPTY_BYTES)
-            watts = card.columns["power_w"][empty & np.isfinite(card.columns["power_w"])]
+            power = card.whole("power_w")
+            watts = power[before & (card.whole("memory_bytes") <= held + _EMPTY_BYTES) & np.isfinite(power)]
             return float(np.median(watts)) if watts.size >= _FEWEST_IDLE else None
     return None
-
-
-def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean, standard deviation and coefficient of variation over trials; the last two need two."""
-    mean = math.fsum(values) / len(values) if values else None
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    varies = 100.0 * deviation / mean if deviation is not None and mean else None
-    return {"mean": mean, "sd": deviation, "cv_pct": varies, "trials": len(values)}

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.run.bed_samples import RUN_HOST, Rows, Samples
+from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
-from analysis.run.samples import Samples, alone_on, devices_of, samples_of
 from analysis.run.trials import SECOND, Trial
 from analysis.statistics.trend import Series, Trend, medians_of, slope_of, trend_of
 
@@ -102,7 +103,11 @@ class RunMemory:
 
 def memory_of(run: Run) -> RunMemory:
     """The memory of every arm that tailgate started, during the traffic of its trials."""
-    samples = {kind: samples_of(run.records.bed, kind) for kind in ("process", "device", "allocator")}
+    bed = Samples(run.records.bed)
+    samples = {
+        kind: [rows for trial in run.trials for rows in bed.of(kind, trial)]
+        for kind in ("process", "device", "allocator")
+    }
     arms = {}
     for arm in run.arms:
         held = {name: _held(run, arm, name, samples[figure.kind]) for name, figure in FIGURES.items()}
@@ -112,12 +117,7 @@ def memory_of(run: Run) -> RunMemory:
     return RunMemory(arms=arms, on_card=frozenset(on_card), events=tuple(_events(run, samples["allocator"])))
 
 
-def traffic_of(trial: Trial) -> tuple[int, int]:
-    """When the traffic of the trial began and ended, in ns since the epoch."""
-    return trial.start_ns, trial.start_ns + int(trial.seconds * SECOND)
-
-
-def _held(run: Run, arm: str, name: str, samples: Sequence[Samples]) -> HeldMemory | None:
+def _held(run: Run, arm: str, name: str, samples: Sequence[Rows]) -> HeldMemory | None:
     figure = FIGURES[name]
     peaks: dict[int, float] = {}
     stretches: list[Series] = []
@@ -127,13 +127,13 @@ def _held(run: Run, arm: str, name: str, samples: Sequence[Samples]) -> HeldMemo
             item
             for item in samples
             if item.trial == trial.number
-            and (item.arm == arm if figure.kind != "device" else item.host == "run" and item.name == card)
+            and (item.arm == arm if figure.kind != "device" else item.host == RUN_HOST and item.name == card)
         ]
         known = [peak for item in own if (peak := _peak(item, figure, trial)) is not None]
         if not known:
             continue
         peaks[trial.number] = max(known)
-        begins, ends = trial.first_ns + int(run.limits.cold_s * SECOND), traffic_of(trial)[1]
+        begins, ends = trial.first_ns + int(run.limits.cold_s * SECOND), trial.end_ns
         for item in own:
             at_ns, values = item.known(figure.level, begins, ends)
             hours = (at_ns - begins) / SECOND / 3600.0
@@ -150,12 +150,12 @@ def _held(run: Run, arm: str, name: str, samples: Sequence[Samples]) -> HeldMemo
     return HeldMemory(figure=name, peaks=peaks, growth=growth, slowing=_is_slowing(stretches))
 
 
-def _peak(item: Samples, figure: Figure, trial: Trial) -> float | None:
+def _peak(item: Rows, figure: Figure, trial: Trial) -> float | None:
     """The most that was held during the traffic; None where the samples begin late or end early.
 
     A card that somebody else uses too says nothing of the arm.
     """
-    start, end = traffic_of(trial)
+    start, end = trial.start_ns, trial.end_ns
     at_ns, values = item.known(figure.peak, start, end)
     slack = _UNWATCHED * (end - start)
     if not values.size or at_ns[0] > start + slack or at_ns[-1] < end - slack:
@@ -179,9 +179,9 @@ def _is_slowing(stretches: Sequence[Series]) -> bool:
 _COUNTERS = {"allocator_retries": "allocator retry", "out_of_memory": "out of memory"}
 
 
-def _events(run: Run, samples: Iterable[Samples]) -> Iterable[MemoryEvent]:
+def _events(run: Run, samples: Iterable[Rows]) -> Iterable[MemoryEvent]:
     """Each rise of a counter during the traffic, beside the sample before it, in order of time."""
-    traffic = {trial.number: traffic_of(trial) for trial in run.trials}
+    traffic = {trial.number: (trial.start_ns, trial.end_ns) for trial in run.trials}
     events = []
     for item in samples:
         start, end = traffic.get(item.trial, (0, 0))

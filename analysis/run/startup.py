@@ -11,6 +11,7 @@ from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
 from analysis.run.run import Run
 from analysis.run.spikes import CompileEvent, held_s
+from analysis.run.trials import Trial
 
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
 BEFORE = ("process", "import")
@@ -42,6 +43,12 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
         "slowest": _slowest(shapes),
         "memory_bytes": dict(next(filter(None, memories), {})),
     }
+
+
+def startup_s(trial: Trial, arm: str) -> float | None:
+    """From the start of the arm's process until it served, of its slowest replica; None where that is not recorded."""
+    items = _items(mapping(mapping(trial.info.get("startup")).get(arm)))
+    return sum(items.values()) / 1e9 if items else None
 
 
 def _items(startup: Mapping[str, Any]) -> dict[str, float]:

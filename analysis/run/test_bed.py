@@ -6,17 +6,18 @@ Nothing is decided here. What was not recorded, or could not be read, is None or
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from analysis.records.plain_values import mapping, number, rows_of, seconds
+from analysis.records.plain_values import mapping, number, rows_of, text_of
 from analysis.run.bed_samples import RUN_HOST, Rows, Samples, Spread
+from analysis.run.cards import Card, cards_of
+from analysis.run.placement import devices_of
+from analysis.run.references import Reference, references_of, speed_of
 from analysis.run.run import Run
-from analysis.run.trials import Trial
 
 # NVML's reasons why a clock is not higher that hold a busy card back. An idle card, and a clock that was asked for, do
 # not: gpu_idle, applications_clocks_setting, display_clock_setting.
@@ -30,27 +31,7 @@ THROTTLES = {
 }
 POWER_CAP = "sw_power_cap"
 
-# Figures of a reference that are of the card, and those that are of its host; of the last two less is better.
-CARD_FIGURES = ("matmul_tflops", "read_gb_per_s")
-HOST_FIGURES = ("launch_us", "python_ms")
-FIGURES = (*CARD_FIGURES, *HOST_FIGURES)
-
 _STEP_MHZ = 15.0  # a card's clock moves in steps of this
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """What a trial says of one device."""
-
-    host: str
-    name: str  # cuda:0
-    identity: str  # equal for one card over trials, whatever its name there
-    model: str | None
-    power_limit_w: float | None
-    power_limit_default_w: float | None
-    sm_max_mhz: float | None
-    shared: bool  # a part of a card (MIG), so that what is known of the kind does not hold
-    lock_command: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,19 +101,6 @@ class ProcessTraffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """What a device and its host did of a fixed piece of work, beside the traffic."""
-
-    trial: int
-    host: str
-    device: str
-    card: str  # its identity
-    when: str  # before | after
-    figures: Mapping[str, float]
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
     """A device before the arms of a trial started: who ran there, and what was held of its memory."""
 
@@ -167,7 +135,6 @@ class TestBed:
         devices: list[DeviceTraffic] = []
         hosts: list[HostTraffic] = []
         processes: list[ProcessTraffic] = []
-        references: list[tuple[Reference, _Sizes]] = []
         earlier: dict[tuple[int, str, str], Earlier] = {}
         unreadable: dict[tuple[str, str, str, str], None] = {}
         machines: dict[tuple[int, str], Mapping[str, Any]] = {}
@@ -177,31 +144,29 @@ class TestBed:
             bed = mapping(trial.info.get("bed"))
             cards = cards_of(bed)
             known_cards |= {(trial.number, *place): card for place, card in cards.items()}
-            placed[trial.number] = _placed(trial, [card.name for card in cards.values() if card.host == RUN_HOST])
+            placed[trial.number] = devices_of(trial)
             for host, machine in mapping(bed.get("machines")).items():
                 machines[trial.number, str(host)] = mapping(machine)
             for row in rows_of(bed.get("unreadable")):
-                unreadable[_text(row, "host"), _text(row, "name"), _text(row, "what"), _text(row, "why")] = None
+                unreadable[text_of(row, "host"), text_of(row, "name"), text_of(row, "what"), text_of(row, "why")] = None
             for row in rows_of(bed.get("before")):
                 names = tuple(_process_text(item) for item in rows_of(row.get("processes")))
-                place = (trial.number, _text(row, "host", RUN_HOST), _text(row, "device"))
+                place = (trial.number, text_of(row, "host", RUN_HOST), text_of(row, "device"))
                 earlier[place] = Earlier(processes=names, memory_bytes=number(row.get("memory_bytes")))
-            references += _references(trial, cards)
-            interval = seconds(bed.get("interval_s")) or 1.0
-            own = [_process(trial, place, rows) for place, rows in samples.of("process", trial, interval)]
+            own = [_process(rows) for rows in samples.of("process", trial)]
             processes += own
-            hosts += [_host(trial, place, rows, own) for place, rows in samples.of("host", trial, interval)]
-            for (host, name), rows in samples.of("device", trial, interval):
-                card = cards.get((host, name)) or Card(
+            hosts += [_host(rows, own) for rows in samples.of("host", trial)]
+            for rows in samples.of("device", trial):
+                card = cards.get((rows.host, rows.name)) or Card(
                     **dict.fromkeys(("model", "power_limit_w", "power_limit_default_w", "sm_max_mhz", "lock_command")),
-                    host=host,
-                    name=name,
-                    identity=f"{host} {name}",
+                    host=rows.host,
+                    name=rows.name,
+                    identity=f"{rows.host} {rows.name}",
                     shared=False,
                 )
-                arms = placed[trial.number].items() if host == RUN_HOST else ()
-                devices.append(_device(trial, card, tuple(arm for arm, device in arms if device == name), rows))
-        measured = _of_one_size(references)
+                arms = placed[trial.number].items() if rows.host == RUN_HOST else ()
+                devices.append(_device(card, tuple(arm for arm, device in arms if device == rows.name), rows))
+        measured = references_of(run.trials)
         return cls(
             trials=tuple(trial.number for trial in run.trials),
             placed=placed,
@@ -240,84 +205,9 @@ class TestBed:
         return card.identity if card else next(rows, device)
 
 
-def speed_of(figure: str, value: float) -> float:
-    """The speed that a figure of the reference means, as a logarithm: more is faster."""
-    return -math.log(value) if figure in HOST_FIGURES else math.log(value)
-
-
-def cards_of(bed: Mapping[str, Any]) -> dict[tuple[str, str], Card]:
-    """The devices that a trial's `bed` describes, by host and name."""
-    machines = mapping(bed.get("machines"))
-    cards = {}
-    for name, value in mapping(bed.get("devices")).items():
-        row = mapping(value)
-        host = _text(row, "host", RUN_HOST)
-        machine = _text(mapping(machines.get(host)), "machine", host)
-        model = row.get("name")
-        command = row.get("lock_command")
-        device = str(name)
-        cards[host, device] = Card(
-            host=host,
-            name=device,
-            identity=_text(row, "uuid", f"{machine} {device}"),
-            model=model if isinstance(model, str) else None,
-            **{key: number(row.get(key)) for key in ("power_limit_w", "power_limit_default_w", "sm_max_mhz")},
-            shared=row.get("mig") is True,
-            lock_command=command if isinstance(command, str) else None,
-        )
-    return cards
-
-
-def _text(row: Mapping[str, Any], key: str, otherwise: str = "") -> str:
-    value = row.get(key)
-    return value if isinstance(value, str) and value else otherwise
-
-
 def _process_text(row: Mapping[str, Any]) -> str:
     pid = number(row.get("pid"))
-    return _text(row, "name", "a process") + ("" if pid is None else f", pid {pid:.0f}")
-
-
-def _placed(trial: Trial, devices: Sequence[str]) -> dict[str, str]:
-    """The device of each arm as the samples name it. `auto` and `cuda` are the first card, or the processor."""
-    first = next((name for name in ("cuda:0", *devices) if name in devices), None)
-    placed = {}
-    known = mapping(mapping(trial.info.get("bed")).get("arms"))  # as the watcher resolved them
-    for arm, asked in {**mapping(trial.info.get("devices")), **known}.items():
-        name = str(asked)
-        if name in ("auto", "cuda"):
-            name = first or ("cpu" if name == "auto" else "cuda:0")
-        placed[str(arm)] = name
-    return placed
-
-
-# How large the work behind each figure was, as the reference says; what it does not say is None.
-_SIZES = {
-    "matmul_tflops": ("matrix", "dtype"),
-    "read_gb_per_s": ("read_bytes",),
-    "launch_us": ("launches",),
-    "python_ms": (),
-}
-_Sizes = Mapping[str, tuple[Any, ...]]
-
-
-def _of_one_size(rows: Sequence[tuple[Reference, _Sizes]]) -> tuple[Reference, ...]:
-    """The references without the figures whose work was not as large as most of a kind of device had: these do not
-    compare. A card whose memory others hold is given a smaller read."""
-    kinds: dict[str, list[_Sizes]] = {}
-    for row, sizes in rows:
-        kinds.setdefault(row.device.partition(":")[0], []).append(sizes)
-    most = {
-        (kind, figure): Counter(str(sizes[figure]) for sizes in own).most_common(1)[0][0]
-        for kind, own in kinds.items()
-        for figure in FIGURES
-    }
-    kept = []
-    for row, sizes in rows:
-        kind = row.device.partition(":")[0]
-        figures = {name: value for name, value in row.figures.items() if str(sizes[name]) == most[kind, name]}
-        kept.append(replace(row, figures=figures))
-    return tuple(kept)
+    return text_of(row, "name", "a process") + ("" if pid is None else f", pid {pid:.0f}")
 
 
 def _speeds(references: Iterable[Reference]) -> dict[tuple[int, str, str], list[float]]:
@@ -328,29 +218,10 @@ def _speeds(references: Iterable[Reference]) -> dict[tuple[int, str, str], list[
     return speeds
 
 
-def _references(trial: Trial, cards: Mapping[tuple[str, str], Card]) -> Iterator[tuple[Reference, _Sizes]]:
-    for row in rows_of(trial.info.get("references")):
-        host, device = _text(row, "host", RUN_HOST), _text(row, "device")
-        known = {figure: number(row.get(figure)) for figure in FIGURES}
-        error = row.get("error")
-        machine = mapping(mapping(mapping(trial.info.get("bed")).get("machines")).get(host))
-        card = cards.get((host, device))
-        reference = Reference(
-            trial=trial.number,
-            host=host,
-            device=device,
-            card=card.identity if card else f"{_text(machine, 'machine', host)} {device}",
-            when=_text(row, "when"),
-            figures={name: value for name, value in known.items() if value is not None and value > 0},
-            error=error if isinstance(error, str) and error else None,
-        )
-        yield reference, {figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()}
-
-
 # --- One thing in one trial ------------------------------------------------------------------------------------------
 
 
-def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
+def _device(card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
     reasons, weights = rows.reasons(), rows.weight_s[rows.inside]
     throttled: dict[str, float] | None = None
     throttle_s: float | None = None
@@ -368,7 +239,7 @@ def _device(trial: Trial, card: Card, arms: tuple[str, ...], rows: Rows) -> Devi
     foreign = rows.column("foreign_processes")
     told = np.isfinite(foreign)
     return DeviceTraffic(
-        trial=trial.number,
+        trial=rows.trial,
         card=card,
         arms=arms,
         seconds=rows.seconds,
@@ -401,18 +272,17 @@ def _locked(rows: Rows) -> bool | None:
     return True if (used[known] > 0).any() and (used[known] == 0).any() else None
 
 
-def _host(trial: Trial, place: tuple[str, str], rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
-    host = place[0]
+def _host(rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
     cpus = rows.spread("cpus")
     count = cpus.median if cpus and cpus.median > 0 else None
     load = rows.column("load1") / (count or math.nan)
     cores = rows.rate("cpu_s")
-    own = [item.cores for item in processes if item.host == host]
+    own = [item.cores for item in processes if item.host == rows.host]
     known = [item for item in own if item is not None]
     foreign = max(0.0, cores - sum(known)) if cores is not None and own and len(known) == len(own) else None
     return HostTraffic(
-        trial=trial.number,
-        host=host,
+        trial=rows.trial,
+        host=rows.host,
         seconds=rows.seconds,
         cpus=count,
         steal=_share(rows.rate("steal_s"), count),
@@ -432,13 +302,13 @@ def _share(rate: float | None, cpus: float | None) -> float | None:
     return rate / cpus if rate is not None and cpus else None
 
 
-def _process(trial: Trial, place: tuple[str, str], rows: Rows) -> ProcessTraffic:
+def _process(rows: Rows) -> ProcessTraffic:
     switches = [rows.rate(f"{kind}voluntary_switches") for kind in ("", "in")]
     return ProcessTraffic(
-        trial=trial.number,
-        host=place[0],
-        name=place[1],
-        arm=rows.name("arm"),
+        trial=rows.trial,
+        host=rows.host,
+        name=rows.name,
+        arm=rows.arm,
         cores=rows.rate("cpu_s"),
         threads=rows.most("threads"),
         switches_per_s=switches[0],

@@ -31,6 +31,11 @@ class Trial:
     blocks: int
     first_block: int  # its blocks are numbered from here, unique over trials
 
+    @property
+    def end_ns(self) -> int:
+        """When its traffic ended."""
+        return self.start_ns + int(self.seconds * SECOND)
+
 
 def planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """When each trial was to end, in ns since the epoch; without those that do not say."""

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools
-from analysis.records.plain_values import mapping, number
+from analysis.run.references import FIGURES, HOST_FIGURES
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.test_bed import FIGURES, HOST_FIGURES, TestBed
+from analysis.run.startup import startup_s
+from analysis.run.test_bed import TestBed
 from analysis.run.trials import Trial
 from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.quantiles import quantile
@@ -47,11 +48,17 @@ class Variation:
 
 def variation_of(of: str, figure: str, values: Sequence[float | None]) -> Variation:
     """The variation of one figure, a value a trial; trials without a value are left out."""
+    n, mean, sd, cv = moments_of(values)
+    return Variation(of=of, figure=figure, n=n, mean=mean, sd=sd, cv=cv)
+
+
+def moments_of(values: Sequence[float | None]) -> tuple[int, float | None, float | None, float | None]:
+    """(n, mean, sd, cv) of the values that are known, as `Variation` has them."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     mean = sum(known) / len(known) if known else None
     sd = float(np.std(known, ddof=1)) if len(known) > 1 else None
     cv = sd / abs(mean) if sd is not None and mean else None
-    return Variation(of=of, figure=figure, n=len(known), mean=mean, sd=sd, cv=cv)
+    return len(known), mean, sd, cv
 
 
 def variations(run: Run, bed: TestBed) -> list[Variation]:
@@ -77,7 +84,7 @@ def _of_arm(run: Run, arm: str) -> Iterator[Variation]:
     tokens = [int(requests.output_tokens[mask].sum()) for mask in own]
     yield variation_of(arm, "output_tokens_per_s", [_per_s(n, at) for n, at in zip(tokens, run.trials, strict=True)])
     yield variation_of(arm, "decode_step_ms", _steps_ms(run, arm))
-    yield variation_of(arm, "startup_s", [_startup_s(trial, arm) for trial in run.trials])
+    yield variation_of(arm, "startup_s", [startup_s(trial, arm) for trial in run.trials])
 
 
 def _quantile_ms(run: Run, metric: str, mask: Bools, q: float) -> float:
@@ -106,12 +113,6 @@ def _steps_ms(run: Run, arm: str) -> list[float | None]:
     usable = decodes & np.isfinite(lengths) & (lengths >= 0)
     own = [lengths[usable & (trial == item.number)] for item in run.trials]
     return [float(np.median(values)) if values.size else None for values in own]
-
-
-def _startup_s(trial: Trial, arm: str) -> float | None:
-    items = mapping(mapping(mapping(trial.info.get("startup")).get(arm)).get("items_ns"))
-    known = [value for value in map(number, items.values()) if value is not None]
-    return sum(known) / 1e9 if known else None
 
 
 def _of_references(bed: TestBed) -> Iterator[Variation]:

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.statistics.variances import Part, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,10 @@ class MeanOverTrials:
     @property
     def reach(self) -> tuple[float, float]:
         """The degrees of freedom [4], at least 1, and the standard error of the mean."""
-        within = self.within or 0.0
-        parts = within**2 / max(1, self.trials - self.machines) + self.between**2 / max(1, self.machines - 1)
-        spread = math.sqrt(within + self.between)
-        return max(1.0, spread**4 / parts) if parts > 0 else 1.0, spread
+        within = Part(variance=self.within or 0.0, degrees=max(1.0, self.trials - self.machines))
+        between = Part(variance=self.between, degrees=max(1.0, self.machines - 1.0))
+        whole = summed([within, between])
+        return max(1.0, whole.degrees) if whole.variance > 0 else 1.0, math.sqrt(whole.variance)
 
 
 def mean_over_trials(ratios: Floats, machine: Ints) -> MeanOverTrials:

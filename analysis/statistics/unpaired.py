@@ -24,29 +24,11 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats
+from analysis.statistics.variances import Part, summed
 
 TRIALS_FOR_WELCH = 6  # from here on trials alone say how much they differ
 _FEWEST_ALONE = 3  # the fewest that say so where nothing else does
 PRIOR_DEGREES = 4.0  # how many starts, or days, an allowance counts as
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A variance and how well it is known."""
-
-    variance: float
-    degrees: float
-
-    def times(self, factor: float) -> Part:
-        """The variance of √factor times that."""
-        return Part(variance=factor * self.variance, degrees=self.degrees)
-
-
-def summed(parts: Sequence[Part]) -> Part:
-    """The sum of independent variances, with the degrees of freedom of Satterthwaite [2]: (Σv)² / Σ(v²/ν)."""
-    total = sum(part.variance for part in parts)
-    uncertain = sum(part.variance**2 / part.degrees for part in parts)
-    return Part(variance=total, degrees=total**2 / uncertain if uncertain > 0 else math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,14 +79,14 @@ def bed_series(run: Run) -> dict[str, Any]:
     for trial in run.trials:
         rows += _latency_rows(run, trial, stretch_s)
         for kind, columns in (("device", _device_columns), ("host", _host_columns)):
-            for (host, name), own in samples.of(kind, trial, bin_s):
+            for own in samples.of(kind, trial):
                 at_ns = own.at_ns[own.inside]
                 if not at_ns.size:
                     continue
                 numbers, place = np.unique((at_ns - trial.start_ns) // int(bin_s * SECOND), return_inverse=True)
                 rows.append(
                     {
-                        **{"trial": trial.number, "kind": kind, "host": host, "name": name},
+                        **{"trial": trial.number, "kind": kind, "host": own.host, "name": own.name},
                         "t_s": (numbers * bin_s).tolist(),
                         **columns(own, place.astype(np.int64), len(numbers)),
                     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from analysis.judging.memory import growth_pct
 from analysis.records.plain_values import mapping
-from analysis.run.energy import TrialEnergy, energy_of, spread_of
+from analysis.run.energy import TrialEnergy, energy_of
 from analysis.run.memory import HeldMemory, RunMemory
 from analysis.run.run import Run
+from analysis.run.variation import moments_of
 from analysis.settings.rollout import Rollout
 
 
@@ -23,7 +25,7 @@ def _held_row(held: HeldMemory) -> dict[str, Any]:
     growth: tuple[float | None, ...] = (None, None, None) if held.growth is None else growth_pct(held)
     return {
         "peak_bytes": held.peak,
-        "peaks": spread_of(list(held.peaks.values())),
+        "peaks": _over_trials(list(held.peaks.values())),
         "growth_bytes_per_h": None if held.growth is None else held.growth.slope,
         **dict(zip(("growth_pct_per_h", "growth_low_pct", "growth_high_pct"), growth, strict=True)),
         "slowing": held.slowing,
@@ -49,16 +51,22 @@ def energy_row(run: Run, arm: str) -> dict[str, Any] | None:
         "joules": _total([item.joules for item in taken]),
         "above_idle_joules": _total([item.above_idle_j or 0.0 for item in above]) if len(above) == len(taken) else None,
         "seconds": _total([item.seconds for item in taken]),
-        "watts": spread_of([item.joules / item.seconds for item in taken if item.seconds > 0]),
-        "per_token_j": spread_of(_each(taken, "tokens")),
-        "per_request_j": spread_of(_each(taken, "requests")),
-        "above_idle_per_token_j": spread_of(_each(above, "tokens", above_idle=True)),
-        "above_idle_per_request_j": spread_of(_each(above, "requests", above_idle=True)),
-        "idle_w": spread_of([item.idle_w for item in taken if item.idle_w is not None]),
+        "watts": _over_trials([item.joules / item.seconds for item in taken if item.seconds > 0]),
+        "per_token_j": _over_trials(_each(taken, "tokens")),
+        "per_request_j": _over_trials(_each(taken, "requests")),
+        "above_idle_per_token_j": _over_trials(_each(above, "tokens", above_idle=True)),
+        "above_idle_per_request_j": _over_trials(_each(above, "requests", above_idle=True)),
+        "idle_w": _over_trials([item.idle_w for item in taken if item.idle_w is not None]),
         "others_seen": all(item.others_seen for item in taken) if taken else None,
         "integrated": any(item.integrated for item in taken),
         "obstacles": list(energy.obstacles),
     }
+
+
+def _over_trials(values: Sequence[float]) -> dict[str, float | int | None]:
+    """How one figure varies, a value a trial."""
+    n, mean, sd, cv = moments_of(values)
+    return {"mean": mean, "sd": sd, "cv_pct": None if cv is None else 100.0 * cv, "trials": n}
 
 
 def _total(values: list[float]) -> float | None:

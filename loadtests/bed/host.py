@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.bed.readings import Probe, probe
+from servers.host_memory import host_memory
 
 _TICKS_PER_S = 100.0  # USER_HZ, which Linux shows to programs on every machine
 _FREQUENCIES = 4  # each may cost the kernel a call to that processor
@@ -62,9 +63,8 @@ class Host:
         return float(self._text("loadavg").split()[0])
 
     def _memory(self) -> Sequence[int]:
-        rows = (line.partition(":") for line in self._text("meminfo").splitlines())
-        sizes = {name: int(size.split()[0]) * 1024 for name, _, size in rows if name in ("MemTotal", "MemAvailable")}
-        return sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"]
+        total, available = host_memory(self._proc)
+        return total - available, total
 
     def _pressure(self, what: str) -> float:
         # some avg10=0.00 avg60=0.00 avg300=0.00 total=<microseconds>

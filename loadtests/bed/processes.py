@@ -8,23 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from loadtests.bed.family import GONE, PROC, TICKS_PER_S, family_of, stat_of, threads_of
 from loadtests.bed.readings import Readings, Seldom, reason
 
-_PROC = Path("/proc")
 _SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s+(\d+)")  # the second count is of nonvoluntary ones
-_GONE = (FileNotFoundError, ProcessLookupError)
-
-
-class _Stat(NamedTuple):
-    """What the kernel says of a process on one line. Times are in ticks since its start, or the host's."""
-
-    parent: int
-    cpu_ticks: int  # its own, and of children that it waited for
-    threads: int
-    started: int
-    pages: int  # resident
 
 
 @dataclass(slots=True)
@@ -47,13 +36,12 @@ class Processes:
     all threads, are read in the same search; between two searches they are null.
     """
 
-    def __init__(self, readings: Readings, *, root: int, proc: Path = _PROC) -> None:
+    def __init__(self, readings: Readings, *, root: int, proc: Path = PROC) -> None:
         self._readings = readings
         self._proc = proc
         self._families: dict[str, _Family] = {}
         self._names: dict[int, str] = {root: ""}  # of every process that was ever seen in the run; "" without a name
         self._search = Seldom(share=0.0005, least_s=2.0)
-        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def watch(self, name: str, *, pid: int, arm: str | None = None) -> None:
@@ -85,7 +73,7 @@ class Processes:
                 return False
             line.append(pid)
             try:
-                pid = self._stat(pid).parent
+                pid = stat_of(pid, self._proc).parent
             except (OSError, ValueError, IndexError):
                 return None
         self._names.update(dict.fromkeys(line, self._names[pid]))
@@ -96,8 +84,8 @@ class Processes:
         ticks = pages = threads = 0
         for pid, started in list(family.members.items()):
             try:
-                stat = self._stat(pid)
-            except _GONE:
+                stat = stat_of(pid, self._proc)
+            except GONE:
                 del family.members[pid]
                 continue
             except (OSError, ValueError, IndexError) as error:
@@ -119,7 +107,7 @@ class Processes:
             "name": family.name,
             "arm": family.arm,
             "pid": family.pid,
-            "cpu_s": (ticks + family.lost_ticks) / self._ticks_per_s,
+            "cpu_s": (ticks + family.lost_ticks) / TICKS_PER_S,
             "memory_bytes": pages * self._page_bytes,
             "threads": threads,
             "device_memory_bytes": sum(size or 0 for size in held) if held and None not in held else None,
@@ -127,38 +115,17 @@ class Processes:
 
     def _find_members(self, family: _Family) -> None:
         members: dict[int, int] = {}
-        waiting = [family.pid]
-        while waiting:
-            pid = waiting.pop()
-            try:
-                members[pid] = self._stat(pid).started
-                waiting += self._children(pid)
-            except _GONE:
-                continue
-            except (OSError, ValueError, IndexError) as error:
-                self._readings.unreadable(family.name, "cpu_s", reason(error))
+        try:
+            for pid, stat in family_of(family.pid, self._proc):
+                members[pid] = stat.started
+        except (OSError, ValueError, IndexError) as error:
+            self._readings.unreadable(family.name, "cpu_s", reason(error))
         family.members = members
         self._names.update(dict.fromkeys(members, family.name))
 
-    def _children(self, pid: int) -> list[int]:
-        """The children of all threads of a process. A kernel that does not list them has each process looked at."""
-        children: list[int] = []
-        for thread in self._threads(pid):
-            try:
-                children += map(int, (thread / "children").read_bytes().split())
-            except _GONE:
-                if (thread / "stat").exists():
-                    return [int(path.name) for path in self._proc.glob("[0-9]*") if self._is_child(int(path.name), pid)]
-        return children
-
-    def _is_child(self, pid: int, parent: int) -> bool:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return self._stat(pid).parent == parent
-        return False
-
     def _switches(self, family: _Family) -> dict[str, int]:
         voluntary = involuntary = 0
-        for thread in (thread for pid in family.members for thread in self._threads(pid)):
+        for thread in (thread for pid in family.members for thread in threads_of(pid, self._proc)):
             with contextlib.suppress(OSError):  # it has ended
                 counts = _SWITCHES.findall((thread / "status").read_bytes())
                 if len(counts) != 2:
@@ -173,29 +140,9 @@ class Processes:
         for pid in family.members:
             try:
                 files += sum(1 for _ in (self._proc / str(pid) / "fd").iterdir())
-            except _GONE:
+            except GONE:
                 continue
             except OSError as error:
                 self._readings.unreadable(family.name, "files", reason(error))
                 return {}
         return {"files": files}
-
-    def _threads(self, pid: int) -> list[Path]:
-        return list((self._proc / str(pid) / "task").iterdir())
-
-    def _stat(self, pid: int) -> _Stat:
-        # Not through Path, which takes three times as long: this is read for every process each second.
-        descriptor = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY)
-        try:
-            line = os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
-        # pid (name) state parent ...: the name may hold brackets and spaces.
-        fields = line.rpartition(b")")[2].split()
-        return _Stat(
-            parent=int(fields[1]),
-            cpu_ticks=sum(int(field) for field in fields[11:15]),
-            threads=int(fields[17]),
-            started=int(fields[19]),
-            pages=int(fields[21]),
-        )

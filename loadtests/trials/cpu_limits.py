@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtests.trials.processes import family_of
+from loadtests.bed.family import family_of, threads_of
 
 _PERIOD_US = 100_000
 _GROUPS = Path("/sys/fs/cgroup")
@@ -84,7 +84,7 @@ def _grouped(pid: int, cpus: float, groups: Path, proc: Path) -> CpuLimit:
             continue
         try:
             (group / "cpu.max").write_text(f"{round(cpus * _PERIOD_US)} {_PERIOD_US}", encoding="ascii")
-            for member in family_of(pid):
+            for member, _ in family_of(pid):
                 (group / "cgroup.procs").write_text(str(member), encoding="ascii")
             return CpuLimit(method="cgroup", _group=group, _home=home, _pid=pid)
         except OSError as failed:
@@ -116,9 +116,9 @@ def _bound_all(pids: Sequence[int], each: int) -> list[CpuLimit]:
 
 def _threads_of(pid: int) -> Iterator[int]:
     """Every thread of the process and of its descendants. Each is bound by itself; new ones inherit."""
-    for member in family_of(pid):
+    for member, _ in family_of(pid):
         with contextlib.suppress(OSError):
-            yield from (int(path.name) for path in Path(f"/proc/{member}/task").iterdir())
+            yield from (int(path.name) for path in threads_of(member))
 
 
 def _lines(path: Path) -> list[str]:

@@ -18,8 +18,6 @@ from servers.clock import anchored_environment
 from servers.config import ArmConfig
 from servers.launcher import launched
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 def child_environment() -> dict[str, str]:
     """This process's environment with the shared clock, and without variables of Locust and its channel."""
@@ -157,33 +155,3 @@ def describe_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """CPU seconds of the process `pid` and of its living descendants; None where the kernel has no /proc.
-
-    Falls when a descendant ends, unless its parent has waited for it.
-    """
-    family = family_of(pid)
-    ticks = 0
-    for member in family:
-        with contextlib.suppress(OSError):
-            ticks += sum(int(field) for field in _stat(member)[11:15])
-    return ticks / _TICKS if family else None
-
-
-def family_of(pid: int) -> list[int]:
-    """The process and its descendants that live now; empty when it is gone or the kernel has no /proc."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(folder.name)] = int(_stat(int(folder.name))[1])
-    family = [pid] if pid in parents else []
-    for member in family:
-        family += [child for child, parent in parents.items() if parent == member]
-    return family
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: the second is the program's name, with anything in it."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -14,13 +14,14 @@ import grpc
 import numpy as np
 
 from analysis.records.documents import write_json
+from loadtests.bed.family import cpu_seconds
 from loadtests.experiments.model import OwnArm
 from loadtests.external.client_security import bearer_token
 from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError
-from loadtests.trials.processes import Child, child_environment, cpu_seconds, describe_exit, thread_variables
+from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question, ask
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector

@@ -6,7 +6,7 @@ Samples come once a second. A quiet bed has the noise of one that is: clocks loc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy as np
 
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
+from analysis.run.references import HOST_FIGURES
 
 SECOND = 1_000_000_000
 LIMIT_W = 700.0
 TOP_MHZ = 1980
+FIGURES = {"matmul_tflops": 790.0, "read_gb_per_s": 4200.0, "launch_us": 4.6, "python_ms": 11.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class FakeBed:
     sampled: bool = True
     referenced: bool = True
     interval_s: float = 1.0
+    figures: Mapping[str, float] = field(default_factory=lambda: dict(FIGURES))  # of a reference
     card_noise: float = 0.004  # standard deviation of the logarithm of a reference's figure
     host_noise: float = 0.008
     troubles: Sequence[Trouble] = ()
@@ -110,10 +113,12 @@ class FakeBed:
                 "device": name,
                 "when": when,
                 "seconds": 2.0,
-                "matmul_tflops": 790.0 * self._speed(name, when, trial, rng, self.card_noise),
-                "read_gb_per_s": 4200.0 * self._speed(name, when, trial, rng, self.card_noise),
-                "launch_us": 4.6 / self._speed("host", when, trial, rng, self.host_noise),
-                "python_ms": 11.0 / self._speed("host", when, trial, rng, self.host_noise),
+                **{
+                    figure: value / self._speed("host", when, trial, rng, self.host_noise)
+                    if figure in HOST_FIGURES
+                    else value * self._speed(name, when, trial, rng, self.card_noise)
+                    for figure, value in self.figures.items()
+                },
                 "error": None,
             }
             for when in ("before", "after")
@@ -222,3 +227,8 @@ class FakeBed:
 
     def _unread(self, place: str) -> Mapping[str, Any]:
         return {item.column: None for item in self.troubles if item.what == "unreadable" and item.place == place}
+
+
+def referenced(**figures: float) -> FakeBed:
+    """A host that nobody watched, whose references are these figures to the digit."""
+    return FakeBed(cards=0, sampled=False, figures=figures, card_noise=0.0, host_noise=0.0)

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
-from tests.fakes.runs import EPOCH_NS, SECOND
+from tests.fakes.runs import SECOND
 
 GIB = 1 << 30
 
@@ -37,13 +37,12 @@ def sample(
         if trials and number not in trials:
             continue
         at_s = np.arange(first_s, (info["duration_s"] + 5.0 if last_s is None else last_s), 1.0)
-        start = EPOCH_NS + number * 100_000 * SECOND
         values = {
             key: item(number, at_s) if callable(item) else np.full(at_s.size, item) for key, item in columns.items()
         }
         with RecordWriter(folder / "bed.arrow", BED) as writer:
             for place, second in enumerate(at_s):
-                at_ns = start + int(second * SECOND)
+                at_ns = info["start_ns"] + int(second * SECOND)
                 row = {"trial": number, "host": "run", "kind": kind, "name": name, "arm": arm, "at_ns": at_ns}
                 known = {key: item[place] for key, item in values.items() if not np.isnan(item[place])}
                 whole = {key: key.endswith(("_w", "_j", "_s")) for key in known}

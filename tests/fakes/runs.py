@@ -25,6 +25,12 @@ from tests.fakes.beds import FakeBed
 
 EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
+DAYS_APART = 120  # of runs whose trials do not take turns
+
+
+def start_of(trial: int, *, day: int = 0) -> int:
+    """When the trial starts of a run on that day, in ns since the epoch."""
+    return EPOCH_NS + (day * 86_400 + trial * 100_000) * SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +116,9 @@ class FakeRun:
     ignore_eos: bool = False  # answers have exactly the tokens that were asked for
     bed: FakeBed | None = None  # the machines, if somebody watched them
     interference: float = 1.0  # times longer that the control takes while another arm compiles
-    epoch_ns: int = EPOCH_NS  # shortly before its first trial
-    day: int = 0  # on which it ran
+    day: int = 0  # on which it ran; a trial takes more than one, see DAYS_APART
     day_ratio: float = 1.0  # how much longer everything took on that day
     start_spread: float = 0.0  # of the log latency of an arm over its starts
-    references: Mapping[str, float] = field(default_factory=dict)  # of the CPU, before and after each trial
     stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
 
@@ -181,7 +185,7 @@ def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float)
 
 def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     rng = np.random.default_rng([run.seed, number])
-    start = run.epoch_ns + (run.day * 86_400 + number * 100_000) * SECOND
+    start = start_of(number, day=run.day)
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // 30) + 1
@@ -257,9 +261,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         names, luck = [arm.name for arm in run.arms], np.random.default_rng([run.seed, number, 1])
         trial |= run.bed.facts(names, number, luck)
         run.bed.write(folder, names, number, start, run.duration_s, luck)
-    if run.references:
-        rows = [{"host": "run", "device": "cpu", "when": when, **run.references} for when in ("before", "after")]
-        trial |= {"references": rows, "devices": {arm.name: "cpu" for arm in run.arms}}
     if any(arm.memory_bytes for arm in run.arms):
         trial["final"] = {
             f"{arm.name}-0": {

@@ -18,9 +18,8 @@ from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.run.spikes import find_spikes
 from analysis.summary.summary import analyze
-from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import DAYS_APART, EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
-DAY_NS = 10_000_000 * SECOND
 RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"]})
 
 
@@ -32,7 +31,7 @@ def on(machine: str, *, slower: float = 1.0, ratio: float = 1.0, **more: Any) ->
 
 def joined(folder: Path, *runs: FakeRun) -> Path:
     directories = [
-        write_run(folder / f"run-{day}", replace(run, seed=run.seed + day, epoch_ns=EPOCH_NS + day * DAY_NS))
+        write_run(folder / f"run-{day}", replace(run, seed=run.seed + day, day=day * DAYS_APART))
         for day, run in enumerate(runs)
     ]
     listed = listed_runs(directories)
@@ -98,7 +97,7 @@ def test_events_that_a_replica_numbered_are_missed_under_their_new_number(tmp_pa
     assert events is not None
     with RecordWriter(path, events.schema) as writer:
         row = {"trial": 1, "arm": "compiled", "replica": "compiled-0", "kind": "compile", "phase": "warmup"}
-        start = EPOCH_NS + DAY_NS + 100_000 * SECOND - SECOND
+        start = start_of(1, day=DAYS_APART) - SECOND
         writer.append({**row, "event_id": "1-compiled-0-7", "start_ns": start, "end_ns": start + 1})
     _, judgement = judged(folder)
     reasons = [item.reason for item in judgement.checks if item.check == "event counts" and not item.ok]
@@ -108,7 +107,7 @@ def test_events_that_a_replica_numbered_are_missed_under_their_new_number(tmp_pa
 
 def test_runs_of_one_seed_are_said_to_share_schedules(tmp_path):
     one = write_run(tmp_path / "a", on("a", trials=2))
-    other = write_run(tmp_path / "b", on("a", trials=2, epoch_ns=EPOCH_NS + DAY_NS))
+    other = write_run(tmp_path / "b", on("a", trials=2, day=DAYS_APART))
     write_run_list(tmp_path / "joined", listed_runs([one, other]))
     _, judgement = judged(tmp_path / "joined")
     said = check(judgement, "schedules")

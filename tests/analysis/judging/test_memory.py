@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from analysis.judging.judgement import Judgement, judge
 from analysis.judging.memory import ratio_limits
 from analysis.records.run_records import read_run
 from analysis.run.run import Run
-from tests.fakes.resources import GIB, sample
+from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
 MIB = 1 << 20
@@ -102,6 +103,27 @@ def test_what_a_replica_retains_beside_its_engine_is_not_judged(tmp_path: Path) 
         sample(directory, "process", f"{arm}-0", growing, arm=arm)
         sample(directory, "allocator", f"{arm}-0", {"memory_bytes": GIB}, arm=arm)
     assert gate_of(judge(Run.of(read_run(directory))), "memory growth").verdict == "PASS"
+
+
+def test_host_memory_of_a_family_gates_no_arm_on_a_card(tmp_path: Path) -> None:
+    """Its compile workers share most of their pages, which the sum counts once for each."""
+    directory = tell(write_run(tmp_path / "run", SHORT), devices={"eager": "cuda:0", "compiled": "cuda:1"})
+    for arm, size in (("eager", GIB), ("compiled", 18 * GIB)):
+        growing = {"memory_bytes": partial(leaking, size)}
+        sample(directory, "process", f"{arm}-0", growing, arm=arm)
+    judgement = judge(Run.of(read_run(directory)))
+    ratio, growth = gate_of(judgement, "memory ratio"), gate_of(judgement, "memory growth")
+    assert (ratio.verdict, growth.verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
+    assert "not seen" in growth.reason
+    for arm in ("eager", "compiled"):
+        sample(directory, "process", f"{arm}-0", {"device_memory_bytes": GIB}, arm=arm)
+    judgement = judge(Run.of(read_run(directory)))
+    assert "device memory of the process" in gate_of(judgement, "memory ratio").reason
+    assert gate_of(judgement, "memory growth").verdict == "PASS"
+
+
+def leaking(size: float, trial: int, at_s: Any) -> Any:
+    return size + size * at_s / 3600.0
 
 
 def test_the_fastest_figure_decides(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from analysis.records.run_records import check_runs, read_run
 from analysis.records.schemas import BED
 from analysis.records.tables import RecordError, RecordWriter
 from tests.fakes.request_rows import row, write_rows
-from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import DAYS_APART, EAGER, Compile, FakeArm, FakeRun, write_run
 
-DAY_NS = 10_000_000 * SECOND
 SHORT = FakeRun(duration_s=30, rate=1, trials=2)
 COMPILING = FakeArm(name="compiled", compiles=(Compile(at_s=10, seconds=2),))
 
@@ -26,7 +25,7 @@ COMPILING = FakeArm(name="compiled", compiles=(Compile(at_s=10, seconds=2),))
 def runs_in(folder: Path, *runs: FakeRun) -> list[Path]:
     """One run a day, each with a seed of its own."""
     return [
-        write_run(folder / f"run-{day}", replace(run, seed=day + 1, epoch_ns=EPOCH_NS + day * DAY_NS))
+        write_run(folder / f"run-{day}", replace(run, seed=day + 1, day=day * DAYS_APART))
         for day, run in enumerate(runs)
     ]
 
@@ -66,7 +65,7 @@ def test_trials_are_numbered_in_order_of_time_whatever_the_order_of_the_runs(tmp
 
 def test_runs_that_took_turns_are_numbered_as_their_trials_were_made(tmp_path):
     one = write_run(tmp_path / "a", replace(SHORT, seed=1))
-    other = write_run(tmp_path / "b", replace(SHORT, seed=2, epoch_ns=EPOCH_NS + 50_000 * SECOND))
+    other = write_run(tmp_path / "b", replace(SHORT, seed=2, day=1))
     records = joined(tmp_path / "joined", [one, other])
     assert [dict(run.trials) for run in records.runs] == [{1: 1, 2: 3}, {1: 2, 2: 4}]
 
@@ -214,7 +213,7 @@ def test_other_arms_can_never_be_joined(tmp_path):
     one, other = runs_in(tmp_path, SHORT, replace(SHORT, arms=(EAGER, FakeArm(name="faster"))))
     said = refusal(one, other, accepted=("arms",))
     assert "run-1 and run-0 are no trials of one experiment: arms eager, faster, there compiled, eager" in said
-    other = write_run(tmp_path / "split", replace(SHORT, seed=9, design="split", epoch_ns=EPOCH_NS + 5 * DAY_NS))
+    other = write_run(tmp_path / "split", replace(SHORT, seed=9, design="split", day=5 * DAYS_APART))
     assert "traffic.design split, there mirrored" in refusal(one, other, accepted=("traffic",))
 
 

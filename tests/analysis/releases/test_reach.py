@@ -12,6 +12,7 @@ from analysis.releases.comparison import compare_releases
 from analysis.releases.history import History
 from analysis.releases.release import read_release
 from analysis.settings.release_limits import ReleaseLimits
+from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 ARM = FakeArm(name="compiled", ratio=0.8, memory_bytes={"process_peak": 600_000_000})
@@ -43,7 +44,7 @@ def released(folder: Path, *, seed: int, day: int, slower: float = 1.0, **change
         seed=10 * seed + day,
         day=day,
         day_ratio=slower * float(np.exp(luck)),
-        references=references,
+        bed=referenced(**references),
     )
     return read_release(write_run(folder / f"{seed}-{day}", run))
 

@@ -11,7 +11,7 @@ from analysis.records.schemas import BED
 from analysis.records.tables import RecordWriter
 from analysis.releases.run_figures import ArmFigures, arm_figures
 from analysis.run.run import Run
-from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=(Compile(at_s=60.0, seconds=4.0), Compile(at_s=90.0, seconds=2.0)))
 RUN = FakeRun(arms=(EAGER, NAIVE), trials=2, duration_s=180, slo={"p99_e2e_ms": 5000})
@@ -25,10 +25,6 @@ def bed(directory: Path, trial: int, rows: list[dict]) -> None:
     with RecordWriter(directory / f"trial-{trial:02}" / "bed.arrow", BED) as writer:
         for row in rows:
             writer.append({"trial": trial, "host": "run", **row})
-
-
-def trial_start(trial: int) -> int:
-    return EPOCH_NS + trial * 100_000 * SECOND
 
 
 def test_every_trial_has_its_latencies_and_how_far_its_traffic_moved_them(tmp_path: Path) -> None:
@@ -85,6 +81,19 @@ def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) ->
     assert sampled.sources == {"process_peak_bytes": "process samples", "device_peak_bytes": "replicas"}
 
 
+def test_host_memory_of_an_arm_on_a_card_is_that_of_its_engine_alone(tmp_path: Path) -> None:
+    """Compile workers share most of their pages, which the sum over a family counts once for each."""
+    directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
+    family = {"kind": "process", "name": "naive-0", "arm": "naive", "at_ns": 1, "memory_bytes": 18_000}
+    bed(directory, 1, [family])
+    devices(directory, eager="cuda:0", naive="cuda:1")
+    assert "process_peak_bytes" not in figures(directory).values
+    bed(directory, 1, [family, family | {"kind": "allocator", "memory_bytes": 900}])
+    own = figures(directory)
+    assert own.values["process_peak_bytes"][1][0] == 900.0
+    assert own.sources["process_peak_bytes"] == "allocator samples"
+
+
 def test_samples_of_one_trial_alone_do_not_mix_with_what_replicas_say(tmp_path: Path) -> None:
     arm = FakeArm(name="naive", memory_bytes={"process_peak": 600})
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, arm), trials=2, duration_s=60))
@@ -110,16 +119,19 @@ def devices(directory: Path, **of_arm: str) -> None:
 
 def test_energy_of_a_card_of_its_own_is_shared_out_over_its_tokens(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
-    start = trial_start(1)
+    start = start_of(1)
     rows = [
-        {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "energy_j": 1000.0 + 50.0 * second}
-        for second in (-30, 10, 20, 50, 90)  # read seldom, and not at the ends of the traffic
+        {"kind": "device", "name": "cuda:1", "at_ns": start + second * SECOND, "power_w": 50.0}
+        | ({"energy_j": 1000.0 + 50.0 * second} if second % 10 == 0 else {})
+        for second in range(-30, 90)
     ]
     bed(directory, 1, rows)
     devices(directory, eager="cuda:0", naive="cuda:1")
     run = Run.of(read_run(directory))
-    tokens = int(run.requests.output_tokens[run.of_arm("naive")].sum())
-    assert figures(directory).values["energy_per_token_j"][1][0] == pytest.approx(3000.0 / tokens)
+    own = run.of_arm("naive")
+    tokens, end_ns = int(run.requests.output_tokens[own].sum()), int(run.requests.end_ns[own].max())
+    joules = 50.0 * (max(end_ns - start, 60 * SECOND) / SECOND)
+    assert figures(directory).values["energy_per_token_j"][1][0] == pytest.approx(joules / tokens)
     assert "energy_per_token_j" not in figures(directory, "eager").values
     devices(directory, eager="cuda:1", naive="cuda:1")
     assert "energy_per_token_j" not in figures(directory).values

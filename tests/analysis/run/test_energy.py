@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.records.run_records import read_run
-from analysis.run.energy import ArmEnergy, energy_of, spread_of
+from analysis.run.energy import ArmEnergy, energy_of
 from analysis.run.run import Run
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
@@ -31,15 +31,45 @@ def rising(watts: float) -> Any:
 
 
 def test_energy_is_what_the_counter_rose_by_from_the_first_request_to_the_last_answer(tmp_path: Path) -> None:
-    found = energy(sample(run_in(tmp_path), "device", "cuda:0", {"energy_j": rising(100.0), "power_w": 7.0}))
+    columns = {"energy_j": rising(100.0), "power_w": lambda trial, at_s: np.full(at_s.size, 90.0 * trial)}
+    found = energy(sample(run_in(tmp_path), "device", "cuda:0", columns))
     assert found is not None
     assert found.obstacles == ()
     for item in found.trials:
         assert 120.0 <= item.seconds < 123.0
-        assert item.joules == pytest.approx(100.0 * item.trial * item.seconds, rel=1e-6)
+        assert item.joules == pytest.approx(100.0 * item.trial * item.seconds, rel=1e-3)
         assert item.requests == 240
         assert item.tokens > 240
         assert not item.integrated
+
+
+def seldom(level: Any, *seconds: float) -> Any:
+    """Readings at these seconds alone."""
+    return lambda trial, at_s: np.where(np.isin(at_s, seconds), level(trial, at_s), np.nan)
+
+
+def test_a_counter_that_is_read_seldom_counts_between_its_readings_and_power_before_and_after(tmp_path: Path) -> None:
+    def watts(trial: int, at_s: np.ndarray) -> np.ndarray:
+        return np.where(at_s < 0, 50.0, 600.0)
+
+    def counter(trial: int, at_s: np.ndarray) -> np.ndarray:
+        return 1e6 + np.cumsum(watts(trial, at_s))
+
+    readings = {"energy_j": seldom(counter, -9, 11, 60, 114, 124), "power_w": watts}
+    found = energy(sample(run_in(tmp_path), "device", "cuda:0", readings))
+    assert found is not None
+    for item in found.trials:
+        assert not item.integrated
+        assert item.joules == pytest.approx(600.0 * item.seconds, rel=1e-3)
+
+
+def test_without_power_the_mean_rise_of_a_counter_stands_for_seconds_alone(tmp_path: Path) -> None:
+    near = energy(sample(run_in(tmp_path / "near"), "device", "cuda:0", {"energy_j": seldom(rising(50.0), 4, 60, 118)}))
+    assert near is not None
+    assert [item.joules / item.seconds for item in near.trials] == pytest.approx([50.0, 100.0])
+    far = energy(sample(run_in(tmp_path / "far"), "device", "cuda:0", {"energy_j": seldom(rising(50.0), 10, 60, 118)}))
+    assert far is not None
+    assert far.trials == ()
 
 
 def test_where_a_card_counts_no_energy_its_power_is_integrated_and_that_is_said(tmp_path: Path) -> None:
@@ -123,14 +153,3 @@ def test_what_a_waiting_card_takes_is_known_from_before_the_arms_started(tmp_pat
 
 def test_a_run_whose_cards_nobody_watched_has_no_energy(tmp_path: Path) -> None:
     assert energy(run_in(tmp_path)) is None
-
-
-def test_the_spread_of_one_trial_is_not_known() -> None:
-    assert spread_of([]) == {"mean": None, "sd": None, "cv_pct": None, "trials": 0}
-    assert spread_of([2.0]) == {"mean": 2.0, "sd": None, "cv_pct": None, "trials": 1}
-    assert spread_of([1.0, 3.0]) == {
-        "mean": 2.0,
-        "sd": pytest.approx(2**0.5),
-        "cv_pct": pytest.approx(50 * 2**0.5),
-        "trials": 2,
-    }

@@ -7,7 +7,7 @@ import numpy as np
 from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.run_records import read_run
 from analysis.run.machines import Machines
-from tests.fakes.runs import EPOCH_NS, SECOND, FakeRun, write_run
+from tests.fakes.runs import DAYS_APART, FakeRun, write_run
 
 SHORT = FakeRun(duration_s=10, rate=1)
 
@@ -16,7 +16,7 @@ def machines_of(folder, *machines):
     directories = []
     for day, machine in enumerate(machines):
         environment = {"machine": machine} if machine else {}
-        run = replace(SHORT, seed=day, epoch_ns=EPOCH_NS + day * 10_000_000 * SECOND, environment=environment)
+        run = replace(SHORT, seed=day, day=day * DAYS_APART, environment=environment)
         directories.append(write_run(folder / f"run-{day}", run))
     write_run_list(folder / "joined", listed_runs(directories))
     return Machines.of(read_run(folder / "joined").runs)

@@ -11,7 +11,7 @@ from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
 from analysis.run.spikes import stall_windows
-from tests.fakes.runs import EAGER, EPOCH_NS, SECOND, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=40, seconds=3), Compile(at_s=60, seconds=5)])
 SHORT = FakeRun(duration_s=90, rate=2)
@@ -93,7 +93,7 @@ class TestTrials:
 
     def test_offsets_count_from_the_start_of_the_trial(self, tmp_path):
         run = load(tmp_path, replace(SHORT, trials=2))
-        start = EPOCH_NS + 2 * 100_000 * SECOND
+        start = start_of(2)
         assert run.offset_s(2, start + 5 * SECOND) == 5.0
         assert run.offset_s(9, start) is None
 

@@ -11,7 +11,7 @@ from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
-from tests.fakes.runs import EPOCH_NS, SECOND, FakeRun, write_run
+from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
 
 MINUTE = FakeRun(duration_s=60, rate=2)
 ITEMS = {
@@ -41,7 +41,7 @@ def run_with(directory: Path, *starts: dict[str, float], run: FakeRun = MINUTE) 
 
 
 def add_events(folder: Path, *events: dict[str, Any]) -> None:
-    start = EPOCH_NS + 100_000 * SECOND
+    start = start_of(1)
     with RecordWriter(folder / "compile_events-1.arrow", COMPILE_EVENTS) as writer:
         for number, event in enumerate(events):
             at, seconds = event.pop("at_s"), event.pop("seconds")

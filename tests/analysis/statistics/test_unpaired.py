@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.unpaired import (
-    Level,
-    Luck,
-    Part,
-    day_part,
-    difference,
-    level_of,
-    pooled,
-    summed,
-    trials_needed,
-)
+from analysis.statistics.unpaired import Level, Luck, day_part, difference, level_of, pooled, trials_needed
+from analysis.statistics.variances import Part, summed
 
 NO_DAY = Part(variance=0.0, degrees=4.0)
 LUCK = Luck(spread=0.02, degrees=19.0)

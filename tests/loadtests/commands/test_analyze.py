@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.commands.main import main
-from tests.fakes.runs import EPOCH_NS, SECOND, FakeRun, write_run
+from tests.fakes.runs import DAYS_APART, FakeRun, write_run
 
-DAY_NS = 10_000_000 * SECOND
 RUN = FakeRun(name="canary", duration_s=60, rate=2, trials=2, environment={"machine": "aaaaaaaaaaaa"})
 
 
@@ -20,7 +19,7 @@ def runs(tmp_path: Path) -> list[Path]:
     return [
         write_run(
             tmp_path / f"run-{day}",
-            replace(RUN, seed=day + 1, epoch_ns=EPOCH_NS + day * DAY_NS, environment={"machine": machine}),
+            replace(RUN, seed=day + 1, day=day * DAYS_APART, environment={"machine": machine}),
         )
         for day, machine in enumerate(machines)
     ]
@@ -78,7 +77,7 @@ def test_json_prints_the_whole_summary(runs, capsys):
 
 
 def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, capsys):
-    other = write_run(tmp_path / "other", replace(RUN, seed=9, gates={"margin": 0.2}, epoch_ns=EPOCH_NS + 9 * DAY_NS))
+    other = write_run(tmp_path / "other", replace(RUN, seed=9, gates={"margin": 0.2}, day=9 * DAYS_APART))
     folder = tmp_path / "case"
     said = refusal(capsys, *runs, other, "--out", folder)
     assert "other differs from run-0 in gates.margin 0.2 (there not given)" in said

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.commands.main import main
+from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 MEMORY = {"process_peak": 600_000_000, "device_peak": 1 << 30}
@@ -21,7 +22,7 @@ RUN = FakeRun(
     start_spread=0.01,
     gates={"draws": 99},
     slo={"p99_e2e_ms": 5000},
-    references={"python_ms": 10.0, "read_gb_per_s": 20.0},
+    bed=referenced(python_ms=10.0, read_gb_per_s=20.0),
     environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
 )
 LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.bed.family import family_of
 from loadtests.trials.cpu_limits import limit_all
-from loadtests.trials.processes import Child, family_of
+from loadtests.trials.processes import Child
 
 NOWHERE = Path("/nonexistent")
 # A parent with a thread, and a child process with one too.
@@ -39,7 +40,7 @@ def tree(tmp_path: Path) -> Iterator[int]:
 def affinities(pid: int) -> list[set[int]]:
     return [
         os.sched_getaffinity(int(task.name))
-        for member in family_of(pid)
+        for member, _ in family_of(pid)
         for task in Path(f"/proc/{member}/task").iterdir()
     ]
 
@@ -86,7 +87,7 @@ def test_where_groups_may_be_made_each_process_has_a_quota_of_its_own(tree: int,
     (limit,) = limit_all([tree], 1.5, groups=groups, proc=proc)
     group = groups / "session" / "work" / f"tailgate-{tree}"
     assert (group / "cpu.max").read_text() == "150000 100000"
-    last = family_of(tree)[-1]
+    last = [*family_of(tree)][-1][0]
     assert (group / "cgroup.procs").read_text() == str(last)  # a plain file keeps the last one
     assert limit.facts() == {"method": "cgroup"}
     assert affinities(tree) == before
@@ -103,7 +104,7 @@ def test_a_group_that_cannot_hold_others_has_one_made_beside_it(tree: int, tmp_p
 
 def test_all_are_bound_where_one_cannot_have_a_group(tree: int, tmp_path: Path) -> None:
     groups, proc = groups_of(tree, tmp_path)
-    child = family_of(tree)[1]  # of it the files know nothing
+    child = [*family_of(tree)][1][0]  # of it the files know nothing
     limits = limit_all([tree, child], 1.0, groups=groups, proc=proc)
     assert [limit.method for limit in limits] == ["affinity", "affinity"]
     assert (groups / "session" / "work" / "cgroup.procs").exists()  # given back

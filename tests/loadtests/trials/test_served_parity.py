@@ -1,12 +1,6 @@
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent import futures
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +9,6 @@ import pytest
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials import served_parity
-from loadtests.trials.processes import cpu_seconds
 from loadtests.trials.served_parity import PROMPTS, TOKENS, Question, ask, compared, departure, questions
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2_grpc
@@ -126,21 +119,3 @@ def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(
     busy = itertools.count()
     longer = [Question(prompt=(1,) * 40, max_tokens=2)]
     assert ask(busy_channel, longer, check=nothing, still_s=0.4, worked_s=lambda: float(next(busy))) == [[5, 5]]
-
-
-def test_work_of_a_process_counts_with_that_of_its_children() -> None:
-    busy = "import os; os.fork(); [None for _ in iter(int, 1)]"
-    process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
-    try:
-        deadline = time.monotonic() + 30
-        while (cpu_seconds(process.pid) or 0.0) < 1.0:
-            assert time.monotonic() < deadline
-        with Path(f"/proc/{process.pid}/stat").open() as stat:
-            alone = sum(int(ticks) for ticks in stat.read().rpartition(")")[2].split()[11:15]) / os.sysconf(
-                "SC_CLK_TCK"
-            )
-        assert (cpu_seconds(process.pid) or 0.0) > 1.3 * alone
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert cpu_seconds(process.pid) is None

@@ -1,0 +1,96 @@
+"""The reference: what a device and its host did of a fixed piece of work before and after each trial.
+
+A matrix product, a read of memory, small launches and plain Python say how fast the card and the host were, whatever
+the servers did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.records.plain_values import mapping, number, rows_of, text_of
+from analysis.run.bed_samples import RUN_HOST
+from analysis.run.cards import cards_of
+from analysis.run.trials import Trial
+
+# Figures of a reference that are of the card, and those that are of its host; of the last two less is better.
+CARD_FIGURES = ("matmul_tflops", "read_gb_per_s")
+HOST_FIGURES = ("launch_us", "python_ms")
+FIGURES = (*CARD_FIGURES, *HOST_FIGURES)
+
+
+# How large the work behind each figure was, as the reference says; what it does not say is None.
+_SIZES = {
+    "matmul_tflops": ("matrix", "dtype"),
+    "read_gb_per_s": ("read_bytes",),
+    "launch_us": ("launches",),
+    "python_ms": (),
+}
+_Sizes = Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a device and its host did of a fixed piece of work, beside the traffic."""
+
+    trial: int
+    host: str
+    device: str
+    card: str  # its identity
+    when: str  # before | after
+    figures: Mapping[str, float]
+    error: str | None
+
+
+def speed_of(figure: str, value: float) -> float:
+    """The speed that a figure of the reference means, as a logarithm: more is faster."""
+    return -math.log(value) if figure in HOST_FIGURES else math.log(value)
+
+
+def references_of(trials: Iterable[Trial]) -> tuple[Reference, ...]:
+    """All references of the trials, in their order. Figures whose work was not of the usual size are left out."""
+    return _of_one_size([item for trial in trials for item in _of_trial(trial)])
+
+
+def _of_one_size(rows: Sequence[tuple[Reference, _Sizes]]) -> tuple[Reference, ...]:
+    """The references without the figures whose work was not as large as most of a kind of device had: these do not
+    compare. A card whose memory others hold is given a smaller read."""
+    kinds: dict[str, list[_Sizes]] = {}
+    for row, sizes in rows:
+        kinds.setdefault(row.device.partition(":")[0], []).append(sizes)
+    most = {
+        (kind, figure): Counter(str(sizes[figure]) for sizes in own).most_common(1)[0][0]
+        for kind, own in kinds.items()
+        for figure in FIGURES
+    }
+    kept = []
+    for row, sizes in rows:
+        kind = row.device.partition(":")[0]
+        figures = {name: value for name, value in row.figures.items() if str(sizes[name]) == most[kind, name]}
+        kept.append(replace(row, figures=figures))
+    return tuple(kept)
+
+
+def _of_trial(trial: Trial) -> Iterator[tuple[Reference, _Sizes]]:
+    bed = mapping(trial.info.get("bed"))
+    cards = cards_of(bed)
+    for row in rows_of(trial.info.get("references")):
+        host, device = text_of(row, "host", RUN_HOST), text_of(row, "device")
+        known = {figure: number(row.get(figure)) for figure in FIGURES}
+        error = row.get("error")
+        machine = mapping(mapping(bed.get("machines")).get(host))
+        card = cards.get((host, device))
+        reference = Reference(
+            trial=trial.number,
+            host=host,
+            device=device,
+            card=card.identity if card else f"{text_of(machine, 'machine', host)} {device}",
+            when=text_of(row, "when"),
+            figures={name: value for name, value in known.items() if value is not None and value > 0},
+            error=error if isinstance(error, str) and error else None,
+        )
+        yield reference, {figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()}
