@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from analysis.records.columns import filled
 from analysis.records.plain_values import first_of, mapping, number, rows_of, table
+from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 
 _MOST_PLANNED = 1000  # trials of one run
@@ -65,7 +66,9 @@ class RunDocuments:
     @property
     def machine(self) -> str:
         """The identity of the machine that it ran on; empty where it is not recorded."""
-        beds = (mapping(mapping(mapping(mapping(info).get("bed")).get("machines")).get("run")) for info in self.infos)
+        beds = (
+            mapping(mapping(mapping(mapping(info).get("bed")).get("machines")).get(RUN_HOST)) for info in self.infos
+        )
         found = self.environment.get("machine") or first_of(beds, "machine")
         return found if isinstance(found, str) else ""
 

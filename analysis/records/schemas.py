@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+# The host that runs tailgate and the arms that it starts; load workers elsewhere have their own names.
+RUN_HOST = "run"
+
 REQUESTS = pa.schema(
     [
         ("request_id", pa.string()),
@@ -87,7 +90,7 @@ STEPS = pa.schema(
 BED = pa.schema(
     [
         ("trial", pa.int32()),
-        ("host", pa.string()),  # "run", or the load worker's name on another host
+        ("host", pa.string()),  # RUN_HOST, or the load worker's name on another host
         ("kind", pa.string()),  # host | device | process | allocator
         ("name", pa.string()),  # of the host, the device (cuda:0), or the process: a replica's name, splitter, load
         ("arm", pa.string()),  # of a replica

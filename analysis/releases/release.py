@@ -17,10 +17,10 @@ from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.documents import content_of, read_document, write_document
 from analysis.records.plain_values import mapping, number, rows_of, table
 from analysis.records.run_records import read_run, table_files
+from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures
-from analysis.run.bed_samples import RUN_HOST
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
 from analysis.run.run import Run
@@ -212,16 +212,8 @@ def release_of(run_dir: Path) -> Release:
     """What is kept of the run in `run_dir`. RecordError when there is nothing to judge."""
     doubts = _doubts(run_dir)
     run = Run.of(read_run(run_dir))
-    infos = run.infos
     environment = run.records.environment
-    machine = environment.get("machine") or next(
-        (
-            mapping(mapping(mapping(info.get("bed")).get("machines")).get(RUN_HOST)).get("machine")
-            for info in infos
-            if info.get("bed")
-        ),
-        None,
-    )
+    machines = {item.documents.machine for item in run.records.runs}
     return Release(
         name=run.name,
         run_id=run.run_id,
@@ -229,7 +221,7 @@ def release_of(run_dir: Path) -> Release:
         trials=len(run.trials),
         conditions=_conditions(run),
         environment={
-            "machine": machine,
+            "machine": (machines.pop() or None) if len(machines) == 1 else None,
             "cpu": mapping(environment.get("cpu")).get("model"),
             "cpus": mapping(environment.get("cpu")).get("usable"),
             "gpus": environment.get("gpus"),

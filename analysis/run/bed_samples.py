@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.plain_values import mapping
 from analysis.records.plain_values import seconds as seconds_of
+from analysis.records.schemas import RUN_HOST
 from analysis.run.trials import SECOND, Trial
-
-# The host that runs tailgate and the arms that it starts; load workers elsewhere have their own names.
-RUN_HOST = "run"
 
 _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apart was not watched
 

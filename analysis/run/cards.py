@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.records.plain_values import mapping, number, text_of
-from analysis.run.bed_samples import RUN_HOST
+from analysis.records.schemas import RUN_HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.bed_samples import RUN_HOST, Rows, Samples
+from analysis.records.schemas import RUN_HOST
+from analysis.run.bed_samples import Rows, Samples
 from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND, Trial

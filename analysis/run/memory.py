@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.run.bed_samples import RUN_HOST, Rows, Samples
+from analysis.records.schemas import RUN_HOST
+from analysis.run.bed_samples import Rows, Samples
 from analysis.run.placement import alone_on, devices_of
 from analysis.run.run import Run
 from analysis.run.trials import SECOND, Trial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.records.plain_values import mapping, rows_of
-from analysis.run.bed_samples import RUN_HOST
+from analysis.records.schemas import RUN_HOST
 from analysis.run.trials import Trial
 
 _FIRST = "cuda:0"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of, text_of
-from analysis.run.bed_samples import RUN_HOST
+from analysis.records.schemas import RUN_HOST
 from analysis.run.cards import cards_of
 from analysis.run.trials import Trial
 

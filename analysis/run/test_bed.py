@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from analysis.records.plain_values import mapping, number, rows_of, text_of
-from analysis.run.bed_samples import RUN_HOST, Rows, Samples, Spread
+from analysis.records.schemas import RUN_HOST
+from analysis.run.bed_samples import Rows, Samples, Spread
 from analysis.run.cards import Card, cards_of
 from analysis.run.placement import devices_of
 from analysis.run.references import Reference, references_of, speed_of

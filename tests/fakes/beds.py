@@ -55,7 +55,7 @@ class FakeBed:
     sampled: bool = True
     referenced: bool = True
     interval_s: float = 1.0
-    figures: Mapping[str, float] = field(default_factory=lambda: dict(FIGURES))  # of a reference
+    figures: Mapping[str, float] = field(default_factory=lambda: dict(FIGURES), hash=False)  # of a reference
     card_noise: float = 0.004  # standard deviation of the logarithm of a reference's figure
     host_noise: float = 0.008
     troubles: Sequence[Trouble] = ()

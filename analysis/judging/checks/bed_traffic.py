@@ -9,7 +9,7 @@ from dataclasses import replace
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
 from analysis.judging.validity import ESTIMATES
 from analysis.judging.wording import percent
-from analysis.run.bed_samples import RUN_HOST
+from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
 
 MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or somebody else's
