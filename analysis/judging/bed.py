@@ -11,6 +11,7 @@ from analysis.judging.checks.disturbances import Disturbance
 from analysis.judging.validity import Check
 from analysis.judging.wording import counted, percent
 from analysis.records.schemas import RUN_HOST
+from analysis.run.references import FIGURES
 from analysis.run.test_bed import TestBed
 
 QUIET, DISTURBED, NOT_WATCHED, PARTLY = "quiet", "disturbed", "not watched", "partly watched"
@@ -86,20 +87,29 @@ def _unknown(bed: TestBed) -> Iterator[str]:
         yield f"less than {percent(_LEAST_WATCHED)} of the traffic was sampled in {_trials(short)}"
     if any(host.steal is None for host in bed.hosts):
         yield "what the hypervisor took"
+    if any(host.foreign is None for host in bed.hosts if host.host == RUN_HOST):
+        yield "what else ran on the host"
     watched = {(device.trial, device.name) for device in bed.devices if device.card.host == RUN_HOST}
     on_cards = {(trial, name) for trial, row in bed.placed.items() for name in row.values() if name != "cpu"}
     if missing := sorted({name for trial, name in on_cards - watched if trial in sampled}):
         yield f"how {', '.join(missing)} behaved"
     used = [device for device in bed.devices if device.card.host == RUN_HOST and device.arms]
-    for what, names in (
-        ("who else was on {}", {device.name for device in used if device.foreign_s is None}),
-        ("whether {} was throttled", {device.name for device in used if device.throttled_s is None}),
-        ("the clocks of {}", {device.name for device in used if device.sm_mhz is None}),
+    partly = {device.name for device in used if device.seconds < _LEAST_WATCHED * bed.seconds[device.trial]}
+    if partly:
+        yield f"how {', '.join(sorted(partly))} behaved all the time"
+    for what, column in (
+        ("who else was on {}", "foreign_processes"),
+        ("whether {} was throttled", "throttle"),
+        ("the clocks of {}", "sm_mhz"),
     ):
-        if names:
+        if names := {device.name for device in used if device.told[column] < _LEAST_WATCHED}:
             yield what.format(", ".join(sorted(names)))
-    measured = {(row.trial, row.when) for row in bed.references if row.figures}
-    lacking = [trial for trial in bed.trials if not {(trial, "before"), (trial, "after")} <= measured]
+    own = [row for row in bed.references if row.host == RUN_HOST]
+    measured = {(row.trial, row.device, row.when) for row in own if row.figures.keys() >= set(FIGURES)}
+    places = {(row.trial, row.device) for row in own}
+    places |= {(trial, device) for trial, row in bed.placed.items() for device in row.values()}
+    whole = {place for place in places if {(*place, "before"), (*place, "after")} <= measured}
+    lacking = [trial for trial in bed.trials if not places or trial in {place[0] for place in places - whole}]
     if not measured:
         why = next((f" ({row.error})" for row in bed.references if row.error), "")
         yield f"how fast the machines were, since no reference was measured{why}"

@@ -13,7 +13,7 @@ from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.wording import bytes_text, counted, sentence
-from analysis.run.memory import FIGURES, HeldMemory, RunMemory
+from analysis.run.memory import DEVICE_FIGURES, FIGURES, HeldMemory, RunMemory
 from analysis.settings.gate_limits import GateLimits
 
 # The standard deviation of the log ratio of two peaks over fresh starts. It counts as four starts beside the run's own.
@@ -93,6 +93,10 @@ def growth_gate(memory: RunMemory, arm: str, limit: float) -> Gate:
     worst = min(held, key=lambda item: (order.index(growth_verdict(item, limit)), -growth_pct(item)[0]))
     verdict = growth_verdict(worst, limit)
     seen, low, high = growth_pct(worst)
+    unseen = arm in memory.on_card and not any(item.figure in DEVICE_FIGURES for item in held)
+    if unseen and verdict == PASS:
+        reason = f"Memory of {arm} on its card was not seen long enough to tell whether it grows: {_UNKNOWN}."
+        return _gate(arm, "memory growth", None, limit, "pct", INCONCLUSIVE, reason)
     slowing = verdict == INCONCLUSIVE and worst.slowing and low > limit
     why = ", less at the end than at the beginning, so that the warm-up may not be over" if slowing else ""
     reason = (

@@ -62,9 +62,11 @@ def _withstands(gate: Gate, shift: float) -> bool:
     """Whether the gate would say the same of a ratio that is wrong by up to `shift`, in logarithms."""
     if gate.limit is None or gate.low is None or gate.high is None:
         return False
+    if min(gate.limit, gate.low, gate.high) <= 0:
+        return False
     if gate.verdict == PASS:
-        return gate.high * math.exp(shift) <= gate.limit
-    return gate.verdict == FAIL and gate.low * math.exp(-shift) > gate.limit
+        return math.log(gate.high) + shift <= math.log(gate.limit)
+    return gate.verdict == FAIL and math.log(gate.low) - shift > math.log(gate.limit)
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:

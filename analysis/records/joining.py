@@ -27,7 +27,7 @@ _MOST_NAMED = 12  # differences of one run
 
 # Settings that change nothing of what is measured, as keys or as tables: where and how often, not what.
 _MAY_DIFFER = (
-    *("name", "seed", "bed", "trials.count", "trials.ready_timeout_s"),
+    *("name", "seed", "bed", "rollout", "trials.count", "trials.ready_timeout_s"),
     *("splitter.port", "splitter.admin_port", "splitter.access_log"),
     *("traffic.workers", "traffic.remote_workers", "traffic.master_bind"),
 )
@@ -241,6 +241,8 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
     experiment = {key: value for key, value in run.experiment.items() if key != "arms"}
     rows = rows_of(run.experiment.get("arms"))
     infos = [info for info in run.infos if info]
+    # A run from before there was pressure had none.
+    experiment["pressure"] = {key: value for key, value in table(experiment, "pressure").items() if value}
     found = dict(_flat(experiment))
     for row in (*rows, *_resolved(infos)):
         own = {key: value for key, value in row.items() if key not in ("name", "control")}

@@ -309,8 +309,9 @@ def _checks(summary: Row) -> list[str]:
         return []
     lines = [
         f"- **{prose(reading.check_name(check))}**: {prose(check.get('reason'))}"
-        + (f" (opens: {prose(label(check.get('affects')))})" if check.get("affects") else "")
+        + (f" ({opens}: {prose(label(check.get('affects')))})" if check.get("affects") else "")
         for check in failed
+        for opens in ["opens what it may have turned" if check.get("shift") else "opens"]
     ]
     return ["### What limits this run", "\n".join(lines)]
 

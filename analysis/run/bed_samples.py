@@ -96,6 +96,11 @@ class Rows:
         keep: Bools = (self.at_ns >= start_ns) & (self.at_ns <= end_ns) & np.isfinite(values)
         return self.at_ns[keep], values[keep]
 
+    def told(self, name: str) -> float:
+        """The share of the samples during the traffic that have the column."""
+        column = self._table.column(name).filter(pa.array(self.inside))
+        return 1.0 - float(column.null_count) / max(1, len(column))
+
     def spread(self, name: str) -> Spread | None:
         return Spread.of(self.column(name))
 

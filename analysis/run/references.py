@@ -30,7 +30,8 @@ _SIZES = {
     "launch_us": ("launches",),
     "python_ms": (),
 }
-_Sizes = Mapping[str, tuple[Any, ...]]
+# No machine is so slow or so fast.
+_LEAST, _MOST = 1e-9, 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Reference:
     card: str  # its identity
     when: str  # before | after
     figures: Mapping[str, float]
+    sizes: Mapping[str, tuple[Any, ...]]  # of the work behind each figure, as the reference says
     error: str | None
 
 
@@ -56,26 +58,22 @@ def references_of(trials: Iterable[Trial]) -> tuple[Reference, ...]:
     return _of_one_size([item for trial in trials for item in _of_trial(trial)])
 
 
-def _of_one_size(rows: Sequence[tuple[Reference, _Sizes]]) -> tuple[Reference, ...]:
-    """The references without the figures whose work was not as large as most of a kind of device had: these do not
+def _of_one_size(rows: Sequence[Reference]) -> tuple[Reference, ...]:
+    """The references without the figures whose work was not as large as most of the same device had: these do not
     compare. A card whose memory others hold is given a smaller read."""
-    kinds: dict[str, list[_Sizes]] = {}
-    for row, sizes in rows:
-        kinds.setdefault(row.device.partition(":")[0], []).append(sizes)
     most = {
-        (kind, figure): Counter(str(sizes[figure]) for sizes in own).most_common(1)[0][0]
-        for kind, own in kinds.items()
+        (card, figure): Counter(str(row.sizes[figure]) for row in rows if row.card == card).most_common(1)[0][0]
+        for card in dict.fromkeys(row.card for row in rows)
         for figure in FIGURES
     }
     kept = []
-    for row, sizes in rows:
-        kind = row.device.partition(":")[0]
-        figures = {name: value for name, value in row.figures.items() if str(sizes[name]) == most[kind, name]}
+    for row in rows:
+        figures = {name: value for name, value in row.figures.items() if str(row.sizes[name]) == most[row.card, name]}
         kept.append(replace(row, figures=figures))
     return tuple(kept)
 
 
-def _of_trial(trial: Trial) -> Iterator[tuple[Reference, _Sizes]]:
+def _of_trial(trial: Trial) -> Iterator[Reference]:
     bed = mapping(trial.info.get("bed"))
     cards = cards_of(bed)
     for row in rows_of(trial.info.get("references")):
@@ -84,13 +82,13 @@ def _of_trial(trial: Trial) -> Iterator[tuple[Reference, _Sizes]]:
         error = row.get("error")
         machine = mapping(mapping(bed.get("machines")).get(host))
         card = cards.get((host, device))
-        reference = Reference(
+        yield Reference(
             trial=trial.number,
             host=host,
             device=device,
             card=card.identity if card else f"{text_of(machine, 'machine', host)} {device}",
             when=text_of(row, "when"),
-            figures={name: value for name, value in known.items() if value is not None and value > 0},
+            figures={name: value for name, value in known.items() if value is not None and _LEAST < value < _MOST},
+            sizes={figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()},
             error=error if isinstance(error, str) and error else None,
         )
-        yield reference, {figure: tuple(row.get(key) for key in keys) for figure, keys in _SIZES.items()}

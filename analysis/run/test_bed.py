@@ -32,6 +32,9 @@ THROTTLES = {
 }
 POWER_CAP = "sw_power_cap"
 
+# What must be known of a device to call it quiet.
+TOLD = ("throttle", "sm_mhz", "foreign_processes")
+
 _STEP_MHZ = 15.0  # a card's clock moves in steps of this
 
 
@@ -57,6 +60,7 @@ class DeviceTraffic:
     foreign_s: float | None  # with processes of others; None where that cannot be told
     foreign_processes: int | None  # the most at once
     foreign_bytes: float | None
+    told: Mapping[str, float]  # the share of its samples that have the column, of TOLD
     locked: bool | None  # the clock is the same under load and idle; None where one of the two was not seen
 
     @property
@@ -93,6 +97,7 @@ class ProcessTraffic:
     host: str
     name: str
     arm: str | None
+    samples: int
     cores: float | None
     threads: float | None
     switches_per_s: float | None
@@ -122,6 +127,7 @@ class TestBed:
     hosts: tuple[HostTraffic, ...]
     processes: tuple[ProcessTraffic, ...]
     references: tuple[Reference, ...]
+    sizes: Mapping[tuple[int, str, str], tuple[Any, ...]]  # of the work behind each speed
     speeds: Mapping[tuple[int, str, str], Sequence[float]]  # of (trial, device of the run's host, figure), as measured
     pressed: frozenset[int]  # trials in which the experiment itself weighed on the machines
     earlier: Mapping[tuple[int, str, str], Earlier]  # by trial, host and device
@@ -176,6 +182,12 @@ class TestBed:
             hosts=tuple(hosts),
             processes=tuple(processes),
             references=measured,
+            sizes={
+                (row.trial, row.device, figure): row.sizes[figure]
+                for row in measured
+                if row.host == RUN_HOST
+                for figure in row.figures
+            },
             speeds=_speeds(measured),
             pressed=frozenset(trial.number for trial in run.trials if rows_of(trial.info.get("pressure"))),
             earlier=earlier,
@@ -258,6 +270,7 @@ def _device(card: Card, arms: tuple[str, ...], rows: Rows) -> DeviceTraffic:
         foreign_s=float(weights[told & (foreign > 0)].sum()) if told.any() else None,
         foreign_processes=int(foreign[told].max()) if told.any() else None,
         foreign_bytes=rows.most("foreign_memory_bytes"),
+        told={name: rows.told(name) for name in TOLD},
         locked=_locked(rows),
     )
 
@@ -278,7 +291,8 @@ def _host(rows: Rows, processes: Sequence[ProcessTraffic]) -> HostTraffic:
     count = cpus.median if cpus and cpus.median > 0 else None
     load = rows.column("load1") / (count or math.nan)
     cores = rows.rate("cpu_s")
-    own = [item.cores for item in processes if item.host == rows.host]
+    # What was sampled once or twice and then ended has no rate, and little time.
+    own = [item.cores for item in processes if item.host == rows.host and not (item.cores is None and item.samples < 3)]
     known = [item for item in own if item is not None]
     foreign = max(0.0, cores - sum(known)) if cores is not None and own and len(known) == len(own) else None
     return HostTraffic(
@@ -310,6 +324,7 @@ def _process(rows: Rows) -> ProcessTraffic:
         host=rows.host,
         name=rows.name,
         arm=rows.arm,
+        samples=int(rows.inside.sum()),
         cores=rows.rate("cpu_s"),
         threads=rows.most("threads"),
         switches_per_s=switches[0],

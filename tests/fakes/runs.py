@@ -248,7 +248,6 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         "max_concurrency": None,
         "complete": run.complete,
         "deaths": [],
-        "devices": {arm.name: "cpu" for arm in run.arms},
         "weights": {arm.name: arm.weight for arm in run.arms},
         "startup": {
             arm.name: arm.startup.to_dict()

@@ -93,6 +93,8 @@ def apart(bed: TestBed, arms: Sequence[str], limit: float) -> list[Disturbance] 
                 speeds = bed.speed(trial, own, figure), bed.speed(trial, other, figure)
                 if own == other:
                     known.append((0.0, trial, own, other))
+                elif bed.sizes.get((trial, own, figure)) != bed.sizes.get((trial, other, figure)):
+                    continue
                 elif speeds[0] is not None and speeds[1] is not None:
                     measured = True
                     known.append((speeds[0] - speeds[1], trial, own, other))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
+from analysis.judging.validity import ESTIMATES
 from analysis.judging.wording import percent
 from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
@@ -21,6 +22,7 @@ FOREIGN = Aspect(
     check="foreign work",
     sound="Nobody else was on the arms' devices.",
     remedy="Stop what else runs on the card (`nvidia-smi` lists it), or use another one.",
+    affects=(*ESTIMATES, "memory"),  # others' memory on a card cannot be told from the arm's
 )
 THROTTLING = Aspect(
     check="throttling",
@@ -107,7 +109,11 @@ def _power_cap(bed: TestBed, arm: str, control: str, limit: float) -> Iterator[D
         for item in _over_limit(THROTTLING, device, abs(share) * device.seconds, text):
             shift = math.log(faster / slower) if known else None
             yield replace(
-                item, shift=shift, arms=() if balanced else (arm,), text=text + (BALANCED if balanced else "")
+                item,
+                place=f"{item.place} power cap",
+                shift=shift,
+                arms=() if balanced else (arm,),
+                text=text + (BALANCED if balanced else ""),
             )
 
 

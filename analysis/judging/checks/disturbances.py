@@ -25,6 +25,7 @@ class Aspect:
     check: str
     sound: str
     remedy: str
+    affects: tuple[str, ...] = ESTIMATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,13 @@ def gathered(found: Iterable[Disturbance], control: str) -> list[Disturbance]:
         trials = {item.trial for item in items} - {items[0].trial}
         named = [item.arms for item in items]
         arms = None if None in named else tuple(dict.fromkeys(arm for row in named for arm in row or ()))
+        # What moved a ratio by nobody knows how much stays so beside what is known, and the largest change counts.
+        shifts = [item.shift for item in items]
+        known = [shift for shift in shifts if shift is not None]
+        shift = max(known) if len(known) == len(shifts) else None
         more = f", and in {counted(len(trials), 'more trial')}" if trials else ""
-        worst.append(replace(items[0], arms=None if control in (arms or ()) else arms, text=items[0].text + more))
+        scope = None if control in (arms or ()) else arms
+        worst.append(replace(items[0], shift=shift, arms=scope, text=items[0].text + more))
     return sorted(worst, key=lambda item: -item.value / item.limit)
 
 
@@ -91,7 +97,7 @@ def _check(aspect: Aspect, ok: bool, own: Sequence[Disturbance], arm: str | None
         value=own[0].value if own else None,
         limit=own[0].limit if own else None,
         reason=reason,
-        affects=ESTIMATES,
+        affects=aspect.affects,
         shift=None if not own or any(item.shift is None for item in own) else LEVER * sum(it.shift or 0 for it in own),
         remedy=aspect.remedy,
     )

@@ -200,6 +200,15 @@ def test_an_arm_that_was_resolved_otherwise_is_refused(tmp_path):
     assert "arms.compiled.compile.mode max-autotune (there not given)" in said
 
 
+def test_no_pressure_is_the_same_as_none_written(tmp_path):
+    one, other = runs_in(tmp_path, SHORT, SHORT)
+    written = (other / "experiment.toml").read_text()
+    (other / "experiment.toml").write_text(f"{written}\n[pressure]\ncpus = 0\nschedule = []\n")
+    check_runs(listed_runs([one, other]))
+    (other / "experiment.toml").write_text(f"{written}\n[pressure]\ncpus = 2\n")
+    assert "pressure.cpus 2 (there not given)" in refusal(one, other)
+
+
 def test_other_arms_can_never_be_joined(tmp_path):
     one, other = runs_in(tmp_path, SHORT, replace(SHORT, arms=(EAGER, FakeArm(name="faster"))))
     said = refusal(one, other, accepted=("arms",))

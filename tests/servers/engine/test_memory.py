@@ -26,9 +26,10 @@ def test_a_cpu_has_memory_of_the_process_and_no_allocator_to_ask() -> None:
 
 def test_memory_of_the_process_grows_by_what_is_held() -> None:
     before = resident_bytes()
-    held = torch.ones(8 << 20, dtype=torch.uint8)
+    size = 256 << 20  # too large for what an earlier test left free
+    held = torch.ones(size, dtype=torch.uint8)
     after = resident_bytes()
     assert before is not None
     assert after is not None
-    assert 6 << 20 < after - before < 64 << 20
-    assert held.sum() == 8 << 20
+    assert 0.9 * size < after - before < 1.3 * size
+    assert held[-1] == 1

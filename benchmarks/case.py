@@ -1,0 +1,74 @@
+"""The case on two H200s: what is kept of its runs, and what follows from them.
+
+    python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
+    python benchmarks/case.py judge                                     # every case again, over all its runs
+
+A run is kept as Parquet without its engine steps, which judging does not need. verdict.json says what follows from all
+runs of a case together; a test judges them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.records.export import export
+from analysis.records.run_list import RunList, write_run_list
+from analysis.summary.summary import analyze
+
+CASES = Path(__file__).parent / "results" / "case"
+_TABLES = ("requests", "compile_events", "bed")
+
+
+def keep(case: Path, run_dir: Path) -> None:
+    """`case` holds the run, thin, and lists all its runs."""
+    export(run_dir, case / run_dir.name.partition("-")[0], form="parquet", tables=_TABLES)
+    runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
+    write_run_list(case, RunList(directories=tuple(runs)))
+
+
+def verdict_of(case: Path) -> dict[str, Any]:
+    """What follows from all runs of the case together: overall, by gate, and whether the machines were quiet."""
+    summary = analyze(case)
+    return {
+        "overall": summary["overall"],
+        "headline": summary["headline"],
+        "bed": summary["bed"]["verdict"],
+        "trials": summary["design"]["trials"],
+        "gates": [_short(gate) for gate in summary["gates"]],
+        "compiles_while_serving": sum(arm["compile"]["serving_events"] or 0 for arm in summary["arms"]),
+        "advice": summary["advice"]["text"],
+    }
+
+
+def _short(gate: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: gate[name] for name in ("arm", "gate", "verdict", "value", "reason")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The cases are kept and judged as asked."""
+    parser = argparse.ArgumentParser(prog="case.py", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    keeping = commands.add_parser("keep")
+    keeping.add_argument("case")
+    keeping.add_argument("run_dir", type=Path, nargs="+")
+    commands.add_parser("judge")
+    options = parser.parse_args(arguments)
+    if options.command == "keep":
+        for run_dir in options.run_dir:
+            keep(CASES / options.case, run_dir)
+    for case in sorted(path.parent for path in CASES.glob("*/runs.json")):
+        verdict = verdict_of(case)
+        (case / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{case.name}: {verdict['overall']}, {verdict['trials']} trials: {verdict['headline']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

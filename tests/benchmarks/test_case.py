@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.case import CASES, keep, verdict_of
+from tests.fakes.runs import FakeRun, write_run
+
+KEPT = sorted(path.parent for path in CASES.glob("*/runs.json"))
+
+
+def test_there_is_a_case() -> None:
+    assert KEPT
+
+
+@pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
+def test_what_was_kept_of_a_case_is_judged_as_it_was(case: Path) -> None:
+    kept = json.loads((case / "verdict.json").read_text(encoding="utf-8"))
+    verdict = verdict_of(case)
+    for gate, before in zip(verdict["gates"], kept["gates"], strict=True):
+        assert gate["value"] == pytest.approx(before["value"], rel=1e-6)
+        assert {**gate, "value": None} == {**before, "value": None}
+    assert {**verdict, "gates": None} == {**kept, "gates": None}
+
+
+def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
+    for number, day in ((1, "20260101T000000Z"), (2, "20260102T000000Z")):
+        run = FakeRun(seed=number, duration_s=60.0, trials=1, stated=True, gates={"draws": 99})
+        keep(tmp_path / "case", write_run(tmp_path / f"{day}-case", run))
+    verdict = verdict_of(tmp_path / "case")
+    assert verdict["trials"] == 2
+    assert verdict["overall"] == "INCONCLUSIVE"
