@@ -13,9 +13,11 @@ import pytest
 
 from analysis.judging.gates import Gate
 from analysis.judging.judgement import Judgement, judge
-from analysis.judging.memory import ratio_limits
+from analysis.judging.memory import growth_gate, ratio_limits
 from analysis.records.run_records import read_run
+from analysis.run.memory import HeldMemory, RunMemory
 from analysis.run.run import Run
+from analysis.statistics.trend import Trend
 from tests.fakes.resources import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
@@ -136,3 +138,17 @@ def test_the_fastest_figure_decides(tmp_path: Path) -> None:
     assert gate.verdict == "FAIL"
     assert "Resident memory of the engine grows by" in gate.reason
     assert gate.value == pytest.approx(100 / (1 + 400 / 3600), rel=0.02)
+
+
+def test_on_a_card_growth_that_was_seen_on_the_host_alone_passes_no_gate() -> None:
+    steady = HeldMemory(figure="engine", peaks={1: float(GIB)}, growth=Trend(slope=0.0, low=0.0, high=0.0))
+    grows = replace(steady, figure="reserved", growth=Trend(slope=GIB, low=GIB, high=GIB))
+
+    def verdict(figures: dict[str, HeldMemory], *on_card: str) -> str:
+        memory = RunMemory(arms={"compiled": figures}, on_card=frozenset(on_card), events=())
+        return growth_gate(memory, "compiled", 5.0).verdict
+
+    assert verdict({"engine": steady}) == "PASS"
+    assert verdict({"engine": steady}, "compiled") == "INCONCLUSIVE"
+    assert verdict({"engine": replace(grows, figure="engine")}, "compiled") == "FAIL"
+    assert verdict({"engine": steady, "reserved": replace(steady, figure="reserved")}, "compiled") == "PASS"
