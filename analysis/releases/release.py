@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from analysis.judging.validity import LENGTH_CHECKS
-from analysis.records.documents import content_of, read_document, write_document
-from analysis.records.plain_values import mapping, number, rows_of, table
+from analysis.judging.judgement import judge
+from analysis.judging.validity import LENGTH_CHECKS, Check
+from analysis.records.documents import read_document, write_document
+from analysis.records.plain_values import mapping, number, table
 from analysis.records.run_records import read_run, table_files
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
-from analysis.releases.run_figures import ArmFigures, arm_figures
+from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
 from analysis.run.bed_samples import RUN_HOST
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
@@ -27,7 +28,6 @@ from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
 from analysis.statistics.unpaired import Luck
-from analysis.summary.summary import SCHEMA, analyze
 
 RECORD = "tailgate release"
 RECORD_SCHEMA = 1
@@ -209,9 +209,9 @@ def write_release(release: Release, path: Path) -> None:
 
 
 def release_of(run_dir: Path) -> Release:
-    """What is kept of the run in `run_dir`. RecordError when there is nothing to judge."""
-    doubts = _doubts(run_dir)
+    """What is kept of the run in `run_dir`, judged as its records are now. RecordError when there is nothing to judge."""
     run = Run.of(read_run(run_dir))
+    doubts = _doubts(judge(run).checks)
     infos = run.infos
     environment = run.records.environment
     machine = environment.get("machine") or next(
@@ -244,31 +244,33 @@ def release_of(run_dir: Path) -> Release:
                 config=_config(run, arm),
                 references=_references(run, arm),
                 cache=_numbers(startup_row(run, arm)["cache"]),
-                doubts=_names(doubts, arm, of_compiles=False),
-                compile_doubts=_names(doubts, arm, of_compiles=True),
+                doubts=_names(doubts, arm),
+                compile_doubts=_compile_names(doubts, run, arm),
             )
             for arm in run.arms
         },
     )
 
 
-def _doubts(run_dir: Path) -> list[tuple[str, str | None]]:
-    """Checks of the run that failed and leave figures open, each with the arm that it concerns, or None for all."""
-    summary = content_of(run_dir / "summary.json")
-    if summary.get("schema") != SCHEMA:
-        summary = analyze(run_dir)
-    rows = [
-        row
-        for row in rows_of(summary.get("validity"))
-        if row.get("ok") is False and {"slo", "noninferiority", "recompile"} & set(row.get("affects") or ())
-    ]
+def _doubts(checks: Sequence[Check]) -> list[Check]:
+    """The checks of the run that failed and leave figures of one arm open."""
     skipped = LENGTH_CHECKS | _BETWEEN_ARMS | _OF_SPEED
-    return [(str(row.get("check")), row.get("arm")) for row in rows if row.get("check") not in skipped]
+    kinds = {"slo", "noninferiority", "recompile"}
+    return [check for check in checks if not check.ok and kinds & set(check.affects) and check.check not in skipped]
 
 
-def _names(doubts: Sequence[tuple[str, str | None]], arm: str, *, of_compiles: bool) -> tuple[str, ...]:
-    own = [name for name, concerned in doubts if concerned in (None, arm)]
-    return tuple(dict.fromkeys(name for name in own if (name in _OF_COMPILES) is of_compiles))
+def _names(doubts: Sequence[Check], arm: str) -> tuple[str, ...]:
+    """What leaves open what the arm did under the traffic."""
+    names = [check.check for check in doubts if check.arm in (None, arm)]
+    return tuple(dict.fromkeys(name for name in names if name not in _OF_COMPILES))
+
+
+def _compile_names(doubts: Sequence[Check], run: Run, arm: str) -> tuple[str, ...]:
+    """What leaves open how often the arm compiled: also records that are cut off, and trials that tell nothing."""
+    own = [check for check in doubts if check.arm in (None, arm)]
+    names = [check.check for check in own if check.check in _OF_COMPILES or "recompile" in check.affects]
+    told = [tells_compiles(run, arm, trial) for trial in run.trials]
+    return tuple(dict.fromkeys((*names, *(("compile events of each trial",) if any(told) and not all(told) else ()))))
 
 
 def _references(run: Run, arm: str) -> dict[str, float]:

@@ -137,9 +137,17 @@ def _luck_of_share(good: Bools, block: Ints) -> Luck:
 # --- The start --------------------------------------------------------------------------------------------------------
 
 
+def tells_compiles(run: Run, arm: str, trial: Trial) -> bool:
+    """Whether the trial's telemetry of the arm is there: one that compiles has events of its warm-up at least."""
+    account = run.account(arm)
+    if run.records.events is None or account.external:
+        return False
+    return not account.compiles or any(event.arm == arm and event.trial == trial.number for event in run.events)
+
+
 def _compiles(run: Run, arm: str, trial: Trial) -> dict[str, float | None]:
     """By replica at the start, over all replicas while serving."""
-    if run.records.events is None or run.account(arm).external:
+    if not tells_compiles(run, arm, trial):
         return {}
     own = [event for event in run.events if event.arm == arm and event.trial == trial.number]
     starts = max(1, len(run.account(arm).replica_names(trial)))
