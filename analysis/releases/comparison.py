@@ -162,9 +162,10 @@ def _notes(
     for arm, machine in machines.items():
         if machine.drifted:
             notes.append(f"{arm}: {machine.text}.")
-        elif not machine.speeds:
+        if not machine.speeds or machine.one_sided:
             known = "the machine is the same by its identity" if machine.same_machine else "it may be another machine"
-            notes.append(f"{arm}: no references in both runs say how fast the machines were; {known}.")
+            what = f"the {' and the '.join(sorted(machine.one_sided))}" if machine.speeds else "the machines"
+            notes.append(f"{arm}: no references in both runs tell the speed of {what}; {known}.")
     missing = sorted({row.figure.label for row in rows if row.limit is None and row.reason and not row.verdict})
     if missing:
         notes.append(f"Not judged, since the baseline did not record it: {', '.join(missing)}.")

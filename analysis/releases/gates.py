@@ -364,7 +364,7 @@ def _doubt(
             "nothing says that the machines were equally fast: take references in both runs ([bed] reference_s), or "
             "set compare.need_references = false"
         )
-    least, most = machine.range
+    least, most = machine.drift_range
     if figure.machine == "unknown" and ((row.verdict == FAIL and most > 0) or (row.verdict == PASS and least < 0)):
         return f"{machine.text}: run the baseline again on this machine"
     return ""

@@ -274,9 +274,10 @@ def _compile_names(doubts: Sequence[Check], run: Run, arm: str) -> tuple[str, ..
 
 
 def _references(run: Run, arm: str) -> dict[str, float]:
-    """The typical references of the device that the arm had in each trial; of a host, where they are of no device.
+    """The typical references of the device that the arm had in each trial; all of the trial's, where none is named.
 
-    Empty for a server of somebody else: those of the run are of another machine.
+    Those of another card say nothing of the arm's. Empty for a server of somebody else: those of the run are of another
+    machine.
     """
     if run.account(arm).external:
         return {}
@@ -285,7 +286,7 @@ def _references(run: Run, arm: str) -> dict[str, float]:
     for trial in run.trials:
         known = [row for row in taken if row.trial == trial.number]
         device = devices_of(trial).get(arm)
-        rows += [row.figures for row in [row for row in known if row.device == device] or known]
+        rows += [row.figures for row in known if device is None or row.device == device]
     return typical(rows)
 
 

@@ -84,7 +84,7 @@ class ReleaseLimits:
     # Standard deviation of log latency over starts of one build, and over days; each counts as four of them.
     restart_spread: Annotated[float, Range(0.0, 1.0)] = 0.01
     day_spread: Annotated[float, Range(0.0, 1.0)] = 0.01
-    machine_drift: Annotated[float, Range(0.0, 1.0)] = 0.05  # of a reference, from which on the machines differ
+    machine_drift: Annotated[float, Range(0.0, 1.0)] = 0.05  # of a reference, from which on tails are open
     need_references: bool = True  # on other machines, no speed is judged without references of both
     limits: Mapping[str, float | None] = field(default_factory=dict)  # by figure, where it is not the default
 

@@ -207,6 +207,40 @@ def test_the_same_machine_needs_no_references() -> None:
     assert row(compared(known, known), "p50_tpot_ms")["verdict"] == "PASS"
 
 
+@pytest.mark.parametrize(("truth", "slower", "wrong"), [(1.015, 1.049, "FAIL"), (1.07, 1 / 1.049, "PASS")])
+def test_small_difference_of_the_machine_decides_nothing_either(truth, slower, wrong) -> None:
+    """A machine 4.9 % slower makes 6.4 % of 1.5 %, and one 4.9 % faster makes 2 % of 7 %; the limit is 5 %."""
+    build = replace(BUILD, trials=6, day_spread=0.005, start_spread=0.003, luck=0.003)
+    for seed in range(10):
+        judged = row(
+            compared(build, changed(build, p50_tpot_ms=truth), days=8, seed=seed, slower=slower), "p50_tpot_ms"
+        )
+        assert judged["verdict"] != wrong
+        assert "slower" in judged["doubt"] or "faster" in judged["doubt"] or judged["verdict"] == "INCONCLUSIVE"
+
+
+def test_noise_of_references_is_no_difference_of_the_machine() -> None:
+    assert row(compared(BUILD, BUILD, slower=1.008), "p50_tpot_ms")["corrected"] is None
+
+
+def test_card_that_only_one_run_measured_leaves_speed_open() -> None:
+    on_card = replace(BUILD, trials=10, day_spread=0.002, environment={})
+    hostly = replace(on_card, references={"python_ms": 10.0})
+    judged = row(compared(on_card, hostly), "p50_tpot_ms")
+    assert judged["verdict"] == "INCONCLUSIVE"
+    assert "equally fast" in judged["doubt"]
+    known = replace(on_card, environment={"machine": "0123456789ab"})
+    same = compared(known, replace(known, references={"python_ms": 10.0}))
+    assert row(same, "p50_tpot_ms")["verdict"] == "PASS"
+    assert "no references in both runs tell the speed of the card; the machine is the same" in " ".join(same["notes"])
+
+
+@pytest.mark.parametrize(("one", "two"), [(1e299, 1e-299), (1e-299, 1e299), (5.0, 1e300)])
+def test_reference_that_no_machine_can_have_is_none(one: float, two: float) -> None:
+    builds = [replace(BUILD, environment={}, references={"matmul_tflops": value}) for value in (one, two)]
+    assert row(compared(*builds), "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+
+
 # --- What is not to be believed ---------------------------------------------------------------------------------------
 
 

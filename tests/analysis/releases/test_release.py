@@ -1,5 +1,6 @@
 """What is kept of a run: what its records show now, and every doubt of it."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter, read_table
 from analysis.releases.release import read_release
 from analysis.summary.summary import analyze, write_summary
+from tests.fakes.beds import FakeBed
 from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
 
 RUN = FakeRun(arms=(EAGER, FakeArm(name="compiled")), trials=2, duration_s=120, gates={"draws": 99})
@@ -58,3 +60,36 @@ def test_events_that_are_cut_off_leave_counts_open(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: int(0.7 * path.stat().st_size)])
     arm = read_release(directory).arms["compiled"]
     assert "records" in arm.compile_doubts
+
+
+def edited(directory: Path, edit) -> Path:
+    """Each trial.json of the run, as `edit` leaves it."""
+    for path in directory.glob("trial-*/trial.json"):
+        info = json.loads(path.read_text())
+        edit(info)
+        path.write_text(json.dumps(info))
+    return directory
+
+
+def test_card_without_references_is_not_known_by_those_of_another_card(tmp_path: Path) -> None:
+    def failed(info):
+        for item in info["references"]:
+            if item["device"] == "cuda:1":
+                item |= {"error": "CUDA out of memory", "matmul_tflops": None}
+
+    watched = replace(RUN, bed=FakeBed(swap=False))
+    assert "matmul_tflops" in read_release(write_run(tmp_path / "whole", watched)).arms["compiled"].references
+    arms = read_release(edited(write_run(tmp_path / "run", watched), failed)).arms
+    assert "matmul_tflops" in arms["eager"].references
+    assert arms["compiled"].references == {}
+
+
+def test_arm_on_any_card_has_the_references_of_the_card_it_got(tmp_path: Path) -> None:
+    def automatic(info):
+        info["devices"] = {"eager": "cuda", "compiled": "auto"}
+        info["bed"]["arms"] = {"eager": "cuda:1", "compiled": "cuda:0"}
+        for item in info["references"]:
+            item["matmul_tflops"] = {"cuda:0": 100.0, "cuda:1": 200.0}[item["device"]]
+
+    arms = read_release(edited(write_run(tmp_path / "run", replace(RUN, bed=FakeBed())), automatic)).arms
+    assert [arms[name].references["matmul_tflops"] for name in ("eager", "compiled")] == [200.0, 100.0]
