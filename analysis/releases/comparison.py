@@ -58,7 +58,11 @@ def compare_releases(
     differ in what a comparison rests on."""
     baseline = history.newest
     if baseline.is_same_run(candidate):
-        raise RecordError(f"{candidate.run_id} is the baseline and the candidate: give two runs")
+        if baseline.run_id == candidate.run_id:
+            raise RecordError(f"{candidate.run_id} is the baseline and the candidate: give two runs")
+        raise RecordError(
+            f"{baseline.run_id} and {candidate.run_id} hold the same trial, of one start and seed: give two runs"
+        )
     in_the_way = obstacles(baseline, candidate, arms)
     if in_the_way:
         listed = "; ".join(item.text for item in in_the_way[:_MOST_LISTED])

@@ -17,7 +17,7 @@ from scipy import stats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
-from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
+from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of, ratio_of
 from analysis.statistics.compare import holm
 from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
 from analysis.statistics.variances import Part
@@ -185,12 +185,12 @@ def _estimate(
     day = day_part(levels(history), day_spread=figure.luck * limits.day_spread)
     apart = difference(one, two, day)
     low, high = apart.limits(limits.alpha)
-    ratio = _ratio(figure, apart.effect)
-    ends = sorted(_ratio(figure, end) for end in (low, high) if end is not None)
+    ratio = ratio_of(figure, apart.effect)
+    ends = sorted(ratio_of(figure, end) for end in (low, high) if end is not None)
     return _Estimate(
         row=replace(
             row,
-            baseline=_ratio(figure, one.mean),
+            baseline=ratio_of(figure, one.mean),
             trials=(one.trials, two.trials),
             ratio=ratio,
             low=ends[0] if ends else None,
@@ -217,10 +217,6 @@ def _unknown(row: FigureRow, candidate: ReleaseArm) -> FigureRow:
     return replace(row, verdict=INCONCLUSIVE, reason=f"{label} is 0 in a trial, so that there is no ratio.")
 
 
-def _ratio(figure: Figure, effect: float) -> float:
-    return math.exp(effect if figure.less_is_better else -effect)
-
-
 # --- What follows -----------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +232,7 @@ def _decided(
         row = replace(item.row, p_worse=adjusted)
         least, most = ranges[place]
         if least or most:
-            ends = sorted(_ratio(row.figure, item.difference.effect - by) for by in (least, most))
+            ends = sorted(ratio_of(row.figure, item.difference.effect - by) for by in (least, most))
             row = replace(row, corrected=(ends[0], ends[1]))
             if verdict != INCONCLUSIVE and {side[place][0] for side in corrected} != {verdict}:
                 doubt = f"{machines[row.arm].text}: without its part the ratio is {ends[0]:.3f} to {ends[1]:.3f}"
@@ -274,7 +270,7 @@ def _verdicts(
 
 
 def _worded(row: FigureRow, item: _Estimate, limits: ReleaseLimits) -> FigureRow:
-    limit = _ratio(row.figure, item.bound)
+    limit = ratio_of(row.figure, item.bound)
     side = ("below", "above") if row.figure.less_is_better else ("above", "below")
     if row.verdict == PASS:
         return replace(row, reason=f"{row.seen}, {side[0]} the limit of {limit:.3g}.")

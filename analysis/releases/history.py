@@ -61,7 +61,7 @@ def read_history(path: Path) -> History:
         raise RecordError(f"{path} does not exist: give a run directory, or a folder of records (--accept makes one)")
     if path.is_file() or is_run(path):
         return History(releases=(read_release(path),))
-    found: dict[tuple[str, int], Release] = {}
+    found: list[Release] = []
     unread = []
     for entry in sorted(path.iterdir()):
         if not (entry.suffix == ".json" or is_run(entry)):
@@ -71,8 +71,9 @@ def read_history(path: Path) -> History:
         except (RecordError, OSError) as error:
             unread.append(one_line(error))
             continue
-        found.setdefault((release.run_id, release.created_ns), release)
-    return History(releases=by_time([*found.values()]), unread=tuple(unread))
+        if not any(release.is_same_run(other) for other in found):
+            found.append(release)
+    return History(releases=by_time(found), unread=tuple(unread))
 
 
 def by_time(releases: Sequence[Release]) -> tuple[Release, ...]:

@@ -54,7 +54,7 @@ class ReleaseArm:
     """One arm of a release."""
 
     figures: ArmFigures
-    config: Mapping[str, Any]  # preset, model, shapes, compile, engine; what an external server is
+    config: Mapping[str, Any]  # preset, replicas, model, shapes, compile, engine; what an external server is
     references: Mapping[str, float]  # typical speed of its device and host
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
@@ -72,10 +72,16 @@ class Release:
     conditions: Mapping[str, Any]  # what must be alike: traffic, objectives, pressure
     environment: Mapping[str, Any]  # what may differ, and is said
     arms: Mapping[str, ReleaseArm]
+    seed: int | None = (
+        None  # with the moments its trials started at, what tells it from other runs; None in old records
+    )
+    starts_ns: tuple[int, ...] = ()
 
     def is_same_run(self, other: Release) -> bool:
-        """Whether both were kept of one run."""
-        return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
+        """Whether both hold a trial of one run, whatever its directory is called."""
+        if self.seed is None or other.seed is None or not self.starts_ns or not other.starts_ns:
+            return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
+        return self.seed == other.seed and not set(self.starts_ns).isdisjoint(other.starts_ns)
 
     @property
     def machine(self) -> str | None:
@@ -101,6 +107,8 @@ class Release:
             "conditions": self.conditions,
             "environment": self.environment,
             "arms": {name: _arm_table(arm) for name, arm in self.arms.items()},
+            "seed": self.seed,
+            "starts_ns": list(self.starts_ns),
         }
 
     @classmethod
@@ -112,6 +120,7 @@ class Release:
             raise RecordError(
                 f"it has schema {content.get('schema')}; this tailgate reads {RECORD_SCHEMA}: record the run again"
             )
+        starts = content.get("starts_ns")
         created, trials = number(content.get("created_ns")), number(content.get("trials"))
         if created is None or not 0 <= created < _LAST_NS:
             raise RecordError(f"its time {content.get('created_ns')!r} is none: record the run again")
@@ -123,6 +132,8 @@ class Release:
             conditions=mapping(content.get("conditions")),
             environment=mapping(content.get("environment")),
             arms={str(name): _arm_of(mapping(row)) for name, row in mapping(content.get("arms")).items()},
+            seed=seed if isinstance(seed := content.get("seed"), int) else None,
+            starts_ns=tuple(item for item in starts if isinstance(item, int)) if isinstance(starts, list) else (),
         )
 
 
@@ -152,7 +163,7 @@ def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
             if not isinstance(entry, list) or len(entry) != 4:
                 raise RecordError(f"its figure {key} is damaged: record the run again")
             trial, value, spread, degrees = (number(item) for item in entry)
-            if trial is None or value is None:
+            if trial is None or value is None or (degrees is not None and degrees <= 0):
                 raise RecordError(f"its figure {key} is damaged: record the run again")
             luck = Luck(spread=spread, degrees=math.inf if degrees is None else degrees)
             values.setdefault(str(key), {})[int(trial)] = (value, luck)
@@ -209,7 +220,7 @@ def write_release(release: Release, path: Path) -> None:
 
 
 def release_of(run_dir: Path) -> Release:
-    """What is kept of the run in `run_dir`, judged as its records are now. RecordError when there is nothing to judge."""
+    """What is kept of the run in `run_dir`, by its records as they are now. RecordError when there is nothing to judge."""
     run = Run.of(read_run(run_dir))
     doubts = _doubts(judge(run).checks)
     infos = run.infos
@@ -249,6 +260,8 @@ def release_of(run_dir: Path) -> Release:
             )
             for arm in run.arms
         },
+        seed=run.seed,
+        starts_ns=tuple(sorted(trial.first_ns for trial in run.trials if trial.first_ns > 0)),
     )
 
 
@@ -313,14 +326,16 @@ def _settings(values: Mapping[str, Any]) -> list[str]:
 
 def _config(run: Run, arm: str) -> dict[str, Any]:
     account = run.account(arm)
+    replicas = run.replicas(arm)
     if account.external:
-        return {key: account.external.get(key) for key in ("kind", "model_name")}
+        return {**{key: account.external.get(key) for key in ("kind", "model_name")}, "replicas": replicas}
     config = account.config
     model = {key: value for key, value in mapping(config.get("model")).items() if key not in ("device", "seed")}
     # A second card of a host is the same kind of device.
     device = str(mapping(config.get("model")).get("device") or "").split(":")[0]
     return {
         "preset": config.get("preset"),
+        "replicas": replicas,
         "model": {**model, **({"device": device} if device else {})},
         **{part: dict(mapping(config.get(part))) for part in ("shapes", "compile", "engine")},
     }

@@ -74,6 +74,7 @@ FIGURE_OF: Final[Mapping[str, Figure]] = {figure.key: figure for figure in FIGUR
 
 _SHARE = Range(0.0, 10.0)
 _COUNT = Range(0.0, 1e6)
+LARGEST_LOG: Final = 700.0  # of a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +133,12 @@ def _limit(key: str, value: Any) -> float | None:
     return finite(f"compare.limits.{key}", value)
 
 
-def worsening(figure: Figure, baseline: float, candidate: float) -> float:
-    """The log ratio of the candidate to the baseline, positive where it is worse. Both are above 0."""
-    change = math.log(candidate / baseline)
-    return change if figure.less_is_better else -change
-
-
 def bound_of(figure: Figure, limit: float) -> float:
     """The worsening that the limit still accepts."""
     return math.log1p(limit) if figure.less_is_better else -math.log1p(-limit)
+
+
+def ratio_of(figure: Figure, effect: float) -> float:
+    """The ratio of the candidate to the baseline that a worsening means; inf where it is beyond any number."""
+    change = effect if figure.less_is_better else -effect
+    return math.exp(change) if change < LARGEST_LOG else math.inf

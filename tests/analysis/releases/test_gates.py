@@ -1,5 +1,6 @@
 """A figure passes where it is surely within its limit, fails where it is surely worse, and is open in between."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.releases.comparison import arms_to_compare, compare_releases
 from analysis.releases.history import History
+from analysis.report.release import release_html
 from analysis.settings.release_limits import ReleaseLimits
 from tests.fakes.releases import LEVELS, Build, release
 
@@ -93,6 +95,15 @@ def test_open_gate_says_how_many_trials_would_do() -> None:
     assert len(needed) > 5
     assert min(needed) >= 3
     assert all(item["needed_trials"] is None for item in judged if item["verdict"] == "PASS")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_limits_beyond_any_number_are_none(seed: int) -> None:
+    scattered = replace(BUILD, trials=2, start_spread=2.0, day_spread=0.0)
+    document = compared(scattered, scattered, seed=seed, limits=ReleaseLimits(alpha=0.0001))
+    assert row(document, "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+    json.dumps(document, allow_nan=False)
+    assert release_html(document)
 
 
 # --- More is better, less is better -----------------------------------------------------------------------------------

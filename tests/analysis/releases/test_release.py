@@ -93,3 +93,20 @@ def test_arm_on_any_card_has_the_references_of_the_card_it_got(tmp_path: Path) -
 
     arms = read_release(edited(write_run(tmp_path / "run", replace(RUN, bed=FakeBed())), automatic)).arms
     assert [arms[name].references["matmul_tflops"] for name in ("eager", "compiled")] == [200.0, 100.0]
+
+
+def test_run_is_told_by_the_exact_start_of_each_trial_and_its_seed(tmp_path: Path) -> None:
+    one = read_release(write_run(tmp_path / "one", RUN))
+    assert one.is_same_run(read_release(Path(shutil.copytree(tmp_path / "one", tmp_path / "copy"))))
+    assert len(one.starts_ns) == 2
+    assert not one.is_same_run(read_release(write_run(tmp_path / "other", replace(RUN, day=1))))
+
+
+def test_number_of_replicas_is_kept(tmp_path: Path) -> None:
+    def thrice(info):
+        for arm in info["arms"]:
+            arm["replicas"] = [f"{arm['name']}-{index}" for index in range(3)]
+
+    directory = write_run(tmp_path / "run", RUN)
+    assert read_release(directory).arms["compiled"].config["replicas"] == 1
+    assert read_release(edited(directory, thrice)).arms["compiled"].config["replicas"] == 3
