@@ -9,7 +9,6 @@ from typing import Any
 from analysis.records.plain_values import mapping
 from analysis.releases.release import Release
 
-
 _OF_ARM = ("model", "kind", "model_name", "replicas")  # of an arm that must be alike
 
 
@@ -28,8 +27,8 @@ class Departure:
 
 
 def obstacles(baseline: Release, candidate: Release, arms: Mapping[str, str]) -> list[Departure]:
-    """Where a difference would be the traffic's, the model's, the replicas' or the objectives'; `arms`: the candidate's of each of the
-    baseline's.
+    """Where a difference would be the traffic's, the model's, the replicas' or the objectives'; `arms`: the candidate's
+    of each of the baseline's.
 
     A setting that one of them does not have at all came or went with the version of tailgate; it is no obstacle.
     """

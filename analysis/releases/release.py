@@ -220,7 +220,7 @@ def write_release(release: Release, path: Path) -> None:
 
 
 def release_of(run_dir: Path) -> Release:
-    """What is kept of the run in `run_dir`, by its records as they are now. RecordError when there is nothing to judge."""
+    """What is kept of the run in `run_dir`, by its records as they are. RecordError when there is nothing to judge."""
     run = Run.of(read_run(run_dir))
     doubts = _doubts(judge(run).checks)
     infos = run.infos
