@@ -116,8 +116,8 @@ def _rates(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
         yield "output_token_rate", (tokens / trial.seconds, _luck_of_count(measured))
     ended = own & (requests.ok | requests.failed)
     if ended.any():
-        failed = float(requests.failed[ended].mean())
-        yield "error_pct", (100.0 * failed, Luck(spread=None))
+        failed = requests.failed[ended]
+        yield "error_pct", (100.0 * float(failed.mean()), _luck_of_share(failed, run.block[ended]))
         if run.goodput_targets:
             good = meets_all(requests, run.goodput_targets)[ended]
             yield "good_pct", (100.0 * float(good.mean()), _luck_of_share(good, run.block[ended]))
@@ -127,13 +127,13 @@ def _luck_of_count(count: int) -> Luck:
     return Luck(spread=1.0 / math.sqrt(count))
 
 
-def _luck_of_share(good: Bools, block: Ints) -> Luck:
-    """The standard error of the log share; where all are good, as if half a request more were not."""
+def _luck_of_share(hits: Bools, block: Ints) -> Luck:
+    """The standard error of the log share of hits; where all or none are, as if half a request more were not."""
     blocks = len(np.unique(block))
     if blocks < _FEWEST_BLOCKS:
         return Luck(spread=None)
-    share = (float(good.sum()) + 0.5) / (len(good) + 1.0)
-    spread = math.sqrt(design_effect(~good, block) * (1.0 - share) / (share * len(good)))
+    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
+    spread = math.sqrt(design_effect(~hits, block) * (1.0 - share) / (share * len(hits)))
     return Luck(spread=spread, degrees=blocks - 1.0)
 
 

@@ -73,4 +73,4 @@ def _point(release: Release, arm: ReleaseArm, figure: Figure, limits: ReleaseLim
 def _limit(figure: Figure, allowed: float, value: float) -> float:
     if figure.counted:
         return value + allowed
-    return value * ratio_of(figure, bound_of(figure, allowed))
+    return max(value, figure.least) * ratio_of(figure, bound_of(figure, allowed))

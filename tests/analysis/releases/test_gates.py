@@ -317,6 +317,19 @@ def test_no_errors_pass_a_limit_on_errors_and_first_errors_leave_it_open() -> No
     assert row(compared(none, some, limits=limits), "error_pct")["verdict"] == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("key", ["error_pct", "serving_compile_s", "compile_s"])
+@pytest.mark.parametrize("trials", [2, 4, 6])
+def test_much_where_there_was_nothing_fails_a_limit(key: str, trials: int) -> None:
+    limits = ReleaseLimits(limits={key: 0.1})
+    none, much = (counting(**{key: [value] * trials}) for value in (0.0, 20.0))
+    judged = row(compared(none, much, limits=limits), key)
+    assert (judged["verdict"], judged["baseline"]) == ("FAIL", 0.0)
+    assert "that the baseline's nothing is taken for" in judged["reason"]
+    assert row(compared(much, none, limits=limits), key)["verdict"] == "PASS"
+    shown = row(compared(none, much), key)
+    assert (shown["verdict"], shown["ratio"], shown["baseline"]) == (None, None, 0.0)
+
+
 def test_speed_of_somebody_elses_server_is_open_though_the_load_came_from_one_machine() -> None:
     build = replace(BUILD, references={}, config={"kind": "openai", "model_name": "m"})
     assert row(compared(build, build), "p99_e2e_ms")["verdict"] == "INCONCLUSIVE"

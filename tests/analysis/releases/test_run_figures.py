@@ -187,3 +187,14 @@ def test_luck_of_a_quantile_is_about_its_scatter_over_trials(tmp_path: Path) -> 
     spreads = [luck.spread for _, luck in trials.values() if luck.spread is not None]
     assert len(spreads) == len(logs)
     assert 0.4 < sum(spreads) / len(spreads) / scatter < 2.5
+
+
+def test_share_of_errors_has_the_luck_of_its_requests(tmp_path: Path) -> None:
+    faulty = FakeRun(arms=(EAGER, FakeArm(name="naive", error_share=0.2)), duration_s=180)
+    directory = write_run(tmp_path / "run", faulty)
+    value, luck = figures(directory).values["error_pct"][1]
+    assert 10.0 < value < 30.0
+    assert luck.spread is not None
+    assert 0.01 < luck.spread < 0.3
+    none, unsure = figures(directory, "eager").values["error_pct"][1]
+    assert (none, unsure.spread is not None and unsure.spread > 1.0) == (0.0, True)
