@@ -30,8 +30,10 @@ def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str]
     """
     arms: dict[str, str] = {}
     for text in chosen:
-        name, _, other = text.partition("=")
-        other = other or name
+        name, mapped, other = text.partition("=")
+        other = other if mapped else name
+        if not name or not other:
+            raise RecordError(f'--arm "{text}" lacks a name: give NAME or BASELINE=CANDIDATE')
         if name in arms or other in arms.values():
             raise RecordError(f"--arm {text} names an arm that another --arm names: give each once")
         arms[name] = other

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.records.run_list import joins_runs
 from analysis.records.tables import RecordError, one_line
 from analysis.releases.conditions import obstacles
 from analysis.releases.release import Release, is_run, read_release, write_release
@@ -59,7 +60,7 @@ def read_history(path: Path) -> History:
     """
     if not path.exists():
         raise RecordError(f"{path} does not exist: give a run directory, or a folder of records (--accept makes one)")
-    if path.is_file() or is_run(path):
+    if not path.is_dir() or is_run(path) or joins_runs(path):
         return History(releases=(read_release(path),))
     found: list[Release] = []
     unread = []

@@ -17,6 +17,7 @@ from analysis.judging.judgement import judge
 from analysis.judging.validity import LENGTH_CHECKS, Check
 from analysis.records.documents import read_document, write_document
 from analysis.records.plain_values import mapping, number, table
+from analysis.records.run_list import joins_runs
 from analysis.records.run_records import read_run, table_files
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
@@ -200,6 +201,8 @@ def is_run(path: Path) -> bool:
 
 def read_release(path: Path) -> Release:
     """The release of the run directory, or of the record, at `path`. RecordError where it is neither."""
+    if joins_runs(path):
+        raise RecordError(f"{path} joins runs, which had days of their own: give one of them")
     if is_run(path):
         return release_of(path)
     document = read_document(path) if path.is_file() else None
