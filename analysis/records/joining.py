@@ -203,6 +203,14 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
     return tuple(allowed)
 
 
+def check_known(runs: Sequence[RunDocuments], names: Sequence[str]) -> None:
+    """Each of `names` is a setting of one of the runs, or a table of settings. Otherwise RecordError."""
+    settings = {key for run in runs for key in _settings(run)}
+    for name in names:
+        if not any(_is_among(key, (name,)) for key in settings):
+            raise RecordError(f'no run has a setting "{name}" in which it could differ: leave it out, or see its name')
+
+
 def _check_apart(runs: Sequence[RunDocuments]) -> None:
     """No two of the runs are one: the seed and the start of a trial are its identity."""
     seen: dict[tuple[str, int], str] = {}

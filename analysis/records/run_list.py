@@ -23,6 +23,11 @@ class RunList:
     accepted: tuple[str, ...] = ()
 
 
+def joins_runs(directory: Path) -> bool:
+    """Whether the directory is a folder that joins runs."""
+    return (directory / RUN_LIST).exists()
+
+
 def read_run_list(directory: Path) -> RunList | None:
     """The list in `directory`, None where it holds none. RecordError for one that cannot be followed."""
     path = directory / RUN_LIST
@@ -39,7 +44,7 @@ def read_run_list(directory: Path) -> RunList | None:
     for name, run in zip(names, directories, strict=True):
         if len(name) > _LONGEST_PATH or not run.is_dir():
             raise RecordError(f"{path} names {name[:80]}, which is not there: put it back, or {again}")
-        if (run / RUN_LIST).exists():
+        if joins_runs(run):
             raise RecordError(f"{path} names {name}, which joins runs itself: {again}")
     return RunList(directories=directories, accepted=tuple(accepted))
 

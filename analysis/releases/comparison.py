@@ -30,8 +30,10 @@ def arms_to_compare(baseline: Release, candidate: Release, chosen: Sequence[str]
     """
     arms: dict[str, str] = {}
     for text in chosen:
-        name, _, other = text.partition("=")
-        other = other or name
+        name, mapped, other = text.partition("=")
+        other = other if mapped else name
+        if not name or not other:
+            raise RecordError(f'--arm "{text}" lacks a name: give NAME or BASELINE=CANDIDATE')
         if name in arms or other in arms.values():
             raise RecordError(f"--arm {text} names an arm that another --arm names: give each once")
         arms[name] = other
@@ -58,7 +60,11 @@ def compare_releases(
     differ in what a comparison rests on."""
     baseline = history.newest
     if baseline.is_same_run(candidate):
-        raise RecordError(f"{candidate.run_id} is the baseline and the candidate: give two runs")
+        if baseline.run_id == candidate.run_id:
+            raise RecordError(f"{candidate.run_id} is the baseline and the candidate: give two runs")
+        raise RecordError(
+            f"{baseline.run_id} and {candidate.run_id} hold the same trial, of one start and seed: give two runs"
+        )
     in_the_way = obstacles(baseline, candidate, arms)
     if in_the_way:
         listed = "; ".join(item.text for item in in_the_way[:_MOST_LISTED])
@@ -162,9 +168,10 @@ def _notes(
     for arm, machine in machines.items():
         if machine.drifted:
             notes.append(f"{arm}: {machine.text}.")
-        elif not machine.speeds:
+        if not machine.speeds or machine.one_sided:
             known = "the machine is the same by its identity" if machine.same_machine else "it may be another machine"
-            notes.append(f"{arm}: no references in both runs say how fast the machines were; {known}.")
+            what = f"the {' and the '.join(sorted(machine.one_sided))}" if machine.speeds else "the machines"
+            notes.append(f"{arm}: no references in both runs tell the speed of {what}; {known}.")
     missing = sorted({row.figure.label for row in rows if row.limit is None and row.reason and not row.verdict})
     if missing:
         notes.append(f"Not judged, since the baseline did not record it: {', '.join(missing)}.")

@@ -9,6 +9,8 @@ from typing import Any
 from analysis.records.plain_values import mapping
 from analysis.releases.release import Release
 
+_OF_ARM = ("model", "kind", "model_name", "replicas")  # of an arm that must be alike
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
@@ -25,15 +27,15 @@ class Departure:
 
 
 def obstacles(baseline: Release, candidate: Release, arms: Mapping[str, str]) -> list[Departure]:
-    """Where a difference would be the traffic's, the model's or the objectives'; `arms`: the candidate's of each of the
-    baseline's.
+    """Where a difference would be the traffic's, the model's, the replicas' or the objectives'; `arms`: the candidate's
+    of each of the baseline's.
 
     A setting that one of them does not have at all came or went with the version of tailgate; it is no obstacle.
     """
     found = [*_departures("", baseline.conditions, candidate.conditions, both=True)]
     for name, other in arms.items():
         one, two = (
-            {key: config.get(key) for key in ("model", "kind", "model_name") if config.get(key) is not None}
+            {key: config.get(key) for key in _OF_ARM if config.get(key) is not None}
             for config in (baseline.arms[name].config, candidate.arms[other].config)
         )
         if one.get("kind") != two.get("kind"):

@@ -17,12 +17,11 @@ from scipy import stats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
-from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
+from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of, ratio_of
 from analysis.statistics.compare import holm
 from analysis.statistics.unpaired import Difference, Level, day_part, difference, level_of, pooled, trials_needed
 from analysis.statistics.variances import Part
 
-_SMALLEST_SHARE_PCT = 0.05  # a share of nothing has no logarithm
 _CACHE_SHARE = 0.1  # by how much the share of compiles that the cache had may differ
 
 
@@ -57,7 +56,8 @@ class FigureRow:
         limits = "so few requests and trials set no limits"
         if self.low is not None and self.high is not None:
             limits = f"between {self.low:.3f} and {self.high:.3f}"
-        return f"{self.figure.label} is {self.ratio:.3f} times the baseline's ({limits})"
+        base = "baseline's" if self.baseline else f"{self.figure.least:g} that the baseline's nothing is taken for"
+        return f"{self.figure.label} is {self.ratio:.3f} times the {base} ({limits})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +138,11 @@ def _base(
 
 
 def _values(figure: Figure, trials: Mapping[int, tuple[float, object]]) -> list[float]:
-    least = _SMALLEST_SHARE_PCT if figure.key == "good_pct" else 0.0
-    return [max(value, least) for value, _ in trials.values()]
+    return [max(value, figure.least) for value, _ in trials.values()]
 
 
 def _typical(figure: Figure, trials: Mapping[int, tuple[float, object]] | None) -> float | None:
-    values = _values(figure, trials or {})
+    values = [value for value, _ in (trials or {}).values()]
     if not values:
         return None
     if figure.counted or min(values) <= 0:
@@ -179,18 +178,19 @@ def _estimate(
         return [level for arm in alike if (level := _level(figure, arm, limits)) is not None]
 
     same, two = levels(repeats), _level(figure, candidate, limits)
-    if not same or two is None:
+    nothing = figure.less_is_better and _is_nothing(figure, candidate)
+    if not same or two is None or nothing or (row.limit is None and not (row.baseline and row.candidate)):
         return None
     one = pooled(same)
     day = day_part(levels(history), day_spread=figure.luck * limits.day_spread)
     apart = difference(one, two, day)
     low, high = apart.limits(limits.alpha)
-    ratio = _ratio(figure, apart.effect)
-    ends = sorted(_ratio(figure, end) for end in (low, high) if end is not None)
+    ratio = ratio_of(figure, apart.effect)
+    ends = sorted(ratio_of(figure, end) for end in (low, high) if end is not None)
     return _Estimate(
         row=replace(
             row,
-            baseline=_ratio(figure, one.mean),
+            baseline=ratio_of(figure, one.mean) if row.baseline else row.baseline,
             trials=(one.trials, two.trials),
             ratio=ratio,
             low=ends[0] if ends else None,
@@ -207,18 +207,18 @@ def _estimate(
     )
 
 
+def _is_nothing(figure: Figure, arm: ReleaseArm) -> bool:
+    return not any(value for value, _ in (arm.figures.values.get(figure.key) or {}).values())
+
+
 def _unknown(row: FigureRow, candidate: ReleaseArm) -> FigureRow:
     """Nothing has a ratio to nothing. None of what had better be little is as good as can be."""
     if row.limit is None:
         return row
     label = row.figure.label
-    if row.figure.less_is_better and not any(_values(row.figure, candidate.figures.values[row.figure.key])):
+    if row.figure.less_is_better and _is_nothing(row.figure, candidate):
         return replace(row, verdict=PASS, reason=f"{label}: none in any trial.")
     return replace(row, verdict=INCONCLUSIVE, reason=f"{label} is 0 in a trial, so that there is no ratio.")
-
-
-def _ratio(figure: Figure, effect: float) -> float:
-    return math.exp(effect if figure.less_is_better else -effect)
 
 
 # --- What follows -----------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _decided(
         row = replace(item.row, p_worse=adjusted)
         least, most = ranges[place]
         if least or most:
-            ends = sorted(_ratio(row.figure, item.difference.effect - by) for by in (least, most))
+            ends = sorted(ratio_of(row.figure, item.difference.effect - by) for by in (least, most))
             row = replace(row, corrected=(ends[0], ends[1]))
             if verdict != INCONCLUSIVE and {side[place][0] for side in corrected} != {verdict}:
                 doubt = f"{machines[row.arm].text}: without its part the ratio is {ends[0]:.3f} to {ends[1]:.3f}"
@@ -274,7 +274,7 @@ def _verdicts(
 
 
 def _worded(row: FigureRow, item: _Estimate, limits: ReleaseLimits) -> FigureRow:
-    limit = _ratio(row.figure, item.bound)
+    limit = ratio_of(row.figure, item.bound)
     side = ("below", "above") if row.figure.less_is_better else ("above", "below")
     if row.verdict == PASS:
         return replace(row, reason=f"{row.seen}, {side[0]} the limit of {limit:.3g}.")
@@ -364,7 +364,7 @@ def _doubt(
             "nothing says that the machines were equally fast: take references in both runs ([bed] reference_s), or "
             "set compare.need_references = false"
         )
-    least, most = machine.range
+    least, most = machine.drift_range
     if figure.machine == "unknown" and ((row.verdict == FAIL and most > 0) or (row.verdict == PASS and least < 0)):
         return f"{machine.text}: run the baseline again on this machine"
     return ""

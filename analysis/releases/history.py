@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.records.run_list import joins_runs
 from analysis.records.tables import RecordError, one_line
 from analysis.releases.conditions import obstacles
 from analysis.releases.release import Release, is_run, read_release, write_release
@@ -59,9 +60,9 @@ def read_history(path: Path) -> History:
     """
     if not path.exists():
         raise RecordError(f"{path} does not exist: give a run directory, or a folder of records (--accept makes one)")
-    if path.is_file() or is_run(path):
+    if not path.is_dir() or is_run(path) or joins_runs(path):
         return History(releases=(read_release(path),))
-    found: dict[tuple[str, int], Release] = {}
+    found: list[Release] = []
     unread = []
     for entry in sorted(path.iterdir()):
         if not (entry.suffix == ".json" or is_run(entry)):
@@ -71,8 +72,9 @@ def read_history(path: Path) -> History:
         except (RecordError, OSError) as error:
             unread.append(one_line(error))
             continue
-        found.setdefault((release.run_id, release.created_ns), release)
-    return History(releases=by_time([*found.values()]), unread=tuple(unread))
+        if not any(release.is_same_run(other) for other in found):
+            found.append(release)
+    return History(releases=by_time(found), unread=tuple(unread))
 
 
 def by_time(releases: Sequence[Release]) -> tuple[Release, ...]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from analysis.run.references import CARD_FIGURES, FIGURES, speed_of
 
+_NOISE = 0.01  # of a log reference, by which two runs of one machine may differ
+_PLAUSIBLE = (1e-9, 1e12)  # what a reference may be, in any of its units
+
 _NAMES = {
     "matmul_tflops": "matrix product",
     "read_gb_per_s": "memory read",
@@ -43,6 +46,7 @@ class MachineSpeeds:
     same_machine: bool | None  # by identity; None where a run does not say
     speeds: tuple[Speed, ...]  # references that both runs have
     drift: float  # from which on a reference says that the machines differ
+    one_sided: frozenset[str] = frozenset()  # parts of which one run has references and both have none
 
     @property
     def drifted(self) -> tuple[Speed, ...]:
@@ -50,29 +54,44 @@ class MachineSpeeds:
         return tuple(speed for speed in self.speeds if abs(speed.slower) > math.log1p(self.drift))
 
     @property
+    def moved(self) -> tuple[Speed, ...]:
+        """The references that differ by more than their noise: small differences count, since limits are small too."""
+        return tuple(speed for speed in self.speeds if abs(speed.slower) > min(_NOISE, math.log1p(self.drift)))
+
+    @property
     def range(self) -> tuple[float, float]:
         """By how much the machine may have made the candidate's times longer: at least, at most. It holds 0, since a
         server may not depend on what the reference shows."""
-        slower = [0.0, *(speed.slower for speed in self.drifted)]
-        return min(slower), max(slower)
+        return _range(self.moved)
+
+    @property
+    def drift_range(self) -> tuple[float, float]:
+        """As `range`, by the references that drifted."""
+        return _range(self.drifted)
 
     @property
     def known(self) -> bool:
-        """Whether the speeds can be told apart from the servers': by references, or since the machine is the same."""
-        return bool(self.speeds) or self.same_machine is True
+        """Whether the speeds can be told apart from the servers': by references of each part of the machine that either
+        run measured, or since the machine is the same."""
+        return self.same_machine is True or (bool(self.speeds) and not self.one_sided)
 
     @property
     def text(self) -> str:
         """The references that differ: "the candidate's host was slower (Python ×1.08)"."""
         words = []
         for side, slower in (("slower", True), ("faster", False)):
-            own = [speed for speed in self.drifted if (speed.slower > 0) is slower]
+            own = [speed for speed in self.moved if (speed.slower > 0) is slower]
             if own:
                 parts = " and ".join(dict.fromkeys(speed.part for speed in own))
                 listed = ", ".join(f"{speed.name} ×{math.exp(abs(speed.slower)):.2f}" for speed in own)
                 were = "were" if " and " in parts else "was"
                 words.append(f"the candidate's {parts} {were} {side} ({listed})")
         return "; ".join(words)
+
+
+def _range(speeds: Iterable[Speed]) -> tuple[float, float]:
+    slower = [0.0, *(speed.slower for speed in speeds)]
+    return min(slower), max(slower)
 
 
 def machine_speeds(
@@ -82,17 +101,33 @@ def machine_speeds(
     drift: float,
     same_machine: bool | None,
 ) -> MachineSpeeds:
-    """The speeds by the typical references of two runs."""
+    """The speeds by the typical references of two runs. What no machine can be is left out."""
+    one, two = (_plausible(figures) for figures in (baseline, candidate))
     speeds = tuple(
         Speed(
             key=key,
             name=_NAMES[key],
-            part="card" if key in CARD_FIGURES else "host",
-            baseline=baseline[key],
-            candidate=candidate[key],
-            slower=speed_of(key, baseline[key]) - speed_of(key, candidate[key]),
+            part=_part(key),
+            baseline=one[key],
+            candidate=two[key],
+            slower=speed_of(key, one[key]) - speed_of(key, two[key]),
         )
         for key in FIGURES
-        if baseline.get(key, 0.0) > 0 < candidate.get(key, 0.0)
+        if key in one and key in two
     )
-    return MachineSpeeds(same_machine=same_machine, speeds=speeds, drift=drift)
+    measured = {_part(key) for key in (*one, *two)}
+    return MachineSpeeds(
+        same_machine=same_machine,
+        speeds=speeds,
+        drift=drift,
+        one_sided=frozenset(measured - {speed.part for speed in speeds}),
+    )
+
+
+def _part(key: str) -> str:
+    return "card" if key in CARD_FIGURES else "host"
+
+
+def _plausible(figures: Mapping[str, float]) -> dict[str, float]:
+    low, high = _PLAUSIBLE
+    return {key: figures[key] for key in FIGURES if key in figures and low <= figures[key] <= high}

@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from analysis.judging.validity import LENGTH_CHECKS
-from analysis.records.documents import content_of, read_document, write_document
-from analysis.records.plain_values import mapping, number, rows_of, table
+from analysis.judging.judgement import judge
+from analysis.judging.validity import LENGTH_CHECKS, Check
+from analysis.records.documents import read_document, write_document
+from analysis.records.plain_values import mapping, number, table
+from analysis.records.run_list import joins_runs
 from analysis.records.run_records import read_run, table_files
 from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
-from analysis.releases.run_figures import ArmFigures, arm_figures
+from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
 from analysis.statistics.unpaired import Luck
-from analysis.summary.summary import SCHEMA, analyze
 
 RECORD = "tailgate release"
 RECORD_SCHEMA = 1
@@ -54,7 +55,7 @@ class ReleaseArm:
     """One arm of a release."""
 
     figures: ArmFigures
-    config: Mapping[str, Any]  # preset, model, shapes, compile, engine; what an external server is
+    config: Mapping[str, Any]  # preset, replicas, model, shapes, compile, engine; what an external server is
     references: Mapping[str, float]  # typical speed of its device and host
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
@@ -72,10 +73,16 @@ class Release:
     conditions: Mapping[str, Any]  # what must be alike: traffic, objectives, pressure
     environment: Mapping[str, Any]  # what may differ, and is said
     arms: Mapping[str, ReleaseArm]
+    seed: int | None = (
+        None  # with the moments its trials started at, what tells it from other runs; None in old records
+    )
+    starts_ns: tuple[int, ...] = ()
 
     def is_same_run(self, other: Release) -> bool:
-        """Whether both were kept of one run."""
-        return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
+        """Whether both hold a trial of one run, whatever its directory is called."""
+        if self.seed is None or other.seed is None or not self.starts_ns or not other.starts_ns:
+            return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
+        return self.seed == other.seed and not set(self.starts_ns).isdisjoint(other.starts_ns)
 
     @property
     def machine(self) -> str | None:
@@ -101,6 +108,8 @@ class Release:
             "conditions": self.conditions,
             "environment": self.environment,
             "arms": {name: _arm_table(arm) for name, arm in self.arms.items()},
+            "seed": self.seed,
+            "starts_ns": list(self.starts_ns),
         }
 
     @classmethod
@@ -112,6 +121,7 @@ class Release:
             raise RecordError(
                 f"it has schema {content.get('schema')}; this tailgate reads {RECORD_SCHEMA}: record the run again"
             )
+        starts = content.get("starts_ns")
         created, trials = number(content.get("created_ns")), number(content.get("trials"))
         if created is None or not 0 <= created < _LAST_NS:
             raise RecordError(f"its time {content.get('created_ns')!r} is none: record the run again")
@@ -123,6 +133,8 @@ class Release:
             conditions=mapping(content.get("conditions")),
             environment=mapping(content.get("environment")),
             arms={str(name): _arm_of(mapping(row)) for name, row in mapping(content.get("arms")).items()},
+            seed=seed if isinstance(seed := content.get("seed"), int) else None,
+            starts_ns=tuple(item for item in starts if isinstance(item, int)) if isinstance(starts, list) else (),
         )
 
 
@@ -152,7 +164,7 @@ def _arm_of(row: Mapping[str, Any]) -> ReleaseArm:
             if not isinstance(entry, list) or len(entry) != 4:
                 raise RecordError(f"its figure {key} is damaged: record the run again")
             trial, value, spread, degrees = (number(item) for item in entry)
-            if trial is None or value is None:
+            if trial is None or value is None or (degrees is not None and degrees <= 0):
                 raise RecordError(f"its figure {key} is damaged: record the run again")
             luck = Luck(spread=spread, degrees=math.inf if degrees is None else degrees)
             values.setdefault(str(key), {})[int(trial)] = (value, luck)
@@ -189,6 +201,8 @@ def is_run(path: Path) -> bool:
 
 def read_release(path: Path) -> Release:
     """The release of the run directory, or of the record, at `path`. RecordError where it is neither."""
+    if joins_runs(path):
+        raise RecordError(f"{path} joins runs, which had days of their own: give one of them")
     if is_run(path):
         return release_of(path)
     document = read_document(path) if path.is_file() else None
@@ -209,9 +223,9 @@ def write_release(release: Release, path: Path) -> None:
 
 
 def release_of(run_dir: Path) -> Release:
-    """What is kept of the run in `run_dir`. RecordError when there is nothing to judge."""
-    doubts = _doubts(run_dir)
+    """What is kept of the run in `run_dir`, by its records as they are. RecordError when there is nothing to judge."""
     run = Run.of(read_run(run_dir))
+    doubts = _doubts(judge(run).checks)
     environment = run.records.environment
     machines = {item.documents.machine for item in run.records.runs}
     return Release(
@@ -236,37 +250,42 @@ def release_of(run_dir: Path) -> Release:
                 config=_config(run, arm),
                 references=_references(run, arm),
                 cache=_numbers(startup_row(run, arm)["cache"]),
-                doubts=_names(doubts, arm, of_compiles=False),
-                compile_doubts=_names(doubts, arm, of_compiles=True),
+                doubts=_names(doubts, arm),
+                compile_doubts=_compile_names(doubts, run, arm),
             )
             for arm in run.arms
         },
+        seed=run.seed,
+        starts_ns=tuple(sorted(trial.first_ns for trial in run.trials if trial.first_ns > 0)),
     )
 
 
-def _doubts(run_dir: Path) -> list[tuple[str, str | None]]:
-    """Checks of the run that failed and leave figures open, each with the arm that it concerns, or None for all."""
-    summary = content_of(run_dir / "summary.json")
-    if summary.get("schema") != SCHEMA:
-        summary = analyze(run_dir)
-    rows = [
-        row
-        for row in rows_of(summary.get("validity"))
-        if row.get("ok") is False and {"slo", "noninferiority", "recompile"} & set(row.get("affects") or ())
-    ]
+def _doubts(checks: Sequence[Check]) -> list[Check]:
+    """The checks of the run that failed and leave figures of one arm open."""
     skipped = LENGTH_CHECKS | _BETWEEN_ARMS | _OF_SPEED
-    return [(str(row.get("check")), row.get("arm")) for row in rows if row.get("check") not in skipped]
+    kinds = {"slo", "noninferiority", "recompile"}
+    return [check for check in checks if not check.ok and kinds & set(check.affects) and check.check not in skipped]
 
 
-def _names(doubts: Sequence[tuple[str, str | None]], arm: str, *, of_compiles: bool) -> tuple[str, ...]:
-    own = [name for name, concerned in doubts if concerned in (None, arm)]
-    return tuple(dict.fromkeys(name for name in own if (name in _OF_COMPILES) is of_compiles))
+def _names(doubts: Sequence[Check], arm: str) -> tuple[str, ...]:
+    """What leaves open what the arm did under the traffic."""
+    names = [check.check for check in doubts if check.arm in (None, arm)]
+    return tuple(dict.fromkeys(name for name in names if name not in _OF_COMPILES))
+
+
+def _compile_names(doubts: Sequence[Check], run: Run, arm: str) -> tuple[str, ...]:
+    """What leaves open how often the arm compiled: also records that are cut off, and trials that tell nothing."""
+    own = [check for check in doubts if check.arm in (None, arm)]
+    names = [check.check for check in own if check.check in _OF_COMPILES or "recompile" in check.affects]
+    told = [tells_compiles(run, arm, trial) for trial in run.trials]
+    return tuple(dict.fromkeys((*names, *(("compile events of each trial",) if any(told) and not all(told) else ()))))
 
 
 def _references(run: Run, arm: str) -> dict[str, float]:
-    """The typical references of the device that the arm had in each trial; of a host, where they are of no device.
+    """The typical references of the device that the arm had in each trial; all of the trial's, where none is named.
 
-    Empty for a server of somebody else: those of the run are of another machine.
+    Those of another card say nothing of the arm's. Empty for a server of somebody else: those of the run are of another
+    machine.
     """
     if run.account(arm).external:
         return {}
@@ -275,7 +294,7 @@ def _references(run: Run, arm: str) -> dict[str, float]:
     for trial in run.trials:
         known = [row for row in taken if row.trial == trial.number]
         device = devices_of(trial).get(arm)
-        rows += [row.figures for row in [row for row in known if row.device == device] or known]
+        rows += [row.figures for row in known if device is None or row.device == device]
     return typical(rows)
 
 
@@ -302,14 +321,16 @@ def _settings(values: Mapping[str, Any]) -> list[str]:
 
 def _config(run: Run, arm: str) -> dict[str, Any]:
     account = run.account(arm)
+    replicas = run.replicas(arm)
     if account.external:
-        return {key: account.external.get(key) for key in ("kind", "model_name")}
+        return {**{key: account.external.get(key) for key in ("kind", "model_name")}, "replicas": replicas}
     config = account.config
     model = {key: value for key, value in mapping(config.get("model")).items() if key not in ("device", "seed")}
     # A second card of a host is the same kind of device.
     device = str(mapping(config.get("model")).get("device") or "").split(":")[0]
     return {
         "preset": config.get("preset"),
+        "replicas": replicas,
         "model": {**model, **({"device": device} if device else {})},
         **{part: dict(mapping(config.get(part))) for part in ("shapes", "compile", "engine")},
     }

@@ -14,6 +14,8 @@ from analysis.records.plain_values import mapping, number
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
+from analysis.run.memory import FIGURES as MEMORY
+from analysis.run.memory import Figure, peak_of
 from analysis.run.placement import devices_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect, meets_all
@@ -49,7 +51,8 @@ def arm_figures(run: Run, arm: str) -> ArmFigures:
     sources = {}
     energy = energy_of(run, arm)
     for item in energy.trials if energy else ():
-        if item.per_token_j is not None:
+        # A sum of samples of power is another measure than the card's own count.
+        if item.per_token_j is not None and not item.integrated:
             figures.setdefault("energy_per_token_j", {})[item.trial] = (item.per_token_j, Luck())
     for key in ("device_peak_bytes", "process_peak_bytes"):
         source, peaks = _memory(run, arm, key)
@@ -113,8 +116,8 @@ def _rates(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
         yield "output_token_rate", (tokens / trial.seconds, _luck_of_count(measured))
     ended = own & (requests.ok | requests.failed)
     if ended.any():
-        failed = float(requests.failed[ended].mean())
-        yield "error_pct", (100.0 * failed, Luck(spread=None))
+        failed = requests.failed[ended]
+        yield "error_pct", (100.0 * float(failed.mean()), _luck_of_share(failed, run.block[ended]))
         if run.goodput_targets:
             good = meets_all(requests, run.goodput_targets)[ended]
             yield "good_pct", (100.0 * float(good.mean()), _luck_of_share(good, run.block[ended]))
@@ -124,22 +127,30 @@ def _luck_of_count(count: int) -> Luck:
     return Luck(spread=1.0 / math.sqrt(count))
 
 
-def _luck_of_share(good: Bools, block: Ints) -> Luck:
-    """The standard error of the log share; where all are good, as if half a request more were not."""
+def _luck_of_share(hits: Bools, block: Ints) -> Luck:
+    """The standard error of the log share of hits; where all or none are, as if half a request more were not."""
     blocks = len(np.unique(block))
     if blocks < _FEWEST_BLOCKS:
         return Luck(spread=None)
-    share = (float(good.sum()) + 0.5) / (len(good) + 1.0)
-    spread = math.sqrt(design_effect(~good, block) * (1.0 - share) / (share * len(good)))
+    share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
+    spread = math.sqrt(design_effect(~hits, block) * (1.0 - share) / (share * len(hits)))
     return Luck(spread=spread, degrees=blocks - 1.0)
 
 
 # --- The start --------------------------------------------------------------------------------------------------------
 
 
+def tells_compiles(run: Run, arm: str, trial: Trial) -> bool:
+    """Whether the trial's telemetry of the arm is there: one that compiles has events of its warm-up at least."""
+    account = run.account(arm)
+    if run.records.events is None or account.external:
+        return False
+    return not account.compiles or any(event.arm == arm and event.trial == trial.number for event in run.events)
+
+
 def _compiles(run: Run, arm: str, trial: Trial) -> dict[str, float | None]:
     """By replica at the start, over all replicas while serving."""
-    if run.records.events is None or run.account(arm).external:
+    if not tells_compiles(run, arm, trial):
         return {}
     own = [event for event in run.events if event.arm == arm and event.trial == trial.number]
     starts = max(1, len(run.account(arm).replica_names(trial)))
@@ -159,13 +170,10 @@ def _recompiling(events: list[CompileEvent]) -> float:
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
-# By whose word the peak is known, best first: a kind of sample of the machine and its column, or what replicas say.
-_SAMPLES = {
-    "device_peak_bytes": (("allocator", "peak_bytes"), ("process", "device_memory_bytes")),
-    "process_peak_bytes": (("process", "memory_bytes"),),
-}
+# By whose word the peak is known, best first: figures of samples of the machine, or what replicas say.
+_SAMPLES = {"device_peak_bytes": ("allocated", "device"), "process_peak_bytes": ("process",)}
 # An arm on a card has compile workers, as many as the host has processors, whose shared pages count for each of them.
-_ON_CARD = {"process_peak_bytes": (("allocator", "memory_bytes"),)}
+_ON_CARD = {"process_peak_bytes": ("engine",)}
 _ACCOUNTS = {"device_peak_bytes": "device_peak", "process_peak_bytes": "process_peak"}
 
 
@@ -174,9 +182,9 @@ def _memory(run: Run, arm: str, key: str) -> tuple[str, dict[int, float]]:
     best: tuple[str, dict[int, float]] = ("", {})
     samples = Samples(run.records.bed)
     on_card = any(devices_of(trial).get(arm, "").startswith("cuda") for trial in run.trials)
-    for kind, column in (_ON_CARD if on_card else {}).get(key, _SAMPLES[key]):
-        peaks = [(trial, _sampled(samples.of(kind, trial), arm, column)) for trial in run.trials]
-        best = _fuller(best, f"{kind} samples", peaks)
+    for figure in (MEMORY[name] for name in (_ON_CARD if on_card else {}).get(key, _SAMPLES[key])):
+        peaks = [(trial, _sampled(run, arm, trial, figure, samples.of(figure.kind, trial))) for trial in run.trials]
+        best = _fuller(best, f"{figure.kind} samples", peaks)
     return _fuller(best, "replicas", [(trial, _accounted(run, arm, trial, _ACCOUNTS[key])) for trial in run.trials])
 
 
@@ -187,10 +195,14 @@ def _fuller(
     return (source, known) if len(known) > len(best[1]) else best
 
 
-def _sampled(things: Iterable[Rows], arm: str, column: str) -> float | None:
-    levels = [rows.whole(column) for rows in things if rows.arm == arm]
-    peaks = [float(known.max()) for values in levels if (known := values[np.isfinite(values)]).size]
-    return sum(peaks) if peaks else None
+def _sampled(run: Run, arm: str, trial: Trial, figure: Figure, things: Iterable[Rows]) -> float | None:
+    """The sum over the replicas, during the traffic; None where one of them was not watched through it."""
+    own = {(rows.host, rows.name): peak_of(rows, figure, trial) for rows in things if rows.arm == arm}
+    known = [peak for peak in own.values() if peak is not None]
+    read = {name for (_, name), peak in own.items() if peak is not None}
+    if not known or len(known) < len(own) or not set(run.account(arm).replica_names(trial)) <= read:
+        return None
+    return sum(known)
 
 
 def _accounted(run: Run, arm: str, trial: Trial, key: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.releases.release import Release, ReleaseArm
-from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of
+from analysis.settings.release_limits import FIGURES, LARGEST_LOG, Figure, ReleaseLimits, bound_of, ratio_of
 from analysis.statistics.unpaired import Difference, level_of
 
 
@@ -65,7 +65,7 @@ def _point(release: Release, arm: ReleaseArm, figure: Figure, limits: ReleaseLim
     level = level_of(np.log(values), lucks, restart_spread=figure.luck * limits.restart_spread)
     point["value"] = math.exp(level.mean)
     low, high = Difference(effect=level.mean, part=level.part).limits(limits.alpha)
-    if low is not None and high is not None:
+    if low is not None and high is not None and max(-low, high) < LARGEST_LOG:
         point["low"], point["high"] = math.exp(low), math.exp(high)
     return point
 
@@ -73,5 +73,4 @@ def _point(release: Release, arm: ReleaseArm, figure: Figure, limits: ReleaseLim
 def _limit(figure: Figure, allowed: float, value: float) -> float:
     if figure.counted:
         return value + allowed
-    bound = bound_of(figure, allowed)
-    return value * math.exp(bound if figure.less_is_better else -bound)
+    return max(value, figure.least) * ratio_of(figure, bound_of(figure, allowed))

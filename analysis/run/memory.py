@@ -130,7 +130,7 @@ def _held(run: Run, arm: str, name: str, samples: Sequence[Rows]) -> HeldMemory 
             if item.trial == trial.number
             and (item.arm == arm if figure.kind != "device" else item.host == RUN_HOST and item.name == card)
         ]
-        known = [peak for item in own if (peak := _peak(item, figure, trial)) is not None]
+        known = [peak for item in own if (peak := peak_of(item, figure, trial)) is not None]
         if not known:
             continue
         peaks[trial.number] = max(known)
@@ -151,7 +151,7 @@ def _held(run: Run, arm: str, name: str, samples: Sequence[Rows]) -> HeldMemory 
     return HeldMemory(figure=name, peaks=peaks, growth=growth, slowing=_is_slowing(stretches))
 
 
-def _peak(item: Rows, figure: Figure, trial: Trial) -> float | None:
+def peak_of(item: Rows, figure: Figure, trial: Trial) -> float | None:
     """The most that was held during the traffic; None where the samples begin late or end early.
 
     A card that somebody else uses too says nothing of the arm.

@@ -30,6 +30,7 @@ class Figure:
     counted: bool = False  # a count of what happened, not an estimate
     traffic: bool = True  # it was measured under the traffic
     machine: Machine = "proportional"
+    least: float = 0.0  # what less is taken for where it is judged, since nothing has no logarithm
     luck: float = 1.0  # how many times more it differs between starts and days than a latency does
 
 
@@ -42,8 +43,16 @@ FIGURES: Final = (
     Figure(key="p99_itl_ms", label="p99 ITL", unit="ms", machine="unknown"),
     Figure(key="p50_e2e_ms", label="p50 E2E", unit="ms"),
     Figure(key="p99_e2e_ms", label="p99 E2E", unit="ms", limit=0.10, machine="unknown"),
-    Figure(key="good_pct", label="goodput", unit="pct", limit=0.05, less_is_better=False, machine="unknown"),
-    Figure(key="error_pct", label="errors", unit="pct", machine="unknown"),
+    Figure(
+        key="good_pct",
+        label="goodput",
+        unit="pct",
+        limit=0.05,
+        less_is_better=False,
+        machine="unknown",
+        least=0.05,
+    ),
+    Figure(key="error_pct", label="errors", unit="pct", machine="unknown", least=0.05),
     Figure(key="request_rate", label="requests", unit="rps", less_is_better=False, machine="unknown"),
     Figure(key="output_token_rate", label="output tokens", unit="rps", less_is_better=False, machine="unknown"),
     Figure(
@@ -63,8 +72,8 @@ FIGURES: Final = (
         counted=True,
         machine="none",
     ),
-    Figure(key="compile_s", label="compiling at start", unit="s", traffic=False, luck=5.0),
-    Figure(key="serving_compile_s", label="compiling while serving", unit="s", machine="unknown", luck=5.0),
+    Figure(key="compile_s", label="compiling at start", unit="s", traffic=False, least=0.01, luck=5.0),
+    Figure(key="serving_compile_s", label="compiling while serving", unit="s", machine="unknown", least=0.01, luck=5.0),
     Figure(key="startup_s", label="start-up", unit="s", limit=0.20, traffic=False, luck=5.0),
     Figure(key="device_peak_bytes", label="device memory, peak", unit="bytes", limit=0.10, machine="none"),
     Figure(key="process_peak_bytes", label="process memory, peak", unit="bytes", limit=0.10, machine="none"),
@@ -74,6 +83,7 @@ FIGURE_OF: Final[Mapping[str, Figure]] = {figure.key: figure for figure in FIGUR
 
 _SHARE = Range(0.0, 10.0)
 _COUNT = Range(0.0, 1e6)
+LARGEST_LOG: Final = 700.0  # of a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +94,7 @@ class ReleaseLimits:
     # Standard deviation of log latency over starts of one build, and over days; each counts as four of them.
     restart_spread: Annotated[float, Range(0.0, 1.0)] = 0.01
     day_spread: Annotated[float, Range(0.0, 1.0)] = 0.01
-    machine_drift: Annotated[float, Range(0.0, 1.0)] = 0.05  # of a reference, from which on the machines differ
+    machine_drift: Annotated[float, Range(0.0, 1.0)] = 0.05  # of a reference, from which on tails are open
     need_references: bool = True  # on other machines, no speed is judged without references of both
     limits: Mapping[str, float | None] = field(default_factory=dict)  # by figure, where it is not the default
 
@@ -132,12 +142,12 @@ def _limit(key: str, value: Any) -> float | None:
     return finite(f"compare.limits.{key}", value)
 
 
-def worsening(figure: Figure, baseline: float, candidate: float) -> float:
-    """The log ratio of the candidate to the baseline, positive where it is worse. Both are above 0."""
-    change = math.log(candidate / baseline)
-    return change if figure.less_is_better else -change
-
-
 def bound_of(figure: Figure, limit: float) -> float:
     """The worsening that the limit still accepts."""
     return math.log1p(limit) if figure.less_is_better else -math.log1p(-limit)
+
+
+def ratio_of(figure: Figure, effect: float) -> float:
+    """The ratio of the candidate to the baseline that a worsening means; inf where it is beyond any number."""
+    change = effect if figure.less_is_better else -effect
+    return math.exp(change) if change < LARGEST_LOG else math.inf

@@ -8,17 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.records.run_list import joins_runs
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary
 from loadtests.commands.command_line import CommandParser, add_slo, run_directory, several, words
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
-from loadtests.commands.joined_folder import join_runs, joins_runs
+from loadtests.commands.joined_folder import join_runs
 from loadtests.experiments.config_errors import as_config_error
 from servers import stdout
 from servers.complaint import fault
 from servers.fields import ConfigError
+from servers.security import check_named
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -43,7 +45,6 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--out",
-        default="",
         metavar="DIR",
         help="where the outcome of several runs goes (default: joined-… beside the first)",
     )
@@ -61,10 +62,13 @@ def main(options: argparse.Namespace) -> int:
     """Judges the run directory, or the runs as one; the exit code."""
     directories = [run_directory(text) for text in options.run_dirs]
     run_dir = directories[0]
+    check_named({"--out": options.out})
+    if "" in options.allow_different:
+        raise ConfigError("--allow-different holds an empty key: give settings with commas between, or leave it out")
     if len(directories) > 1 or joins_runs(run_dir):
         with as_config_error(RecordError):
             try:
-                run_dir = join_runs(directories, out=options.out, accepted=options.allow_different)
+                run_dir = join_runs(directories, out=options.out or "", accepted=options.allow_different)
             except OSError as error:
                 return complain(f"{error}: give a folder that can be written as --out", EXIT_BROKE)
     elif options.out or options.allow_different:

@@ -20,6 +20,7 @@ from loadtests.commands.exits import EXIT_USAGE, complain
 from loadtests.experiments.toml_limits import parse_toml, read_toml, table_of
 from servers import stdout
 from servers.fields import ConfigError
+from servers.security import check_named
 
 LIMITS_FILE = "compare.toml"
 
@@ -63,6 +64,10 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Compares the runs; the exit code."""
+    for name, path in (("BASELINE", options.baseline), ("CANDIDATE", options.candidate)):
+        if not path:
+            raise ConfigError(f"{name} is empty: give a run directory, or a record of one")
+    check_named({"--limits": options.limits, "--out": options.out})
     folder, given = Path(options.baseline), Path(options.candidate)
     if options.force and not options.accept:
         raise ConfigError("--force says what --accept does: add --accept, or leave both out")
@@ -78,11 +83,19 @@ def main(options: argparse.Namespace) -> int:
         document = compare_releases(history, candidate, arms=arms, limits=limits)
     except RecordError as error:
         return complain(str(error), EXIT_USAGE)
+    except OSError as error:
+        return complain(f"{error}: give runs that can be read, and with --accept a folder to write into", EXIT_USAGE)
     out = Path(options.out) if options.out else given if given.is_dir() else None
-    report = write_release_reports(document, out) if out is not None else None
+    try:
+        report = write_release_reports(document, out) if out is not None else None
+    except OSError as error:
+        return complain(f"{error}: give a folder that can be written as --out", EXIT_USAGE)
     kept = None
     if options.accept and (document["overall"] != FAIL or options.force):
-        kept = accept(candidate, folder)
+        try:
+            kept = accept(candidate, folder)
+        except OSError as error:
+            return complain(f"{error}: --accept needs a folder that can be written", EXIT_USAGE)
     return _show(document, report, kept, options)
 
 

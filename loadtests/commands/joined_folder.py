@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.records.joining import RunDocuments
-from analysis.records.run_list import RUN_LIST, RunList, listed_runs, write_run_list
+from analysis.records.joining import RunDocuments, check_known
+from analysis.records.run_list import RunList, joins_runs, listed_runs, write_run_list
 from analysis.records.run_records import check_runs
 from servers.fields import ConfigError
 
@@ -21,6 +21,7 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     """
     listed = listed_runs(directories, accepted)
     documents = check_runs(listed)
+    check_known(documents, accepted)
     if out:
         folder = Path(out)
     elif len(directories) == 1:
@@ -32,11 +33,6 @@ def join_runs(directories: Sequence[Path], *, out: str = "", accepted: Sequence[
     _check_free(folder, listed)
     write_run_list(folder, listed)
     return folder
-
-
-def joins_runs(directory: Path) -> bool:
-    """Whether the directory is a folder that joins runs."""
-    return (directory / RUN_LIST).exists()
 
 
 def _identity(documents: Sequence[RunDocuments]) -> str:

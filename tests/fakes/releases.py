@@ -71,4 +71,6 @@ def release(build: Build, *, day: int, seed: int, arm: str = "compiled", slower:
                 compile_doubts=build.compile_doubts,
             )
         },
+        seed=seed,
+        starts_ns=tuple(day * DAY_NS + trial * 3_600_000_000_001 for trial in range(build.trials)),
     )

@@ -1,5 +1,6 @@
 """A figure passes where it is surely within its limit, fails where it is surely worse, and is open in between."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from analysis.records.tables import RecordError
 from analysis.releases.comparison import arms_to_compare, compare_releases
 from analysis.releases.history import History
+from analysis.report.release import release_html
 from analysis.settings.release_limits import ReleaseLimits
 from tests.fakes.releases import LEVELS, Build, release
 
@@ -93,6 +95,15 @@ def test_open_gate_says_how_many_trials_would_do() -> None:
     assert len(needed) > 5
     assert min(needed) >= 3
     assert all(item["needed_trials"] is None for item in judged if item["verdict"] == "PASS")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_limits_beyond_any_number_are_none(seed: int) -> None:
+    scattered = replace(BUILD, trials=2, start_spread=2.0, day_spread=0.0)
+    document = compared(scattered, scattered, seed=seed, limits=ReleaseLimits(alpha=0.0001))
+    assert row(document, "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+    json.dumps(document, allow_nan=False)
+    assert release_html(document)
 
 
 # --- More is better, less is better -----------------------------------------------------------------------------------
@@ -207,6 +218,40 @@ def test_the_same_machine_needs_no_references() -> None:
     assert row(compared(known, known), "p50_tpot_ms")["verdict"] == "PASS"
 
 
+@pytest.mark.parametrize(("truth", "slower", "wrong"), [(1.015, 1.049, "FAIL"), (1.07, 1 / 1.049, "PASS")])
+def test_small_difference_of_the_machine_decides_nothing_either(truth, slower, wrong) -> None:
+    """A machine 4.9 % slower makes 6.4 % of 1.5 %, and one 4.9 % faster makes 2 % of 7 %; the limit is 5 %."""
+    build = replace(BUILD, trials=6, day_spread=0.005, start_spread=0.003, luck=0.003)
+    for seed in range(10):
+        judged = row(
+            compared(build, changed(build, p50_tpot_ms=truth), days=8, seed=seed, slower=slower), "p50_tpot_ms"
+        )
+        assert judged["verdict"] != wrong
+        assert "slower" in judged["doubt"] or "faster" in judged["doubt"] or judged["verdict"] == "INCONCLUSIVE"
+
+
+def test_noise_of_references_is_no_difference_of_the_machine() -> None:
+    assert row(compared(BUILD, BUILD, slower=1.008), "p50_tpot_ms")["corrected"] is None
+
+
+def test_card_that_only_one_run_measured_leaves_speed_open() -> None:
+    on_card = replace(BUILD, trials=10, day_spread=0.002, environment={})
+    hostly = replace(on_card, references={"python_ms": 10.0})
+    judged = row(compared(on_card, hostly), "p50_tpot_ms")
+    assert judged["verdict"] == "INCONCLUSIVE"
+    assert "equally fast" in judged["doubt"]
+    known = replace(on_card, environment={"machine": "0123456789ab"})
+    same = compared(known, replace(known, references={"python_ms": 10.0}))
+    assert row(same, "p50_tpot_ms")["verdict"] == "PASS"
+    assert "no references in both runs tell the speed of the card; the machine is the same" in " ".join(same["notes"])
+
+
+@pytest.mark.parametrize(("one", "two"), [(1e299, 1e-299), (1e-299, 1e299), (5.0, 1e300)])
+def test_reference_that_no_machine_can_have_is_none(one: float, two: float) -> None:
+    builds = [replace(BUILD, environment={}, references={"matmul_tflops": value}) for value in (one, two)]
+    assert row(compared(*builds), "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+
+
 # --- What is not to be believed ---------------------------------------------------------------------------------------
 
 
@@ -270,6 +315,19 @@ def test_no_errors_pass_a_limit_on_errors_and_first_errors_leave_it_open() -> No
     none, some = replace(BUILD, levels={}, counts={"error_pct": [0, 0]}), replace(BUILD, counts={"error_pct": [0, 1]})
     assert row(compared(none, none, limits=limits), "error_pct")["verdict"] == "PASS"
     assert row(compared(none, some, limits=limits), "error_pct")["verdict"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("key", ["error_pct", "serving_compile_s", "compile_s"])
+@pytest.mark.parametrize("trials", [2, 4, 6])
+def test_much_where_there_was_nothing_fails_a_limit(key: str, trials: int) -> None:
+    limits = ReleaseLimits(limits={key: 0.1})
+    none, much = (counting(**{key: [value] * trials}) for value in (0.0, 20.0))
+    judged = row(compared(none, much, limits=limits), key)
+    assert (judged["verdict"], judged["baseline"]) == ("FAIL", 0.0)
+    assert "that the baseline's nothing is taken for" in judged["reason"]
+    assert row(compared(much, none, limits=limits), key)["verdict"] == "PASS"
+    shown = row(compared(none, much), key)
+    assert (shown["verdict"], shown["ratio"], shown["baseline"]) == (None, None, 0.0)
 
 
 def test_speed_of_somebody_elses_server_is_open_though_the_load_came_from_one_machine() -> None:

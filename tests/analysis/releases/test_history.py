@@ -18,7 +18,7 @@ from analysis.releases.history import History, accept, before, by_time, read_his
 from analysis.releases.release import Release, read_release
 from analysis.report.release import release_html, release_junit, release_markdown, release_table
 from analysis.settings.release_limits import ReleaseLimits
-from tests.fakes.releases import Build, release
+from tests.fakes.releases import DAY_NS, Build, release
 
 ARMS = {"compiled": "compiled"}
 COMMITTED = Build(environment={"machine": "0123456789ab", "git_commit": "4b1f0c6e", "versions": {"torch": "2.11"}})
@@ -41,6 +41,8 @@ def test_record_holds_all_that_a_comparison_reads(tmp_path: Path) -> None:
         ({"schema": 9}, "it has schema 9; this tailgate reads 1: record the run again"),
         ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, "fast", None, None]]}}}}, "p99_e2e_ms is damaged"),
         ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [3.0]}}}}, "p99_e2e_ms is damaged"),
+        ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, 300.0, 0.1, 0]]}}}}, "p99_e2e_ms is damaged"),
+        ({"arms": {"compiled": {"figures": {"p99_e2e_ms": [[1, 300.0, 0.1, -3]]}}}}, "p99_e2e_ms is damaged"),
         ({"created_ns": 1e30}, "its time 1e.30 is none"),
         ({"created_ns": None}, "its time None is none"),
     ],
@@ -185,3 +187,32 @@ def test_file_that_is_no_record_in_a_folder_is_named(tmp_path: Path) -> None:
     assert len(read.releases) == 1
     assert len(read.unread) == 1
     assert "notes.json" in read.unread[0]
+
+
+def test_copy_of_a_run_under_another_name_is_the_same_run(tmp_path: Path) -> None:
+    one = release(Build(), day=1, seed=1)
+    copied = replace(one, run_id="copy")
+    part = replace(copied, starts_ns=one.starts_ns[1:], created_ns=one.created_ns + DAY_NS)
+    for other in (copied, part):
+        with pytest.raises(RecordError, match="run-1-1 and copy hold the same trial"):
+            compare_releases(history(one), other, arms=ARMS, limits=ReleaseLimits())
+    assert not before(history(one), copied).releases
+    for name, item in (("one", one), ("copy", copied)):
+        write_document(tmp_path / f"{name}.json", item.to_dict())
+    assert len(read_history(tmp_path).releases) == 1
+
+
+def test_record_from_before_starts_were_kept_is_told_by_its_name_and_second() -> None:
+    one = release(Build(), day=1, seed=1)
+    old = replace(one, seed=None, starts_ns=())
+    assert old.is_same_run(one)
+    assert not replace(old, run_id="other").is_same_run(one)
+
+
+def test_other_number_of_replicas_is_an_obstacle() -> None:
+    one, three = (
+        release(replace(COMMITTED, config={**COMMITTED.config, "replicas": count}), day=count, seed=1)
+        for count in (1, 3)
+    )
+    assert [item.text for item in obstacles(one, three, ARMS)] == ["compiled.replicas 1 → 3"]
+    assert obstacles(release(COMMITTED, day=0, seed=1), three, ARMS) == []

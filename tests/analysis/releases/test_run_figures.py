@@ -27,6 +27,12 @@ def bed(directory: Path, trial: int, rows: list[dict]) -> None:
             writer.append({"trial": trial, "host": "run", **row})
 
 
+def watched(row: dict, column: str, *levels: float | None, trial: int = 1) -> list[dict]:
+    """The row again and again through the traffic of a minute, with these levels of the column."""
+    step = 58 * SECOND // max(1, len(levels) - 1)
+    return [row | {"at_ns": start_of(trial) + SECOND + at * step, column: level} for at, level in enumerate(levels)]
+
+
 def test_every_trial_has_its_latencies_and_how_far_its_traffic_moved_them(tmp_path: Path) -> None:
     own = figures(write_run(tmp_path / "run", RUN)).values
     for key in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_e2e_ms", "p50_itl_ms"):
@@ -75,7 +81,7 @@ def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) ->
     assert told.sources["process_peak_bytes"] == "replicas"
     for trial in (1, 2):
         sample = {"kind": "process", "name": "naive-0", "arm": "naive"}
-        bed(directory, trial, [{**sample, "at_ns": at, "memory_bytes": 900 + at} for at in (1, 5, 3)])
+        bed(directory, trial, watched(sample, "memory_bytes", 901, 905, 903, trial=trial))
     sampled = figures(directory)
     assert sampled.values["process_peak_bytes"][2][0] == 905.0
     assert sampled.sources == {"process_peak_bytes": "process samples", "device_peak_bytes": "replicas"}
@@ -84,11 +90,12 @@ def test_memory_is_that_of_samples_where_every_trial_has_them(tmp_path: Path) ->
 def test_host_memory_of_an_arm_on_a_card_is_that_of_its_engine_alone(tmp_path: Path) -> None:
     """Compile workers share most of their pages, which the sum over a family counts once for each."""
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
-    family = {"kind": "process", "name": "naive-0", "arm": "naive", "at_ns": 1, "memory_bytes": 18_000}
-    bed(directory, 1, [family])
+    family = {"kind": "process", "name": "naive-0", "arm": "naive"}
+    whole = watched(family, "memory_bytes", 18_000, 18_000)
+    bed(directory, 1, whole)
     devices(directory, eager="cuda:0", naive="cuda:1")
     assert "process_peak_bytes" not in figures(directory).values
-    bed(directory, 1, [family, family | {"kind": "allocator", "memory_bytes": 900}])
+    bed(directory, 1, [*whole, *watched(family | {"kind": "allocator"}, "memory_bytes", 900, 900)])
     own = figures(directory)
     assert own.values["process_peak_bytes"][1][0] == 900.0
     assert own.sources["process_peak_bytes"] == "allocator samples"
@@ -97,19 +104,45 @@ def test_host_memory_of_an_arm_on_a_card_is_that_of_its_engine_alone(tmp_path: P
 def test_samples_of_one_trial_alone_do_not_mix_with_what_replicas_say(tmp_path: Path) -> None:
     arm = FakeArm(name="naive", memory_bytes={"process_peak": 600})
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, arm), trials=2, duration_s=60))
-    bed(directory, 1, [{"kind": "process", "name": "naive-0", "arm": "naive", "at_ns": 1, "memory_bytes": 900}])
+    bed(directory, 1, watched({"kind": "process", "name": "naive-0", "arm": "naive"}, "memory_bytes", 900, 900))
     own = figures(directory)
     assert [value for value, _ in own.values["process_peak_bytes"].values()] == [600.0, 600.0]
 
 
+ALLOCATOR = {"kind": "allocator", "arm": "naive"}
+
+
 def test_peaks_of_replicas_add_up(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
-    rows = [
-        {"kind": "allocator", "name": name, "arm": "naive", "at_ns": at, "peak_bytes": peak}
-        for name, at, peak in (("naive-0", 1, 100), ("naive-0", 2, 120), ("naive-1", 1, 80))
-    ]
-    bed(directory, 1, rows)
+    replicas(directory, "naive-0", "naive-1")
+    one = watched(ALLOCATOR | {"name": "naive-0"}, "peak_bytes", 100, 120)
+    bed(directory, 1, one + watched(ALLOCATOR | {"name": "naive-1"}, "peak_bytes", 80, 80))
     assert figures(directory).values["device_peak_bytes"][1][0] == 200.0
+
+
+@pytest.mark.parametrize("second", [[], [80], [None, None]])
+def test_replica_that_was_not_watched_through_the_traffic_leaves_no_sum(tmp_path: Path, second) -> None:
+    directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
+    replicas(directory, "naive-0", "naive-1")
+    other = watched(ALLOCATOR | {"name": "naive-1"}, "peak_bytes", *second)
+    bed(directory, 1, watched(ALLOCATOR | {"name": "naive-0"}, "peak_bytes", 100, 120) + other)
+    assert "device_peak_bytes" not in figures(directory).values
+
+
+def test_memory_from_before_the_traffic_is_not_its_peak(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
+    sample = {"kind": "process", "name": "naive-0", "arm": "naive"}
+    early = sample | {"at_ns": start_of(1) - SECOND, "memory_bytes": 2000}
+    bed(directory, 1, [early, *watched(sample, "memory_bytes", 900, 900)])
+    assert figures(directory).values["process_peak_bytes"][1][0] == 900.0
+
+
+def replicas(directory: Path, *names: str) -> None:
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    for arm in info["arms"]:
+        arm["replicas"] = [name for name in names if name.startswith(arm["name"])]
+    path.write_text(json.dumps(info))
 
 
 def devices(directory: Path, **of_arm: str) -> None:
@@ -137,6 +170,14 @@ def test_energy_of_a_card_of_its_own_is_shared_out_over_its_tokens(tmp_path: Pat
     assert "energy_per_token_j" not in figures(directory).values
 
 
+def test_energy_of_a_card_that_tells_its_power_alone_is_not_laid_beside_a_count(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", FakeRun(arms=(EAGER, NAIVE), duration_s=60))
+    moments = [start_of(1) + second * SECOND for second in range(-30, 90)]
+    bed(directory, 1, [{"kind": "device", "name": "cuda:1", "at_ns": at, "power_w": 50.0} for at in moments])
+    devices(directory, eager="cuda:0", naive="cuda:1")
+    assert "energy_per_token_j" not in figures(directory).values
+
+
 def test_luck_of_a_quantile_is_about_its_scatter_over_trials(tmp_path: Path) -> None:
     quiet = FakeRun(arms=(EAGER, FakeArm(name="naive")), trials=8, duration_s=300, drift=0.0, own_drift=0.0)
     trials = figures(write_run(tmp_path / "run", quiet)).values["p50_e2e_ms"]
@@ -146,3 +187,14 @@ def test_luck_of_a_quantile_is_about_its_scatter_over_trials(tmp_path: Path) -> 
     spreads = [luck.spread for _, luck in trials.values() if luck.spread is not None]
     assert len(spreads) == len(logs)
     assert 0.4 < sum(spreads) / len(spreads) / scatter < 2.5
+
+
+def test_share_of_errors_has_the_luck_of_its_requests(tmp_path: Path) -> None:
+    faulty = FakeRun(arms=(EAGER, FakeArm(name="naive", error_share=0.2)), duration_s=180)
+    directory = write_run(tmp_path / "run", faulty)
+    value, luck = figures(directory).values["error_pct"][1]
+    assert 10.0 < value < 30.0
+    assert luck.spread is not None
+    assert 0.01 < luck.spread < 0.3
+    none, unsure = figures(directory, "eager").values["error_pct"][1]
+    assert (none, unsure.spread is not None and unsure.spread > 1.0) == (0.0, True)

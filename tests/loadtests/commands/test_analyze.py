@@ -86,6 +86,24 @@ def test_what_differs_is_refused_and_can_be_accepted_by_its_key(runs, tmp_path, 
     assert outcome(capsys, folder)["runs"] == 4, "what was accepted is kept with the runs"
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("", "--allow-different holds an empty key"),
+        (",", "--allow-different holds an empty key"),
+        ("gates.margin,", "--allow-different holds an empty key"),
+        ("gates.magrin", 'no run has a setting "gates.magrin"'),
+    ],
+)
+def test_key_that_no_run_has_is_refused_and_the_joined_folder_stays(keys, expected, runs, tmp_path, capsys):
+    folder = tmp_path / "case"
+    outcome(capsys, *runs[:2], "--out", folder)
+    listed = (folder / "runs.json").read_text()
+    assert expected in refusal(capsys, folder, runs[2], "--out", folder, "--allow-different", keys)
+    assert (folder / "runs.json").read_text() == listed
+    assert "--out is empty" in refusal(capsys, *runs, "--out", "")
+
+
 def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, capsys):
     assert "lies in the run run-1" in refusal(capsys, *runs, "--out", runs[1] / "joined")
     assert "lies in the run run-1" in refusal(capsys, *runs[:2], "--out", runs[1])

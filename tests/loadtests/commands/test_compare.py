@@ -1,12 +1,14 @@
 """`tailgate compare`: two runs, or a folder of earlier ones and a run, from the records to exit code and reports."""
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from analysis.records.run_list import RunList, write_run_list
 from loadtests.commands.main import main
 from tests.fakes.beds import referenced
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
@@ -210,9 +212,50 @@ def test_limits_that_cannot_be_used_are_refused(text, expected, tmp_path: Path, 
         (["{run}", "{run}", "--accept"], "give a folder of baselines"),
         (["{empty}", "{run}", "--force"], "add --accept"),
         (["{run}", "{run}", "--limits", "none.toml"], "none.toml: cannot be read"),
+        (["{run}", "{run}", "--limits", ""], "--limits is empty"),
+        (["{run}", "{run}", "--out", ""], "--out is empty"),
+        (["", "{run}"], "BASELINE is empty"),
+        (["{run}", ""], "CANDIDATE is empty"),
+        (["{run}", "{run}", "--arm", "eager="], '--arm "eager=" lacks a name'),
+        (["{run}", "{run}", "--arm", "=eager"], '--arm "=eager" lacks a name'),
+        (["{run}", "{run}", "--arm", ""], '--arm "" lacks a name'),
+        (["/dev/null", "{run}"], "/dev/null is no run directory and no record"),
+        (["{run}", "/dev/null"], "/dev/null is no run directory and no record"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments, expected, tmp_path: Path, baseline: Path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     given = [word.format(run=baseline, empty=tmp_path / "empty") for word in arguments]
     assert expected in refusal(capsys, *given)
+
+
+@pytest.mark.parametrize("place", ["{run}/experiment.toml", "{run}/experiment.toml/within", "/proc/reports"])
+def test_reports_that_cannot_be_written_are_said_in_a_line(place, tmp_path: Path, baseline: Path, capsys) -> None:
+    later = write_run(tmp_path / "this-week", LATER)
+    experiment = (baseline / "experiment.toml").read_text()
+    said = refusal(capsys, baseline, later, "--out", place.format(run=baseline))
+    assert "give a folder that can be written as --out" in said
+    assert (baseline / "experiment.toml").read_text() == experiment
+
+
+def test_record_that_cannot_be_kept_is_said_in_a_line(tmp_path: Path, baseline: Path, capsys) -> None:
+    later = write_run(tmp_path / "this-week", LATER)
+    (tmp_path / "baselines" / "this-week.json").mkdir(parents=True)
+    assert "write" in refusal(capsys, tmp_path / "baselines", later, "--accept")
+
+
+@pytest.mark.parametrize("accept", [[], ["--accept"]])
+def test_folder_that_joins_runs_is_neither_baseline_nor_candidate(
+    accept, tmp_path: Path, baseline: Path, capsys
+) -> None:
+    joined = tmp_path / "joined"
+    write_run_list(joined, RunList(directories=(baseline, write_run(tmp_path / "more", LATER))))
+    before = sorted(joined.iterdir())
+    assert f"{joined} joins runs" in refusal(capsys, joined, baseline, *accept)
+    assert f"{joined} joins runs" in refusal(capsys, tmp_path / "folder", joined, *accept)
+    assert sorted(joined.iterdir()) == before
+
+
+def test_renamed_copy_of_the_baseline_is_no_candidate(tmp_path: Path, baseline: Path, capsys) -> None:
+    copied = Path(shutil.copytree(baseline, tmp_path / "copy"))
+    assert "last-week and copy hold the same trial" in refusal(capsys, baseline, copied)
