@@ -79,7 +79,7 @@ class BedWatch:
         if ended is not None and not self._ended:
             self._ended = True
             self._state_gap(f"the watcher ended with {describe_exit(ended)}: {self._child.log_tail(2)}", at_ns=now_ns())
-            self._trial.write_facts()
+            self._trial.keep_facts()
 
     def stop(self) -> None:
         """bed.arrow is complete and nothing is watched any more. A second call does nothing."""
@@ -142,7 +142,7 @@ class BedWatch:
             for look in self._bed["before"]:
                 if text := not_idle(look, self._bed["devices"].get(look["device"], {})):
                     self._trial.status.note(text)
-            self._trial.write_facts()
+            self._trial.keep_facts()
 
     def _devices_of_arms(self) -> dict[str, str]:
         """The device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0."""

@@ -207,7 +207,7 @@ class Pressure:
         for row in neighbour.rows:
             row |= {"end_ns": at_ns, "error": why}
         neighbour.asked, neighbour.rows = [], []
-        self._trial.write_facts()
+        self._trial.keep_facts()
 
     def _answered(self, neighbour: _Neighbour, phase: PressurePhase | None, answer: Row) -> None:
         """The rows of what ended have their end, and what is on now has rows."""
@@ -222,7 +222,7 @@ class Pressure:
         for row in neighbour.rows:
             if row["error"]:
                 self._trial.status.note(f"the pressure on {neighbour.device} is not what was asked: {row['error']}")
-        self._trial.write_facts()
+        self._trial.keep_facts()
 
     @property
     def _facts(self) -> list[Row]:
@@ -230,20 +230,20 @@ class Pressure:
         return self._trial.facts.pressure
 
     def _begin_limits(self, phase: PressurePhase) -> None:
-        at_ns = now_ns()
-        limits: Sequence[CpuLimit | None]
-        error = None
+        limits: Sequence[CpuLimit | None] = [None] * len(self._replicas)
+        error = "it had ended"
         try:
             limits = limit_all(list(self._replicas.values()), phase.cpus)
         except OSError as failed:
-            limits, error = [None] * len(self._replicas), f"no process could be limited: {failed}"
+            error = f"no process could be limited: {failed}"
             self._trial.status.note(error)
+        at_ns = now_ns()
         for name, limit in zip(self._replicas, limits, strict=True):
-            row = {"kind": "cpus", "replica": name, **_span(phase, at_ns), "cpus": phase.cpus, "error": error}
-            row |= limit.facts() if limit is not None else {}
+            row = {"kind": "cpus", "replica": name, **_span(phase, at_ns), "cpus": phase.cpus}
+            row |= {"error": error} if limit is None else {"error": None, **limit.facts()}
             self._facts.append(row)
             self._limits.append((limit, row))
-        self._trial.write_facts()
+        self._trial.keep_facts()
 
     def _end_limits(self) -> None:
         for limit, row in self._limits:
@@ -270,8 +270,7 @@ class Pressure:
         for server in self._servers.values():
             server.stop(0.0 if hurry else 5.0)
         self._neighbours, self._servers, self._waiting = [], {}, []
-        with suppress(OSError):
-            self._trial.write_facts()
+        self._trial.keep_facts()
 
     def kill(self) -> None:
         """Every process is gone at once. Safe in a signal handler."""

@@ -80,7 +80,7 @@ class References:
                 process.child.kill()
             self._running = []
             status.detail = ""
-            self._trial.write_facts()
+            self._trial.keep_facts()
 
     def kill(self) -> None:
         """Every process was sent SIGKILL. Safe in a signal handler."""

@@ -185,3 +185,21 @@ def test_an_idle_device_is_not_worth_a_note() -> None:
 def test_a_device_that_is_not_idle_is_named_with_what_is_on_it(changes: dict[str, Any], expected: str) -> None:
     look = {"device": "cuda:0", "processes": [], "memory_bytes": 0, "utilisation_pct": 0, "sm_mhz": 345}
     assert expected in not_idle({**look, **changes}, H200)
+
+
+def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = trial(tmp_path / "trial-01", "cpu", "cpu")
+    watch = BedWatch(context)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFacts, "write", full)
+    poll_until(watch, context, "machines")
+    watch.kill()
+    assert len(poll_until(watch, context, "gaps")) == 1
+    watch.stop()
+    assert context.facts.bed is not None
+    assert "the watcher ended" in context.facts.bed["gaps"][0]["why"]

@@ -215,3 +215,34 @@ def test_processors_of_every_replica_are_limited_alike_and_given_back(pressed: S
     finally:
         for child in replicas:
             child.kill()
+
+
+def test_a_replica_that_has_ended_is_a_row_with_the_reason_and_the_others_are_limited(
+    pressed: Start, tmp_path: Path
+) -> None:
+    living = Child("arm-1", [sys.executable, "-c", "import time; time.sleep(60)"], log_path=tmp_path / "1.log")
+    try:
+        pressure, context = pressed({"start_s": 10, "cpus": 1.0})
+        pressure.start({"arm-0": 2**22 + 1, "arm-1": living.pid})
+        at(context, 10.1)
+        until(pressure, lambda: len(context.facts.pressure or []) == 2)
+        assert [(row["replica"], row["error"]) for row in rows(context)] == [("arm-0", "it had ended"), ("arm-1", None)]
+        pressure.stop(hurry=False)
+    finally:
+        living.kill()
+
+
+def test_on_a_full_disk_every_process_is_gone_all_the_same(pressed: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    pressure, context = pressed({"end_s": 20, "memory_share": 0.3})
+    pressure.start({})
+    children = [neighbour.child for neighbour in pressure._neighbours]
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFacts, "write", full)
+    at(context, 20.1)
+    until(pressure, lambda: all(row["end_ns"] for row in context.facts.pressure or []))
+    pressure.stop(hurry=False)
+    assert pressure.process_ids == {}
+    assert all(child.poll() is not None for child in children)
