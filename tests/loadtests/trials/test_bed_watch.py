@@ -96,6 +96,34 @@ def test_an_arm_that_takes_the_first_gpu_by_itself_is_on_it(tmp_path: Path, driv
     assert context.facts.bed["arms"] == {"arm0": "cuda:0", "arm1": "cpu"}
 
 
+def test_an_arm_whose_replicas_say_that_they_are_on_the_processor_is_there(tmp_path: Path, driver: None) -> None:
+    context = trial(tmp_path / "trial-01", "auto", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    context.facts.startup = {"arm0": {"device": "cpu"}, "arm1": {"device": "NVIDIA H200"}}
+    watch.place_arms()
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["arms"] == {"arm0": "cpu", "arm1": "cuda:1"}
+
+
+def test_a_look_that_came_too_late_is_none_from_before(
+    tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
+    context = trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    poll_until(watch, context, "machines")
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["before"] == []
+    why = "the driver took over 0 s to show the devices"
+    (late,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "before"]
+    assert late == {"host": "run", "name": "devices", "what": "before", "why": why}
+    assert context.status.notes == [f"what ran on the devices before the trial is not known: {why}"]
+
+
 def test_a_watcher_that_dies_is_a_note_and_a_stated_gap(tmp_path: Path) -> None:
     context = trial(tmp_path / "trial-01", "cpu", "cpu")
     watch = BedWatch(context)
