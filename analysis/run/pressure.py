@@ -78,7 +78,9 @@ def _fault(kind: str, row: Row) -> str:
         return str(row["error"])
     if kind == "compute":
         share, had = number(row.get("share")) or 0.0, number(row.get("had_share"))
-        if had is not None and had < _LEAST_HAD * share:
+        if had is None:
+            return "how much of the time products took is not known"
+        if had < _LEAST_HAD * share:
             return f"products took {100.0 * had:.2g} % of the time, not {100.0 * share:g} %"
     if kind == "tenant":
         start_ns, end_ns = number(row.get("start_ns")), number(row.get("end_ns"))

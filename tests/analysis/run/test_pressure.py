@@ -73,6 +73,11 @@ BOTH = ("cuda:0", "cuda:1")
             ["compute on cuda:1: products took 10 % of the time, not 50 %"],
         ),
         (
+            {"compute_share": 0.5},
+            [row("compute", share=0.5, had_share=0.49), row("compute", "cuda:1", share=0.5)],
+            ["compute on cuda:1: how much of the time products took is not known"],
+        ),
+        (
             {"tenant_rps": 2},
             [row("tenant", requests_per_s=2.0, answered=19), row("tenant", "cuda:1", requests_per_s=2.0, answered=4)],
             ["tenant on cuda:1: 4 of some 20 requests were answered"],
