@@ -103,6 +103,14 @@ def test_host_and_processes_are_sampled_until_the_run_ends(tmp_path: Path, by: s
     assert all(row["memory_bytes"] > 0 and row["threads"] > 0 for row in processes)
 
 
+def test_a_watcher_that_never_rests_hears_that_the_run_has_ended(tmp_path: Path) -> None:
+    watcher = Watcher(tmp_path, "--sample-s", "0.000001")
+    watcher.name("eager-0", os.getpid(), "eager")
+    watcher.wait_for("process")
+    watcher.stdin.close()
+    assert watcher.process.wait(20) == 0
+
+
 def test_a_name_that_is_taken_back_has_no_more_rows(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, "--sample-s", "0.05")
     watcher.name("load", os.getpid())
