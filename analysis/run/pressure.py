@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of
+from analysis.run.placement import devices_in
 
 _WEIGHTS = {"memory_share": "memory", "compute_share": "compute", "tenant_rps": "tenant", "cpus": "cpus"}
 _LEAST_HAD = 0.5  # of a share of the time that was asked for
@@ -57,7 +58,7 @@ def _faults(phases: Sequence[Row], info: Row) -> Iterator[str]:
     had = rows_of(info.get("pressure"))
     names = [arm.get("replicas") for arm in rows_of(info.get("arms"))]
     replicas = sum(len(each) for each in names if isinstance(each, list))
-    devices = len({str(device) for device in mapping(info.get("devices")).values()})
+    devices = len(set(devices_in(info).values()))
     for phase in phases:
         start_s = number(phase.get("start_s")) or 0.0
         for key, kind in _WEIGHTS.items():

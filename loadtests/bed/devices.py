@@ -85,6 +85,12 @@ def index_of(device: str) -> int | None:
     return int(index or 0) if kind == "cuda" and (not index or index.isdecimal()) else None
 
 
+def device_name(device: str) -> str:
+    """The device as records name it: `cuda` is cuda:0. `auto` stays, as only a process on it knows what it finds."""
+    index = index_of(device)
+    return device if index is None else f"cuda:{index}"
+
+
 class Devices:
     """The devices called `names` (cuda:N), read together. Foreign are processes that do not descend from the run's own.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.records.documents import write_json
+from loadtests.bed.devices import device_name
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.pressure import PressurePhase
 from loadtests.trials.channels import arm_channel, is_serving
@@ -93,7 +94,7 @@ class Pressure:
             return
         self._replicas, self._trial.facts.pressure = replicas, []
         self._trial.status.phase, self._trial.status.detail = "starting the pressure", ""
-        arms = {arm.config.model.device: arm for arm in self._trial.experiment.own_arms}
+        arms = {device_name(arm.config.model.device): arm for arm in self._trial.experiment.own_arms}
         if any(phase.has_neighbour for phase in self._waiting):
             has_tenant = any(phase.tenant_rps for phase in self._waiting)
             targets = {device: self._start_tenant(device, arm) for device, arm in arms.items() if has_tenant}

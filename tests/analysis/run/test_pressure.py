@@ -103,6 +103,11 @@ def test_a_device_without_its_pressure_is_named(
     assert faults(phases, [trial(*rows)]) == [f"trial 3: {fault}" for fault in expected]
 
 
+def test_two_names_of_one_card_are_one_device() -> None:
+    info = trial(row("memory", error=None)) | {"devices": {"a": "cuda", "b": "cuda:0"}}
+    assert faults(phases_of({"pressure": {"memory_share": 0.3}}), [info]) == []
+
+
 def test_a_trial_that_was_cut_off_lacks_nothing_of_its_pressure() -> None:
     assert faults(phases_of({"pressure": WHOLE}), [trial(complete=False)]) == []
 

@@ -26,7 +26,7 @@ Start = Callable[..., tuple[Pressure, TrialContext]]
 
 
 @pytest.fixture
-def pressed(tmp_path: Path) -> Iterator[Start]:
+def pressed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Makes a Pressure over arms on two cards, and ends all its processes."""
     made: list[Pressure] = []
 
@@ -35,8 +35,8 @@ def pressed(tmp_path: Path) -> Iterator[Start]:
             "name": "small",
             "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
             "arms": [
-                {"name": f"arm-{index}", "preset": "eager", "control": not index, "model": {"device": f"cuda:{index}"}}
-                for index in (0, 1)
+                {"name": f"arm-{index}", "preset": "eager", "control": not index, "model": {"device": device}}
+                for index, device in enumerate(getattr(request, "param", ("cuda:0", "cuda:1")))
             ],
             "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
             "trials": {"ready_timeout_s": 20, "swap_devices": False},
@@ -118,6 +118,13 @@ def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_unt
     assert {row["had_share"] for row in kept if row["kind"] == "compute"} == {0.25}
     assert all(row["start_ns"] <= started_ns and ending_ns <= row["end_ns"] and row["error"] is None for row in kept)
     assert pressure.process_ids == {}
+
+
+@pytest.mark.parametrize("pressed", [("cuda", "cuda:0")], indirect=True)
+def test_two_names_of_one_card_have_one_neighbour(pressed: Start) -> None:
+    pressure, _ = pressed({"memory_share": 0.3})
+    pressure.start({})
+    assert list(pressure.process_ids) == ["neighbour cuda:0"]
 
 
 def test_phases_come_and_go_by_the_clock_of_the_traffic(pressed: Start) -> None:

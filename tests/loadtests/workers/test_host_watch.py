@@ -29,6 +29,7 @@ def wait_for_rows(path: Path) -> list[dict[str, Any]]:
 def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> None:
     watch = HostWatch(tmp_path / "bed-2.arrow", trial=4, host="worker-2", sample_s=0.05)
     wait_for_rows(tmp_path / "bed-2.arrow")
+    assert os.getpgid(watch._process.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
     facts = watch.stop()
     assert list(facts["machines"]) == ["worker-2"]
     assert facts["gaps"] == []
