@@ -18,7 +18,7 @@ def devices_of(trial: Trial) -> dict[str, str]:
 
 
 def devices_in(info: Mapping[str, Any]) -> dict[str, str]:
-    """The device of each arm that tailgate started, by trial.json. `auto` and `cuda` are the first card, or the processor.
+    """The device of each arm of ours, by trial.json: `auto` and `cuda` are the first card, or the processor.
 
     The watcher has resolved them where there was one; a replica that says that it ran on the processor knows better.
     """
