@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from analysis.records.plain_values import mapping, rows_of
 from analysis.records.schemas import RUN_HOST
 from analysis.run.trials import Trial
@@ -10,11 +13,16 @@ _FIRST = "cuda:0"
 
 
 def devices_of(trial: Trial) -> dict[str, str]:
-    """The device of each arm that tailgate started. `auto` and `cuda` are the first card, or the processor.
+    """The device of each arm that tailgate started, as `devices_in` finds it."""
+    return devices_in(trial.info)
+
+
+def devices_in(info: Mapping[str, Any]) -> dict[str, str]:
+    """The device of each arm of ours, by trial.json: `auto` and `cuda` are the first card, or the processor.
 
     The watcher has resolved them where there was one; a replica that says that it ran on the processor knows better.
     """
-    bed = mapping(trial.info.get("bed"))
+    bed = mapping(info.get("bed"))
     cards = [
         str(name)
         for name, row in mapping(bed.get("devices")).items()
@@ -22,9 +30,9 @@ def devices_of(trial: Trial) -> dict[str, str]:
     ]
     first = _FIRST if _FIRST in cards else next(iter(cards), None)
     devices = {}
-    for arm, given in {**mapping(trial.info.get("devices")), **mapping(bed.get("arms"))}.items():
+    for arm, given in {**mapping(info.get("devices")), **mapping(bed.get("arms"))}.items():
         name = str(given)
-        product = mapping(mapping(trial.info.get("startup")).get(arm)).get("device")
+        product = mapping(mapping(info.get("startup")).get(arm)).get("device")
         if product == "cpu":
             name = "cpu"
         elif name in ("auto", "cuda"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of
+from analysis.run.placement import devices_in
 
 _WEIGHTS = {"memory_share": "memory", "compute_share": "compute", "tenant_rps": "tenant", "cpus": "cpus"}
 _LEAST_HAD = 0.5  # of a share of the time that was asked for
@@ -57,7 +58,7 @@ def _faults(phases: Sequence[Row], info: Row) -> Iterator[str]:
     had = rows_of(info.get("pressure"))
     names = [arm.get("replicas") for arm in rows_of(info.get("arms"))]
     replicas = sum(len(each) for each in names if isinstance(each, list))
-    devices = len({str(device) for device in mapping(info.get("devices")).values()})
+    devices = len(set(devices_in(info).values()))
     for phase in phases:
         start_s = number(phase.get("start_s")) or 0.0
         for key, kind in _WEIGHTS.items():
@@ -78,7 +79,9 @@ def _fault(kind: str, row: Row) -> str:
         return str(row["error"])
     if kind == "compute":
         share, had = number(row.get("share")) or 0.0, number(row.get("had_share"))
-        if had is not None and had < _LEAST_HAD * share:
+        if had is None:
+            return "how much of the time products took is not known"
+        if had < _LEAST_HAD * share:
             return f"products took {100.0 * had:.2g} % of the time, not {100.0 * share:g} %"
     if kind == "tenant":
         start_ns, end_ns = number(row.get("start_ns")), number(row.get("end_ns"))

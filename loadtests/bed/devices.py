@@ -85,6 +85,12 @@ def index_of(device: str) -> int | None:
     return int(index or 0) if kind == "cuda" and (not index or index.isdecimal()) else None
 
 
+def device_name(device: str) -> str:
+    """The device as records name it: `cuda` is cuda:0. `auto` stays, as only a process on it knows what it finds."""
+    index = index_of(device)
+    return device if index is None else f"cuda:{index}"
+
+
 class Devices:
     """The devices called `names` (cuda:N), read together. Foreign are processes that do not descend from the run's own.
 
@@ -123,13 +129,18 @@ class Devices:
         looks = []
         for name, card in self._cards.items():
             row, listed = self._read(name, card)
-            foreign = self._foreign(name, listed, row.get("memory_bytes"), twice=False)
+            foreign = self._foreign(name, listed, row.get("memory_bytes"))
             processes = None
             if foreign is not None:
                 processes = [{"pid": pid, "name": self._name_of(pid), "memory_bytes": foreign[pid]} for pid in foreign]
             now = {key: row.get(key) for key in ("memory_bytes", "utilisation_pct", "sm_mhz")}
             looks.append({"host": self._readings.host, "device": name, "at_ns": at_ns, "processes": processes, **now})
         return looks
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the last look showed a process that cannot be looked up. It counts if it is listed once more."""
+        return any(self._unresolved.values())
 
     def hurry(self) -> None:
         """The next sample has every column."""
@@ -147,7 +158,7 @@ class Devices:
                     row |= self._readings.of(name, card.costly)
             for pid, size in (listed or {}).items():
                 held[pid] = _total((held.get(pid, 0), size))
-            foreign = self._foreign(name, listed, row.get("memory_bytes"), twice=True)
+            foreign = self._foreign(name, listed, row.get("memory_bytes"))
             if foreign is not None:
                 row |= {"foreign_processes": len(foreign), "foreign_memory_bytes": _total(foreign.values())}
             rows.append({"kind": "device", "name": name, **row})
@@ -159,11 +170,11 @@ class Devices:
         return self._readings.of(name, card.probes), listing.get("foreign_processes")
 
     def _foreign(
-        self, name: str, listed: Mapping[int, int | None] | None, used_bytes: int | None, *, twice: bool
+        self, name: str, listed: Mapping[int, int | None] | None, used_bytes: int | None
     ) -> dict[int, int | None] | None:
         """The listed processes that are of others, with their memory; None where the list cannot show that.
 
-        One whose ancestors cannot be read may just have ended: with `twice` it counts once it is listed again.
+        One whose ancestors cannot be read may just have ended: it counts once it is listed again.
         """
         if listed is None:
             return None
@@ -177,7 +188,7 @@ class Devices:
             self._readings.unreadable(name, "foreign_processes", _NOTHING_LISTED)
             return None
         unresolved = {pid for pid, own in owners.items() if own is None}
-        known = unresolved & self._unresolved.get(name, set()) if twice else unresolved
+        known = unresolved & self._unresolved.get(name, set())
         self._unresolved[name] = unresolved
         return foreign | {pid: listed[pid] for pid in known}
 

@@ -52,7 +52,8 @@ def main() -> int:
     names, cards = find_cards(options.devices, readings)
     devices = Devices(names, cards, readings=readings, processes=processes)
     before = devices.before(now_ns())
-    if any(not look["processes"] and (look["utilisation_pct"] or 0) >= _BUSY_PCT for look in before):
+    is_busy = any(not look["processes"] and (look["utilisation_pct"] or 0) >= _BUSY_PCT for look in before)
+    if is_busy or devices.is_unsure:
         time.sleep(_SETTLE_S)  # what has just ended there still shows
         before = devices.before(now_ns())
     machine = {"machine": machine_identity(gpu_uuids()), **host.facts()}
@@ -116,14 +117,18 @@ def _amd() -> Library:
 def _ticks(every_s: float, stopping: int, processes: Processes) -> Iterator[bool]:
     """Yields False once every `every_s` until stdin closes or `stopping` can be read, and then True.
 
-    In between, `processes` learns the names that come on stdin. A tick that was missed is left out.
+    In between, and once a tick at least, `processes` learns the names that come on stdin. A tick that was missed is
+    left out.
     """
     began_s = time.monotonic()
     tick, rest = 0, b""
     while True:
         yield False
         tick = max(tick + 1, int((time.monotonic() - began_s) / every_s) + 1)
-        while (left_s := began_s + tick * every_s - time.monotonic()) > 0:
+        due_s = began_s + tick * every_s
+        looked = False
+        while (left_s := max(0.0, due_s - time.monotonic())) or not looked:
+            looked = True
             ready, _, _ = select.select([sys.stdin, stopping], [], [], left_s)
             if stopping in ready:
                 yield True

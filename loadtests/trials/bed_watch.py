@@ -33,7 +33,7 @@ class BedWatch:
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
         self._child: Child | None = None
-        self._ended = self._stopped = False
+        self._ended = self._stopped = self._looked_late = False
         self._table = trial.folder / "bed.arrow"
         bed = trial.experiment.bed
         if not bed.sample_s:
@@ -58,6 +58,17 @@ class BedWatch:
             if self._bed["machines"]:
                 return
             self.poll()
+        if self._child is not None and not self._ended:
+            self._looked_late = True
+            why = f"the driver took over {_FIRST_LOOK_S:g} s to show the devices"
+            self._bed["unreadable"].append({"host": "run", "name": "devices", "what": "before", "why": why})
+            self._trial.status.note(f"what ran on the devices before the trial is not known: {why}")
+            self._trial.keep_facts()
+
+    def place_arms(self) -> None:
+        """The facts have each arm on the device that its replicas report, once they have."""
+        if self._child is not None and self._bed["machines"]:
+            self._bed["arms"] = self._devices_of_arms()
 
     def name(self, name: str, pid: int, *, arm: str | None = None) -> None:
         """The process and its descendants are sampled under `name`; an arm's replica with its arm."""
@@ -79,7 +90,7 @@ class BedWatch:
         if ended is not None and not self._ended:
             self._ended = True
             self._state_gap(f"the watcher ended with {describe_exit(ended)}: {self._child.log_tail(2)}", at_ns=now_ns())
-            self._trial.write_facts()
+            self._trial.keep_facts()
 
     def stop(self) -> None:
         """bed.arrow is complete and nothing is watched any more. A second call does nothing."""
@@ -138,17 +149,23 @@ class BedWatch:
             self._bed["watcher"] = message["watcher"]
         elif "bed" in message:
             self._bed.update(message["bed"])
-            self._bed["arms"] = self._devices_of_arms()
+            if self._looked_late:  # by now the run's own processes are on the devices
+                self._bed["before"] = []
+            self.place_arms()
             for look in self._bed["before"]:
                 if text := not_idle(look, self._bed["devices"].get(look["device"], {})):
                     self._trial.status.note(text)
-            self._trial.write_facts()
+            self._trial.keep_facts()
 
     def _devices_of_arms(self) -> dict[str, str]:
-        """The device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0."""
+        """The device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0.
+
+        A build of torch without CUDA does not find the GPU that the driver shows: its replica says that it is on cpu.
+        """
         names = {}
         for arm in self._trial.experiment.own_arms:
-            given = arm.config.model.device
+            reported = self._trial.facts.startup.get(arm.name, {}).get("device")
+            given = "cpu" if reported == "cpu" else arm.config.model.device
             index = 0 if given == "auto" and self._bed["devices"] else index_of(given)
             names[arm.name] = "cpu" if index is None else f"cuda:{index}"
         return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,3 +35,11 @@ class TrialContext:
     def write_facts(self) -> None:
         """trial.json is as the facts are now."""
         self.facts.write(self.folder)
+
+    def keep_facts(self) -> None:
+        """trial.json is as the facts are now, where the disk takes it. The facts stay for whoever writes them next.
+
+        For what must go on all the same: a full disk must not leave a process running that a trial would have ended.
+        """
+        with suppress(OSError):
+            self.write_facts()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,30 +38,47 @@ class CpuLimit:
                 self._group.rmdir()
             return
         before = set().union(*self._threads.values())
-        for thread in _threads_of(self._pid):
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(thread, self._threads.get(thread, before))
+        with contextlib.suppress(OSError):
+            for thread in _threads_of(self._pid):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(thread, self._threads.get(thread, before))
 
     def facts(self) -> dict[str, Any]:
         """As trial.json keeps it."""
         return {"method": self.method} | ({"processors": list(self.processors)} if self.processors else {})
 
 
-def limit_all(pids: Sequence[int], cpus: float, *, groups: Path = _GROUPS, proc: Path = _PROC) -> list[CpuLimit]:
+def limit_all(pids: Sequence[int], cpus: float, *, groups: Path = _GROUPS, proc: Path = _PROC) -> list[CpuLimit | None]:
     """Each process of `pids`, with its descendants, may use `cpus` processors, all by the same method.
 
-    Bound processes get processors of their own where there are enough of them, and otherwise all the same ones: none
-    gets more than another. A fraction of a processor rounds up. Raises OSError where neither is allowed.
+    None stands at the place of a process that has ended. Bound processes get processors of their own where there are
+    enough of them, and otherwise all the same ones: none gets more than another. A fraction of a processor rounds up.
+    Raises OSError where neither is allowed; then none is limited.
     """
-    limits: list[CpuLimit] = []
+    processors = _processors(len(pids), math.ceil(cpus))
+    try:
+        return _each(pids, lambda pid: _grouped(pid, cpus, groups, proc))
+    except OSError:
+        return _each(pids, lambda pid: _bound(pid, processors[pids.index(pid)]))
+
+
+def _each(pids: Sequence[int], limited: Callable[[int], CpuLimit]) -> list[CpuLimit | None]:
+    """Every process that lives is limited, or, where OSError is raised, none."""
+    limits: list[CpuLimit | None] = []
     try:
         for pid in pids:
-            limits.append(_grouped(pid, cpus, groups, proc))
-        return limits
+            try:
+                limits.append(limited(pid) if _lives(pid) else None)
+            except OSError:
+                if _lives(pid):
+                    raise
+                limits.append(None)
     except OSError:
         for limit in limits:
-            limit.lift()
-    return _bound_all(pids, math.ceil(cpus))
+            if limit is not None:
+                limit.lift()
+        raise
+    return limits
 
 
 def _grouped(pid: int, cpus: float, groups: Path, proc: Path) -> CpuLimit:
@@ -78,7 +95,7 @@ def _grouped(pid: int, cpus: float, groups: Path, proc: Path) -> CpuLimit:
     for place in dict.fromkeys((home, home.parent if home != groups else home)):
         group = place / f"tailgate-{pid}"
         try:
-            group.mkdir()
+            group.mkdir(exist_ok=True)  # one of its name is of an earlier limit that was cut off
         except OSError as failed:
             error = failed
             continue
@@ -93,25 +110,36 @@ def _grouped(pid: int, cpus: float, groups: Path, proc: Path) -> CpuLimit:
     raise error
 
 
-def _bound_all(pids: Sequence[int], each: int) -> list[CpuLimit]:
+def _processors(count: int, each: int) -> list[tuple[int, ...]]:
+    """The processors of each of `count` processes."""
     usable = sorted(os.sched_getaffinity(0))
-    apart = len(pids) * each <= len(usable)
-    limits = []
-    for index, pid in enumerate(pids):
-        first = index * each if apart else 0
-        processors = tuple(usable[first : first + each])
-        threads: dict[int, set[int]] = {}
+    apart = count * each <= len(usable)
+    firsts = [index * each if apart else 0 for index in range(count)]
+    return [tuple(usable[first : first + each]) for first in firsts]
+
+
+def _bound(pid: int, processors: tuple[int, ...]) -> CpuLimit:
+    """Every thread of the process is bound to `processors`. Raises OSError where one cannot be, and then none is."""
+    limit = CpuLimit(method="affinity", processors=processors, _pid=pid)
+    threads = limit._threads
+    try:
         # A thread that starts meanwhile may inherit from one that is not bound yet.
         while new := [thread for thread in _threads_of(pid) if thread not in threads]:
             for thread in new:
-                threads[thread] = set(usable)
+                threads[thread] = os.sched_getaffinity(0)
                 with contextlib.suppress(ProcessLookupError):
                     threads[thread] = os.sched_getaffinity(thread)
                     os.sched_setaffinity(thread, processors)
         if not threads:
             raise OSError(f"the threads of process {pid} cannot be seen")
-        limits.append(CpuLimit(method="affinity", processors=processors, _threads=threads, _pid=pid))
-    return limits
+    except OSError:
+        limit.lift()
+        raise
+    return limit
+
+
+def _lives(pid: int) -> bool:
+    return next(family_of(pid), None) is not None
 
 
 def _threads_of(pid: int) -> Iterator[int]:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.records.documents import write_json
+from loadtests.bed.devices import device_name
 from loadtests.experiments.model import OwnArm
 from loadtests.experiments.pressure import PressurePhase
 from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
 from loadtests.trials.cpu_limits import CpuLimit, limit_all
-from loadtests.trials.errors import RunError
+from loadtests.trials.errors import RunError, StopRequestedError
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from servers.clock import now_ns
 from servers.config import ArmConfig
@@ -32,6 +33,8 @@ NEIGHBOUR_COMMAND = (sys.executable, "-P", "-m", "servers.neighbour")
 _POLL_S = 0.05
 _START_S = 120.0  # torch from a cold disk
 _CHANGE_S = 60.0  # to touch the memory of a large host
+_HURRY_S = 1.0
+_SILENT = "the neighbour did not answer"
 _PROMPT_TOKENS, _TOKENS = 64, 16  # of a tenant's request, at most
 
 Row = dict[str, Any]
@@ -43,9 +46,11 @@ class _Neighbour:
 
     device: str
     child: Child
+    server: Child | None = None  # the tenant
     rows: list[Row] = field(default_factory=list)  # of what is on
-    asked: list[PressurePhase | None] = field(default_factory=list)  # that it has not answered yet
+    asked: list[tuple[PressurePhase | None, int]] = field(default_factory=list)  # when, and not answered yet
     dead: bool = False
+    lost: str = ""  # why its tenant is gone
 
 
 class Pressure:
@@ -89,7 +94,7 @@ class Pressure:
             return
         self._replicas, self._trial.facts.pressure = replicas, []
         self._trial.status.phase, self._trial.status.detail = "starting the pressure", ""
-        arms = {arm.config.model.device: arm for arm in self._trial.experiment.own_arms}
+        arms = {device_name(arm.config.model.device): arm for arm in self._trial.experiment.own_arms}
         if any(phase.has_neighbour for phase in self._waiting):
             has_tenant = any(phase.tenant_rps for phase in self._waiting)
             targets = {device: self._start_tenant(device, arm) for device, arm in arms.items() if has_tenant}
@@ -132,7 +137,7 @@ class Pressure:
         name = f"neighbour-{_plain(device)}"
         log = self._trial.logs / f"{name}.log"
         child = Child(name, command, log_path=log, environment=child_environment(), commands=True)
-        self._neighbours.append(neighbour := _Neighbour(device, child))
+        self._neighbours.append(neighbour := _Neighbour(device, child, self._servers.get(device)))
         neighbour.device = str(self._first(child, "device", time.monotonic() + _START_S, _START_S))
 
     def _first(self, child: Child, key: str, deadline: float, limit_s: float) -> Any:
@@ -180,7 +185,7 @@ class Pressure:
         asked = phase or PressurePhase()
         demand = json.dumps({name: getattr(asked, name) for name in ("memory_share", "compute_share", "tenant_rps")})
         for neighbour in self._neighbours:
-            neighbour.asked.append(phase)
+            neighbour.asked.append((phase, now_ns()))
             neighbour.child.command(demand)
         if asked.cpus:
             self._begin_limits(asked)
@@ -190,9 +195,21 @@ class Pressure:
             ended = neighbour.child.poll()  # read first: what it says, it says before it ends
             while (line := neighbour.child.line(0)) is not None:
                 if (message := _message(line)) and neighbour.asked:
-                    self._answered(neighbour, neighbour.asked.pop(0), message)
+                    self._answered(neighbour, neighbour.asked.pop(0)[0], message)
+            server = neighbour.server
+            if server is not None and not neighbour.lost and (code := server.poll()) is not None:
+                neighbour.lost = f"the second server ended with {describe_exit(code)}"
+                self._trial.status.note(f"{neighbour.device}: {neighbour.lost}: {server.log_tail(1)}")
+                self._lose_tenant(neighbour)
+                self._trial.keep_facts()
             if ended is not None:
                 self._died(neighbour, f"the neighbour ended with {describe_exit(ended)}")
+
+    def _lose_tenant(self, neighbour: _Neighbour) -> None:
+        """Requests to its second server have ended, or never began, and their rows say why."""
+        for row in neighbour.rows:
+            if row["kind"] == "tenant" and not row["error"]:
+                row |= {"end_ns": max(now_ns(), row["start_ns"]), "error": neighbour.lost}
 
     def _died(self, neighbour: _Neighbour, why: str) -> None:
         """What it did has ended, and what it is asked for from now on is a row that says why it never began."""
@@ -201,28 +218,35 @@ class Pressure:
             self._trial.status.note(f"{neighbour.device}: {why}: {neighbour.child.log_tail(1)}")
         elif not neighbour.asked:
             return
-        at_ns = now_ns()
-        for phase in neighbour.asked:
-            neighbour.rows += _rows(neighbour.device, phase, {"began_ns": at_ns, "memory_bytes": 0}, self._facts)
-        for row in neighbour.rows:
-            row |= {"end_ns": at_ns, "error": why}
+        self._give_up(neighbour, why, now_ns())
+
+    def _give_up(self, neighbour: _Neighbour, why: str, at_ns: int) -> None:
+        """What it did counts until `at_ns` at most, and what it was asked for since never began."""
+        began = neighbour.rows
+        for phase, asked_ns in neighbour.asked:
+            began += _rows(neighbour.device, phase, {"began_ns": asked_ns, "memory_bytes": 0}, self._facts)
+        for row in began:
+            if row["end_ns"] is None:
+                row |= {"end_ns": max(at_ns, row["start_ns"]), "error": row["error"] or why}
         neighbour.asked, neighbour.rows = [], []
-        self._trial.write_facts()
+        self._trial.keep_facts()
 
     def _answered(self, neighbour: _Neighbour, phase: PressurePhase | None, answer: Row) -> None:
         """The rows of what ended have their end, and what is on now has rows."""
         had = answer["had"]
         for row in neighbour.rows:
-            row["end_ns"] = answer["ended_ns"]
+            row["end_ns"] = row["end_ns"] or answer["ended_ns"]
             if row["kind"] == "compute":
                 row["had_share"] = had["compute_share"]
             elif row["kind"] == "tenant":
                 row |= {name: had.get(name, 0) for name in ("answered", "failed", "left_out")}
         neighbour.rows = _rows(neighbour.device, phase, answer, self._facts)
+        if neighbour.lost:
+            self._lose_tenant(neighbour)
         for row in neighbour.rows:
-            if row["error"]:
+            if row["error"] and row["error"] != neighbour.lost:
                 self._trial.status.note(f"the pressure on {neighbour.device} is not what was asked: {row['error']}")
-        self._trial.write_facts()
+        self._trial.keep_facts()
 
     @property
     def _facts(self) -> list[Row]:
@@ -230,20 +254,20 @@ class Pressure:
         return self._trial.facts.pressure
 
     def _begin_limits(self, phase: PressurePhase) -> None:
-        at_ns = now_ns()
-        limits: Sequence[CpuLimit | None]
-        error = None
+        limits: Sequence[CpuLimit | None] = [None] * len(self._replicas)
+        error = "it had ended"
         try:
             limits = limit_all(list(self._replicas.values()), phase.cpus)
         except OSError as failed:
-            limits, error = [None] * len(self._replicas), f"no process could be limited: {failed}"
+            error = f"no process could be limited: {failed}"
             self._trial.status.note(error)
+        at_ns = now_ns()
         for name, limit in zip(self._replicas, limits, strict=True):
-            row = {"kind": "cpus", "replica": name, **_span(phase, at_ns), "cpus": phase.cpus, "error": error}
-            row |= limit.facts() if limit is not None else {}
+            row = {"kind": "cpus", "replica": name, **_span(phase, at_ns), "cpus": phase.cpus}
+            row |= {"error": error} if limit is None else {"error": None, **limit.facts()}
             self._facts.append(row)
             self._limits.append((limit, row))
-        self._trial.write_facts()
+        self._trial.keep_facts()
 
     def _end_limits(self) -> None:
         for limit, row in self._limits:
@@ -260,18 +284,21 @@ class Pressure:
             return
         if self._phase is not None:
             self._change(None)
-        with suppress(RunError):
-            self._await_answers(1.0 if hurry else _CHANGE_S, check=False)
-        at_ns = now_ns()
+        try:
+            with suppress(RunError):
+                self._await_answers(_HURRY_S if hurry else _CHANGE_S, check=not hurry)
+        except StopRequestedError:  # whoever asked for it asks again after this
+            with suppress(RunError):
+                self._await_answers(_HURRY_S, check=False)
         for neighbour in self._neighbours:
-            for row in neighbour.rows:  # it was not told any more, or had no time to say
-                row["end_ns"] = at_ns
             neighbour.child.kill()
+            if neighbour.asked:
+                self._trial.status.note(f"{neighbour.device}: {_SILENT}: see {neighbour.child.log_path}")
+                self._give_up(neighbour, _SILENT, neighbour.asked[0][1])
         for server in self._servers.values():
             server.stop(0.0 if hurry else 5.0)
         self._neighbours, self._servers, self._waiting = [], {}, []
-        with suppress(OSError):
-            self._trial.write_facts()
+        self._trial.keep_facts()
 
     def kill(self) -> None:
         """Every process is gone at once. Safe in a signal handler."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from loadtests.bed.devices import device_name
 from loadtests.experiments.model import OwnArm
 from loadtests.trials.context import TrialContext
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
@@ -57,7 +58,7 @@ class References:
 
     def measure(self, when: When) -> None:
         """trial.json has a row for each device, and every process of it is gone."""
-        arms = {arm.config.model.device: arm for arm in self._trial.experiment.own_arms}
+        arms = {device_name(arm.config.model.device): arm for arm in self._trial.experiment.own_arms}
         if not self._seconds or not arms:
             return
         status, facts = self._trial.status, self._trial.facts
@@ -80,7 +81,7 @@ class References:
                 process.child.kill()
             self._running = []
             status.detail = ""
-            self._trial.write_facts()
+            self._trial.keep_facts()
 
     def kill(self) -> None:
         """Every process was sent SIGKILL. Safe in a signal handler."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadtests.experiments.model import Experiment
@@ -76,14 +75,14 @@ class Trial:
         """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for, and the
         machines not measured again."""
         self._context.status.phase, self._context.status.detail = "stopping", ""
-        self._end_records(hurry=hurry)
-        if self._envoy is not None:
-            self._envoy.stop(grace_s=0.0 if hurry else 5.0)
-        self._replicas.stop()
-        self._bed.stop()
-        shutil.rmtree(self._fresh_cache, ignore_errors=True)
-        with suppress(OSError):
-            self._context.write_facts()
+        take_all(
+            lambda: self._end_records(hurry=hurry),
+            lambda: self._stop_splitter(hurry=hurry),
+            self._replicas.stop,
+            self._bed.stop,
+            lambda: shutil.rmtree(self._fresh_cache, ignore_errors=True),
+            self._context.keep_facts,
+        )
         if not hurry:
             self._references.measure("after")
 
@@ -154,15 +153,25 @@ class Trial:
         if not self._recording:
             return
         self._recording = False
-        if self._load is not None:
-            self._load.stop()
-        self._pressure.stop(hurry=hurry)
-        if self._load is not None:
-            self._collector.settle(timeout_s=1.0 if hurry else 5.0)
-            self._context.facts.final = self._replicas.last_words()
-            if not hurry:
-                self._replicas.watch()  # one may have died after its last answer
-        self._collector.stop()
+        take_all(
+            lambda: self._load.stop() if self._load is not None else None,
+            lambda: self._pressure.stop(hurry=hurry),
+            lambda: self._hear_out(hurry=hurry),
+            self._collector.stop,
+        )
+
+    def _hear_out(self, *, hurry: bool) -> None:
+        """What replicas still had to say after the load is in the records and the facts."""
+        if self._load is None:
+            return
+        self._collector.settle(timeout_s=1.0 if hurry else 5.0)
+        self._context.facts.final = self._replicas.last_words()
+        if not hurry:
+            self._replicas.watch()  # one may have died after its last answer
+
+    def _stop_splitter(self, *, hurry: bool) -> None:
+        if self._envoy is not None:
+            self._envoy.stop(grace_s=0.0 if hurry else 5.0)
 
     def _compare_answers(self) -> None:
         """trial.json says which replicas give the control's answers. The records hold nothing of this."""
@@ -181,6 +190,18 @@ class Trial:
             "replicas": compared(answers, arms, first=first),
         }
         context.write_facts()
+
+
+def take_all(*steps: Callable[[], object]) -> None:
+    """Every step was taken, also after one that failed. Raises the first failure once all were."""
+    failures = []
+    for step in steps:
+        try:
+            step()
+        except Exception as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def splitter_config(experiment: Experiment, targets: dict[str, tuple[str, ...]], *, logs: Path) -> SplitterConfig:

@@ -33,7 +33,12 @@ class HostWatch:
         command = [*_WATCHER, "--out", str(path), "--trial", str(trial), "--host", host, "--sample-s", str(sample_s)]
         with path.with_name("watcher.log").open("ab") as log:
             self._process = subprocess.Popen(
-                launched(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                launched(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches the worker alone, which still ships what was seen
             )
         assert self._process.stdin is not None
         with suppress(OSError):

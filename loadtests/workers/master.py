@@ -45,6 +45,7 @@ class _Load:
     parts: ShareParts | None = None
     lost: str | None = None
     samples: list[bytes] = field(default_factory=list)  # parts of what was seen of its host
+    samples_error: str | None = None  # why they are not on disk here
 
 
 class Master:
@@ -184,8 +185,9 @@ class Master:
                 try:
                     write_samples(load.samples, self._records / f"bed-{load.number}.arrow")
                 except (ValueError, OSError) as error:
-                    logger.error("samples of the host of load process %d cannot be taken: %s", load.number, error)
-        self._send(BED, {"part": number}, load)
+                    load.samples_error = f"the master cannot take them: {error}"
+                    logger.error("samples of the host of load process %d: %s", load.number, load.samples_error)
+        self._send(BED, {"part": number, "error": load.samples_error}, load)
 
     def _on_account(self, load: _Load, data: dict[str, Any]) -> None:
         account = data["account"]

@@ -247,7 +247,10 @@ class Worker:
         self._send(DONE, report)
 
     def _hand_over(self, part: dict[str, Any]) -> None:
-        self._ask(BED, lambda: part, lambda answer: answer["part"] == part["part"])
+        """The master has the part, and with the last one the samples on disk. Otherwise ConfigError."""
+        answer = self._ask(BED, lambda: part, lambda answer: answer["part"] == part["part"])
+        if answer.get("error"):
+            raise ConfigError(answer["error"])
 
     def _hand_over_samples(self, within_s: float) -> None:
         """The master has what was seen of this host, or the account says why not."""

@@ -18,13 +18,13 @@ def warmup_plan(arm: ArmConfig, shapes: ShapePolicy) -> list[StepShape]:
     `minimal` is what an unsuspecting deployment does: one short request, then open the doors. `lengths` looks careful:
     prompts of many lengths, one after another, so that no step has ever two rows.
     """
+    if arm.compile.warmup == "lengths":  # chunk by chunk: no ladder has a step for a prompt that is cut
+        steps = (step for length in _lengths(arm.engine.max_prompt_tokens) for step in _alone(arm, shapes, length))
+        return list(dict.fromkeys(steps))
     prompt = first_prompt(arm, shapes)
     first = [shapes.prefill(1, prompt), shapes.decode(1, prompt + 1)]
     if arm.compile.warmup == "minimal":
         return first
-    if arm.compile.warmup == "lengths":
-        steps = (step for length in _lengths(arm.engine.max_prompt_tokens) for step in _alone(arm, shapes, length))
-        return list(dict.fromkeys(steps))
     plan = list(shapes.planned())
     if not arm.compile.enabled or arm.compile.mark_dynamic:
         return plan  # nothing is compiled for a size

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0)
     parser.add_argument("--refuse", default="", help="the device that is taken")
     parser.add_argument("--die", default="", metavar="DEVICE=DEMANDS")
+    parser.add_argument("--hang", default="", metavar="DEVICE=DEMANDS")
     parser.add_argument("--short", default="", help="the device that has not the memory")
     options = parser.parse_args()
     if options.refuse == options.device:
@@ -28,7 +29,10 @@ def main() -> None:
         sys.exit(1)
     print(json.dumps({"ready": True, "device": options.device}), flush=True)
     dies, _, after = options.die.partition("=")
+    hangs, _, answers = options.hang.partition("=")
     for number, line in enumerate(sys.stdin):
+        if hangs == options.device and number >= int(answers):
+            continue
         if dies == options.device and number == int(after):
             print("the driver fell off", file=sys.stderr, flush=True)
             os._exit(7)

@@ -73,6 +73,11 @@ BOTH = ("cuda:0", "cuda:1")
             ["compute on cuda:1: products took 10 % of the time, not 50 %"],
         ),
         (
+            {"compute_share": 0.5},
+            [row("compute", share=0.5, had_share=0.49), row("compute", "cuda:1", share=0.5)],
+            ["compute on cuda:1: how much of the time products took is not known"],
+        ),
+        (
             {"tenant_rps": 2},
             [row("tenant", requests_per_s=2.0, answered=19), row("tenant", "cuda:1", requests_per_s=2.0, answered=4)],
             ["tenant on cuda:1: 4 of some 20 requests were answered"],
@@ -96,6 +101,11 @@ def test_a_device_without_its_pressure_is_named(
 ) -> None:
     phases = phases_of({"pressure": pressure})
     assert faults(phases, [trial(*rows)]) == [f"trial 3: {fault}" for fault in expected]
+
+
+def test_two_names_of_one_card_are_one_device() -> None:
+    info = trial(row("memory", error=None)) | {"devices": {"a": "cuda", "b": "cuda:0"}}
+    assert faults(phases_of({"pressure": {"memory_share": 0.3}}), [info]) == []
 
 
 def test_a_trial_that_was_cut_off_lacks_nothing_of_its_pressure() -> None:

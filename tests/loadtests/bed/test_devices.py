@@ -75,6 +75,18 @@ def test_a_process_that_cannot_be_looked_up_is_foreign_once_it_is_listed_again(p
     assert [watched.sample()[0][0]["foreign_processes"] for _ in range(3)] == [0, 1, 1]
 
 
+def test_before_the_run_a_process_that_has_just_ended_is_nobody(proc: Path) -> None:
+    card = FakeCard(processes={UNKNOWN: GIB})
+    watched, _ = devices(proc, [card])
+    (first,), unsure = watched.before(1), watched.is_unsure
+    (still,) = watched.before(2)
+    card.processes.clear()
+    (gone,) = watched.before(3)
+    assert (first["processes"], unsure) == ([], True)
+    assert [process["pid"] for process in still["processes"]] == [UNKNOWN]
+    assert (gone["processes"], watched.is_unsure) == ([], False)
+
+
 def test_a_device_in_use_on_which_nobody_is_listed_does_not_show_whose_it_is(proc: Path) -> None:
     card = FakeCard(used=GIB)
     watched, said = devices(proc, [card])
@@ -116,6 +128,7 @@ def test_processes_that_cannot_be_listed_are_said(proc: Path) -> None:
 def test_a_look_before_the_trial_names_who_is_there(proc: Path) -> None:
     card = FakeCard(used=5 * GIB, utilisation=93, processes={OWN: GIB, OTHER: 4 * GIB, UNKNOWN: None})
     watched, _ = devices(proc, [card])
+    watched.before(6)  # who is listed twice cannot just have ended
     (look,) = watched.before(7)
     assert look == {
         "host": "run",

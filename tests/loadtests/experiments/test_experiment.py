@@ -125,6 +125,7 @@ def test_the_gpu_experiment_has_every_way_of_compiling() -> None:
             ),
             'arms[1].compile.options is set but compile.backend is "aot_eager", and only inductor reads it',
         ),
+        (MINIMAL + "\n[bed]\nsample_s = 0.01\n", "bed.sample_s is 0.01, about what a sample takes: give 0.05 or more"),
         (MINIMAL.replace('name = "compiled"', 'name = "é"'), 'arm name "é" is not usable'),
         (MINIMAL.replace('name = "compiled"', f'name = "{"x" * 80}"'), "arm name has 80 characters: give at most 64"),
         (MINIMAL.replace('"canary"', f'"{"x" * 300}"'), "name has 300 characters: give at most 64"),

@@ -26,6 +26,13 @@ GIB = 1 << 30
 H200 = {"name": "NVIDIA H200"}
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to import; tests of a limit set their own."""
+    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 60.0)
+    monkeypatch.setattr(bed_watch, "_STOP_GRACE_S", 60.0)
+
+
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs, on the first of which process 1 works."""
@@ -54,7 +61,7 @@ def trial(folder: Path, *devices: str, check: Any = lambda: None, **bed: float) 
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)
@@ -62,7 +69,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def poll_until(watch: BedWatch, context: TrialContext, key: str) -> Any:
     """The trial's fact about the bed called `key`, once there is one."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         watch.poll()
         if context.facts.bed and context.facts.bed.get(key):
@@ -94,6 +101,34 @@ def test_an_arm_that_takes_the_first_gpu_by_itself_is_on_it(tmp_path: Path, driv
     watch.stop()
     assert context.facts.bed is not None
     assert context.facts.bed["arms"] == {"arm0": "cuda:0", "arm1": "cpu"}
+
+
+def test_an_arm_whose_replicas_say_that_they_are_on_the_processor_is_there(tmp_path: Path, driver: None) -> None:
+    context = trial(tmp_path / "trial-01", "auto", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    context.facts.startup = {"arm0": {"device": "cpu"}, "arm1": {"device": "NVIDIA H200"}}
+    watch.place_arms()
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["arms"] == {"arm0": "cpu", "arm1": "cuda:1"}
+
+
+def test_a_look_that_came_too_late_is_none_from_before(
+    tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bed_watch, "_FIRST_LOOK_S", 0.0)  # the run's own processes start at once
+    context = trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    watch = BedWatch(context)
+    watch.first_look()
+    poll_until(watch, context, "machines")
+    watch.stop()
+    assert context.facts.bed is not None
+    assert context.facts.bed["before"] == []
+    why = "the driver took over 0 s to show the devices"
+    (late,) = [item for item in context.facts.bed["unreadable"] if item["what"] == "before"]
+    assert late == {"host": "run", "name": "devices", "what": "before", "why": why}
+    assert context.status.notes == [f"what ran on the devices before the trial is not known: {why}"]
 
 
 def test_a_watcher_that_dies_is_a_note_and_a_stated_gap(tmp_path: Path) -> None:
@@ -185,3 +220,21 @@ def test_an_idle_device_is_not_worth_a_note() -> None:
 def test_a_device_that_is_not_idle_is_named_with_what_is_on_it(changes: dict[str, Any], expected: str) -> None:
     look = {"device": "cuda:0", "processes": [], "memory_bytes": 0, "utilisation_pct": 0, "sm_mhz": 345}
     assert expected in not_idle({**look, **changes}, H200)
+
+
+def test_on_a_full_disk_the_watcher_ends_and_its_death_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = trial(tmp_path / "trial-01", "cpu", "cpu")
+    watch = BedWatch(context)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFacts, "write", full)
+    poll_until(watch, context, "machines")
+    watch.kill()
+    assert len(poll_until(watch, context, "gaps")) == 1
+    watch.stop()
+    assert context.facts.bed is not None
+    assert "the watcher ended" in context.facts.bed["gaps"][0]["why"]

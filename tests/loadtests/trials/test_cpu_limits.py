@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from loadtests.bed.family import family_of
-from loadtests.trials.cpu_limits import limit_all
+from loadtests.trials.cpu_limits import CpuLimit, limit_all
 from loadtests.trials.processes import Child
 
 NOWHERE = Path("/nonexistent")
+GONE = 2**22 + 1  # no process has this number
 # A parent with a thread, and a child process with one too.
 TREE = """
 import json, subprocess, sys, threading, time
@@ -49,6 +50,7 @@ def test_every_thread_of_a_process_and_its_children_is_bound_and_set_free_again(
     before = affinities(tree)
     assert len(before) >= 4
     (limit,) = limit_all([tree], 0.5, groups=NOWHERE)
+    assert limit is not None
     first = min(os.sched_getaffinity(0))
     assert affinities(tree) == [{first}] * len(before)
     assert limit.facts() == {"method": "affinity", "processors": [first]}
@@ -61,14 +63,49 @@ def test_processes_get_processors_of_their_own_or_all_the_same_ones(tree: int, m
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, processors: bound.update({thread: tuple(processors)}))
     apart = limit_all([tree, os.getppid()], 2.0, groups=NOWHERE)
-    assert [limit.processors for limit in apart] == [(2, 3), (5, 7)]
+    assert [limit and limit.processors for limit in apart] == [(2, 3), (5, 7)]
     together = limit_all([tree, os.getppid(), os.getpid()], 1.5, groups=NOWHERE)
-    assert [limit.processors for limit in together] == [(2, 3)] * 3
+    assert [limit and limit.processors for limit in together] == [(2, 3)] * 3
 
 
-def test_a_process_that_is_gone_cannot_be_limited() -> None:
-    with pytest.raises(OSError, match="cannot be seen"):
-        limit_all([2**22 + 1], 1.0, groups=NOWHERE)
+def lift(limits: list[CpuLimit | None]) -> None:
+    for limit in limits:
+        if limit is not None:
+            limit.lift()
+
+
+@pytest.mark.parametrize("by", ["affinity", "cgroup"])
+def test_a_process_that_is_gone_leaves_the_others_limited(by: str, tree: int, tmp_path: Path) -> None:
+    groups, proc = groups_of(tree, tmp_path)
+    before = affinities(tree)
+    limits = limit_all([GONE, tree], 1.0, groups=groups if by == "cgroup" else NOWHERE, proc=proc)
+    assert [limit and limit.method for limit in limits] == [None, by]
+    lift(limits)
+    assert affinities(tree) == before
+
+
+def test_processes_that_are_bound_are_set_free_where_another_cannot_be(
+    tree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, bind, leaf = affinities(tree), os.sched_setaffinity, [*family_of(tree)][1][0]
+
+    def refused(thread: int, processors: set[int]) -> None:
+        if thread == leaf and len(processors) == 1:
+            raise PermissionError(1, "not yours")
+        bind(thread, processors)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    with pytest.raises(PermissionError):
+        limit_all([tree], 1.0, groups=NOWHERE)
+    assert affinities(tree) == before
+
+
+def test_a_group_that_an_earlier_limit_left_is_taken_again(tree: int, tmp_path: Path) -> None:
+    groups, proc = groups_of(tree, tmp_path)
+    (groups / "session" / "work" / f"tailgate-{tree}").mkdir()
+    (limit,) = limit_all([tree], 1.0, groups=groups, proc=proc)
+    assert limit is not None
+    assert (groups / "session" / "work" / f"tailgate-{tree}" / "cpu.max").exists()
 
 
 def groups_of(tree: int, folder: Path) -> tuple[Path, Path]:
@@ -85,6 +122,7 @@ def test_where_groups_may_be_made_each_process_has_a_quota_of_its_own(tree: int,
     groups, proc = groups_of(tree, tmp_path)
     before = affinities(tree)
     (limit,) = limit_all([tree], 1.5, groups=groups, proc=proc)
+    assert limit is not None
     group = groups / "session" / "work" / f"tailgate-{tree}"
     assert (group / "cpu.max").read_text() == "150000 100000"
     last = [*family_of(tree)][-1][0]
@@ -106,7 +144,6 @@ def test_all_are_bound_where_one_cannot_have_a_group(tree: int, tmp_path: Path) 
     groups, proc = groups_of(tree, tmp_path)
     child = [*family_of(tree)][1][0]  # of it the files know nothing
     limits = limit_all([tree, child], 1.0, groups=groups, proc=proc)
-    assert [limit.method for limit in limits] == ["affinity", "affinity"]
+    assert [limit and limit.method for limit in limits] == ["affinity", "affinity"]
     assert (groups / "session" / "work" / "cgroup.procs").exists()  # given back
-    for limit in limits:
-        limit.lift()
+    lift(limits)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loadtests.experiments.reading import from_table
+from loadtests.trials import pressure as pressure_room
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StopRequestedError
 from loadtests.trials.pressure import Pressure
@@ -20,11 +21,12 @@ from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
+TWO_PHASES = [{"end_s": 20, "compute_share": 0.5}, {"start_s": 30, "compute_share": 0.5}]
 Start = Callable[..., tuple[Pressure, TrialContext]]
 
 
 @pytest.fixture
-def pressed(tmp_path: Path) -> Iterator[Start]:
+def pressed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Makes a Pressure over arms on two cards, and ends all its processes."""
     made: list[Pressure] = []
 
@@ -33,8 +35,8 @@ def pressed(tmp_path: Path) -> Iterator[Start]:
             "name": "small",
             "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
             "arms": [
-                {"name": f"arm-{index}", "preset": "eager", "control": not index, "model": {"device": f"cuda:{index}"}}
-                for index in (0, 1)
+                {"name": f"arm-{index}", "preset": "eager", "control": not index, "model": {"device": device}}
+                for index, device in enumerate(getattr(request, "param", ("cuda:0", "cuda:1")))
             ],
             "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
             "trials": {"ready_timeout_s": 20, "swap_devices": False},
@@ -71,12 +73,17 @@ def rows(context: TrialContext) -> list[dict[str, Any]]:
     return kept
 
 
+def of_each_card(context: TrialContext) -> list[list[dict[str, Any]]]:
+    """Rows of cuda:0 and of cuda:1, each in their order; which neighbour answers first is nobody's promise."""
+    return [[row for row in rows(context) if row["device"] == device] for device in ("cuda:0", "cuda:1")]
+
+
 def at(context: TrialContext, seconds: float) -> None:
     """So many seconds of the traffic have passed."""
     context.facts.start_ns = now_ns() - int(seconds * 1e9)
 
 
-def until(pressure: Pressure, holds: Callable[[], bool], within_s: float = 20.0) -> None:
+def until(pressure: Pressure, holds: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline
@@ -102,7 +109,7 @@ def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_unt
     assert {row["end_ns"] for row in rows(context)} == {None}
     ending_ns = now_ns()
     pressure.stop(hurry=False)
-    kept = rows(context)
+    kept = [row for card in of_each_card(context) for row in card]
     assert [(row["kind"], row["device"], row["share"]) for row in kept] == [
         *(("memory", "cuda:0", 0.3), ("compute", "cuda:0", 0.2)),
         *(("memory", "cuda:1", 0.3), ("compute", "cuda:1", 0.2)),
@@ -111,6 +118,13 @@ def test_a_phase_of_the_whole_traffic_is_on_every_device_before_the_load_and_unt
     assert {row["had_share"] for row in kept if row["kind"] == "compute"} == {0.25}
     assert all(row["start_ns"] <= started_ns and ending_ns <= row["end_ns"] and row["error"] is None for row in kept)
     assert pressure.process_ids == {}
+
+
+@pytest.mark.parametrize("pressed", [("cuda", "cuda:0")], indirect=True)
+def test_two_names_of_one_card_have_one_neighbour(pressed: Start) -> None:
+    pressure, _ = pressed({"memory_share": 0.3})
+    pressure.start({})
+    assert list(pressure.process_ids) == ["neighbour cuda:0"]
 
 
 def test_phases_come_and_go_by_the_clock_of_the_traffic(pressed: Start) -> None:
@@ -122,7 +136,7 @@ def test_phases_come_and_go_by_the_clock_of_the_traffic(pressed: Start) -> None:
     pressure, context = pressed({"schedule": schedule})
     pressure.start({})
     pressure.step()  # no traffic yet
-    at(context, 9.9)
+    at(context, 5.0)
     pressure.step()
     assert context.facts.pressure == []
     steps = ((10.1, 2, 0), (20.1, 2, 2), (30.1, 4, 2), (40.1, 6, 4))
@@ -172,8 +186,7 @@ def test_a_pressure_that_cannot_be_had_ends_the_run_before_the_traffic(
 
 
 def test_a_neighbour_that_dies_is_told_and_what_it_would_have_done_is_a_row_with_the_reason(pressed: Start) -> None:
-    schedule = [{"end_s": 20, "compute_share": 0.5}, {"start_s": 30, "compute_share": 0.5}]
-    pressure, context = pressed({"schedule": schedule}, "--die", "cuda:1=1")
+    pressure, context = pressed({"schedule": TWO_PHASES}, "--die", "cuda:1=1")
     pressure.start({})
     at(context, 20.1)
     until(pressure, lambda: len(context.status.notes) == 1)
@@ -185,6 +198,66 @@ def test_a_neighbour_that_dies_is_told_and_what_it_would_have_done_is_a_row_with
     why = "the neighbour ended with exit code 7"
     assert sorted(errors, key=str) == [("cuda:0", None), ("cuda:0", None), ("cuda:1", why), ("cuda:1", why)]
     assert all(row["end_ns"] is not None for row in rows(context))
+
+
+def test_a_neighbour_that_hangs_has_no_end_that_it_never_said(pressed: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure_room, "_CHANGE_S", 1.0)
+    pressure, context = pressed({"schedule": TWO_PHASES}, "--hang", "cuda:1=1")
+    pressure.start({})
+    at(context, 20.1)
+    until(pressure, lambda: any(row["end_ns"] for row in context.facts.pressure or []))
+    asked_ns = now_ns()
+    at(context, 30.1)
+    until(pressure, lambda: len(context.facts.pressure or []) == 3)
+    later_ns = now_ns()
+    pressure.stop(hurry=False)
+    good, hung = of_each_card(context)
+    assert [(row["error"], row["had_share"]) for row in good] == [(None, 0.25)] * 2
+    assert [row["error"] for row in hung] == ["the neighbour did not answer"] * 2
+    assert hung[0]["end_ns"] < asked_ns
+    assert hung[1]["start_ns"] == hung[1]["end_ns"] < later_ns
+    (note,) = context.status.notes
+    assert note.startswith("cuda:1: the neighbour did not answer: see ")
+
+
+def test_an_interruption_shortens_the_wait_for_a_neighbour_that_hangs(
+    pressed: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pressure_room, "_HURRY_S", 0.1)
+    interrupted = False
+
+    def check() -> None:
+        if interrupted:
+            raise StopRequestedError
+
+    pressure, context = pressed({"memory_share": 0.3}, "--hang", "cuda:1=1", check=check)
+    pressure.start({})
+    interrupted = True
+    began_s = time.monotonic()
+    pressure.stop(hurry=False)
+    assert time.monotonic() - began_s < 30.0  # of a minute
+    ((good,), (hung,)) = of_each_card(context)
+    assert (good["error"], hung["error"]) == (None, "the neighbour did not answer")
+
+
+def test_a_tenant_that_dies_ends_its_rows_with_the_reason(pressed: Start) -> None:
+    schedule = [{"end_s": 20, "memory_share": 0.1, "tenant_rps": 4.0}, {"start_s": 30, "tenant_rps": 4.0}]
+    pressure, context = pressed({"schedule": schedule})
+    pressure.start({})
+    pressure._servers["cuda:1"].kill()
+    until(pressure, lambda: len(context.status.notes) == 1)
+    why = "the second server ended with SIGKILL"
+    assert context.status.notes[0].startswith(f"cuda:1: {why}")
+    died_ns = now_ns()
+    for seconds, count in ((20.1, 4), (30.1, 6)):
+        at(context, seconds)
+        until(pressure, lambda count=count: len(context.facts.pressure or []) == count)  # type: ignore[misc]
+    pressure.stop(hurry=False)
+    good, bad = of_each_card(context)
+    assert [(row["kind"], row["error"]) for row in good] == [("memory", None), ("tenant", None), ("tenant", None)]
+    assert [(row["kind"], row["error"]) for row in bad] == [("memory", None), ("tenant", why), ("tenant", why)]
+    assert bad[1]["end_ns"] < died_ns < bad[0]["end_ns"]
+    assert len(context.status.notes) == 1
 
 
 def test_an_interruption_reaches_whoever_waits_for_the_pressure(pressed: Start) -> None:
@@ -215,3 +288,34 @@ def test_processors_of_every_replica_are_limited_alike_and_given_back(pressed: S
     finally:
         for child in replicas:
             child.kill()
+
+
+def test_a_replica_that_has_ended_is_a_row_with_the_reason_and_the_others_are_limited(
+    pressed: Start, tmp_path: Path
+) -> None:
+    living = Child("arm-1", [sys.executable, "-c", "import time; time.sleep(60)"], log_path=tmp_path / "1.log")
+    try:
+        pressure, context = pressed({"start_s": 10, "cpus": 1.0})
+        pressure.start({"arm-0": 2**22 + 1, "arm-1": living.pid})
+        at(context, 10.1)
+        until(pressure, lambda: len(context.facts.pressure or []) == 2)
+        assert [(row["replica"], row["error"]) for row in rows(context)] == [("arm-0", "it had ended"), ("arm-1", None)]
+        pressure.stop(hurry=False)
+    finally:
+        living.kill()
+
+
+def test_on_a_full_disk_every_process_is_gone_all_the_same(pressed: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    pressure, context = pressed({"end_s": 20, "memory_share": 0.3})
+    pressure.start({})
+    children = [neighbour.child for neighbour in pressure._neighbours]
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFacts, "write", full)
+    at(context, 20.1)
+    until(pressure, lambda: all(row["end_ns"] for row in context.facts.pressure or []))
+    pressure.stop(hurry=False)
+    assert pressure.process_ids == {}
+    assert all(child.poll() is not None for child in children)

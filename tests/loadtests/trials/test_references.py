@@ -78,6 +78,12 @@ def rows(context: TrialContext) -> list[dict[str, Any]]:
     return context.facts.references
 
 
+def test_two_names_of_one_card_are_measured_once(tmp_path: Path) -> None:
+    context = trial(tmp_path, devices=("cuda", "cuda:0"))
+    references(context, MEASURES).measure("before")
+    assert [(row["device"], row["device_asked"]) for row in rows(context)] == [("cuda:0", "cuda:0")]
+
+
 def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> None:
     context = trial(tmp_path)
     references(context, MEASURES).measure("before")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ast
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,14 @@ from loadtests.workers.host_watch import HostWatch, write_samples
 HOUR_NS = 3600 * 10**9
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to import; nothing here is about how long."""
+    monkeypatch.setattr(host_watch, "_STOP_WITHIN_S", 60.0)
+
+
 def wait_for_rows(path: Path) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         rows: list[dict[str, Any]] = read_table(path, BED)[0].to_pylist() if path.exists() else []
         if {row["kind"] for row in rows} == {"host", "process"}:
@@ -29,6 +38,7 @@ def wait_for_rows(path: Path) -> list[dict[str, Any]]:
 def test_samples_of_a_workers_host_arrive_on_the_runs_clock(tmp_path: Path) -> None:
     watch = HostWatch(tmp_path / "bed-2.arrow", trial=4, host="worker-2", sample_s=0.05)
     wait_for_rows(tmp_path / "bed-2.arrow")
+    assert os.getpgid(watch._process.pid) != os.getpgid(0)  # no Ctrl-C of the worker's terminal reaches it
     facts = watch.stop()
     assert list(facts["machines"]) == ["worker-2"]
     assert facts["gaps"] == []
@@ -75,3 +85,28 @@ def test_what_is_no_table_of_samples_is_not_taken(tmp_path: Path) -> None:
     for content in (b"", b"nonsense", sink.getvalue().to_pybytes()):
         with pytest.raises(ValueError, match="they are no samples"):
             write_samples([content], tmp_path / "here.arrow")
+
+
+# Locust changes the standard library of a process that imports it.
+MASTER = """
+import sys
+from types import SimpleNamespace as Fake
+from loadtests.workers.master import Master, _Load
+
+sent = []
+runner = Fake(register_message=lambda *_: None, send_message=lambda kind, data, client: sent.append(data))
+options = Fake(records=sys.argv[1], schedule="", trial_config="", remote_workers=0)
+master = Master(Fake(runner=runner, parsed_options=options))
+load = _Load(number=2, client_id="x", planned=1)
+for part in (0, 1, 1):  # the answer to the last was lost
+    master._on_bed(load, {"part": part, "of": 2, "bytes": b"no samples"})
+print(sent)
+"""
+
+
+def test_samples_that_the_master_cannot_take_are_not_called_kept(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", MASTER, str(tmp_path)], capture_output=True, text=True, check=True)
+    first, last, again = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert first == {"part": 0, "error": None}
+    assert last == again
+    assert last["error"].startswith("the master cannot take them: they are no samples")

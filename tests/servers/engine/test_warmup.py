@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.config import ArmConfig, CompileConfig, EngineConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig
 from servers.engine.shapes import StepShape, shape_policy
 from servers.engine.warmup import first_prompt, warmup_plan
 
@@ -34,10 +35,12 @@ def test_a_long_prompt_is_warmed_chunk_by_chunk() -> None:
     assert len(set(plan)) == len(plan)
 
 
+@pytest.mark.parametrize("preset", sorted(PRESETS))
 @given(longest=st.integers(1, 5000), chunk=st.integers(0, 600))
-def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(longest: int, chunk: int) -> None:
+def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: str, longest: int, chunk: int) -> None:
     engine = EngineConfig(max_prompt_tokens=longest, prefill_chunk=chunk)
-    arm = ArmConfig(engine=engine, compile=CompileConfig(enabled=True, warmup="lengths"))
+    arm = ArmConfig.from_preset(preset, engine=engine)
+    arm = replace(arm, compile=replace(arm.compile, warmup="lengths", capture=False))
     shapes = shape_policy(arm.shapes, engine)
     plan, prompt = warmup_plan(arm, shapes), first_prompt(arm, shapes)
 

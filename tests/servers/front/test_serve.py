@@ -389,7 +389,7 @@ def test_an_idle_replica_goes_on_to_say_what_it_holds(replica: Replica) -> None:
             watch.cancel()
             break
     apart = [after.at_ns - before.at_ns for before, after in itertools.pairwise(readings)]
-    assert 1e9 <= min(apart) <= max(apart) < 3e9
+    assert 1e9 <= min(apart) <= max(apart) < 10e9
     assert all(reading.memory_bytes > 100 << 20 and not reading.HasField("allocated_bytes") for reading in readings)
 
 
