@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
 HOSTILE = (
     '</script><script>document.title="pwned"</script><img src=x onerror=document.title="pwned">"\'`|*_[a](javascript:1)'
 )

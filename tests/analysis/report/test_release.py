@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -25,12 +24,11 @@ from analysis.report.release import (
 )
 from analysis.report.trend_charts import HEIGHT, trend_charts
 from analysis.settings.release_limits import ReleaseLimits
-from tests.analysis.report.conftest import HOSTILE
+from tests.analysis.report.conftest import BROWSER, HOSTILE
 from tests.fakes.releases import LEVELS, Build, release
 
 BUILD = Build(counts={"recompiles": [0, 0, 0, 0]})
 SLOW = replace(BUILD, levels={**LEVELS, "p50_tpot_ms": 24.0})
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def compared(candidate: Build = SLOW, *, days: int = 6, arm: str = "compiled", **how: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import html
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,11 @@ import pytest
 
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
+from tests.analysis.report.conftest import BROWSER
 from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
