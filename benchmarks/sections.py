@@ -250,7 +250,7 @@ def decode_wire(bench: Bench) -> None:
     """Steady decode as a client sees it, next to the engine's."""
     for batch in bench.plan.batches:
         with bench.ledger.attempt("decode", through="grpc", batch=batch):
-            _compare(bench, "decode", "grpc", lambda requests: _steady_through(bench.wire, requests), batch=batch)
+            _compare(bench, "decode", "grpc", partial(_rate_through, bench.wire, "decode"), batch=batch)
 
 
 def mixed_engine(bench: Bench) -> None:
@@ -260,7 +260,7 @@ def mixed_engine(bench: Bench) -> None:
 
 def mixed_wire(bench: Bench) -> None:
     """The same through the wire, next to the engine's."""
-    _compare(bench, "mixed", "grpc", lambda requests: throughput(_whole(bench.wire.serve(requests))))
+    _compare(bench, "mixed", "grpc", partial(_rate_through, bench.wire, "mixed"))
 
 
 def recorder_engine(bench: Bench) -> None:
@@ -286,7 +286,7 @@ def recorder_wire(bench: Bench) -> None:
 
 
 def baselines(bench: Bench) -> None:
-    """transformers on the same machine, each run next to one of the engine's on the same prompts."""
+    """transformers on the same machine, each run next to one of the arm's, by its engine or else through gRPC."""
     for kinds in (DECODE_KINDS, MIXED_KINDS):  # a process for each: what the first leaves on the device goes with it
         planned = [kind for kind in kinds if kind in bench.plan.baselines]
         if not planned:
@@ -361,6 +361,10 @@ def _steady_through(wire: Wire, requests: Sequence[Request]) -> float:
     return steady_arrivals(_whole(wire.serve(requests)).answers.values())
 
 
+def _rate_through(wire: Wire, section: str, requests: Sequence[Request]) -> float:
+    return _steady_through(wire, requests) if section == "decode" else throughput(_whole(wire.serve(requests)))
+
+
 def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float:
     session = engine.serve(requests)
     return _steady(session, len(requests)).tokens_per_s if section == "decode" else throughput(_whole(session))
@@ -369,12 +373,18 @@ def _rate(engine: InProcess, section: str, requests: Sequence[Request]) -> float
 def _compare(
     bench: Bench, section: str, through: str, other: Measure | None = None, *, batch: int = 0, vocab_size: int = 0
 ) -> None:
-    """The row of `through` is in the ledger: of the engine, or of `other`, in pairs with the engine if measured too."""
+    """The row of `through` is in the ledger: of the engine, or of `other`, in pairs with the engine if measured too.
+
+    transformers are paired with the arm through gRPC where the engine is not measured.
+    """
     engine = bench.partner
     vocab_size = vocab_size or (engine.vocab_size if engine else bench.wire.vocab_size)
     measures: dict[str, Measure] = {} if other is None else {through: other}
+    partner = ""
     if engine is not None:
-        measures["engine"] = partial(_rate, engine, section)
+        partner, measures["engine"] = "engine", partial(_rate, engine, section)
+    elif through.startswith("transformers-") and "grpc" in bench.plan.through:
+        partner, measures["grpc"] = "grpc", partial(_rate_through, bench.wire, section)
 
     def drawn(rng: np.random.Generator) -> list[Request]:
         work = bench.plan.work
@@ -390,12 +400,12 @@ def _compare(
     if through.startswith("transformers-"):
         row |= {"compiled": compiles(through.removeprefix("transformers-"), bench.arm.model.device)}
     row |= {"tokens_s": spread(rates[through]), **unmeasured}
-    if engine is not None and other is not None:
-        row |= {"engine_tokens_s": spread(rates["engine"])}
+    if partner and other is not None:
+        row |= {f"{partner}_tokens_s": spread(rates[partner])}
         if through == "grpc":
-            row |= {"over_engine": paired_ratio(rates[through], rates["engine"])}
+            row |= {"over_engine": paired_ratio(rates[through], rates[partner])}
         else:
-            row |= {"engine_over_it": paired_ratio(rates["engine"], rates[through])}
+            row |= {f"{partner}_over_it": paired_ratio(rates[partner], rates[through])}
     bench.ledger.add(section, **row, samples=rates[through])
 
 
