@@ -10,12 +10,16 @@ is 0 all the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
+import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 
@@ -25,6 +29,9 @@ from servers.engine.placement import device_name, resolve_device
 
 LAUNCHES = 2000
 ROUNDS = 5  # the parts take turns, so that a disturbance of a moment hits a fifth of each
+# Between two products on a GPU. Back to back they reach the card's power cap, and scatter by 4 to 5 % on an H200; with
+# rests by 1 % at most.
+REST_S = 0.02
 _WARM_CALLS = 3
 _LOOP = 50_000
 
@@ -80,16 +87,20 @@ class Reference:
         products: list[float] = []
         reads: list[float] = []
         began = time.perf_counter()
-        for _ in range(ROUNDS):
-            for _ in _turns(share_s):
-                python.append(_timed(_interpret))
-            for _ in _turns(share_s):
-                issue_s, whole_s = self._launch()
-                issued.append(issue_s)
-                launched.append(whole_s)
-            products += self._device_times(self._multiply, share_s)
-            reads += self._device_times(self._load, share_s)
+        with _each_processor() as next_processor:
+            for _ in range(ROUNDS):
+                for _ in _turns(share_s):
+                    next_processor()
+                    python.append(_processor_time(_interpret))
+                for _ in _turns(share_s):
+                    next_processor()
+                    issue_s, whole_s = self._launch()
+                    issued.append(issue_s)
+                    launched.append(whole_s)
+                products += self._products(share_s)
+                reads += self._device_times(self._load, share_s)
         sizes = self.sizes
+        low_ms, high_ms = _deciles([1e3 * item for item in python])
         return {
             "device": device_name(self._device),
             "seconds": time.perf_counter() - began,
@@ -98,10 +109,14 @@ class Reference:
             "launch_us": median(issued) / LAUNCHES * 1e6,
             "launched_ms": median(launched) * 1e3,
             "python_ms": median(python) * 1e3,
+            "python_low_ms": low_ms,
+            "python_high_ms": high_ms,
             "matrix": sizes.matrix,
             "dtype": str(sizes.dtype).removeprefix("torch."),
             "read_bytes": sizes.read_bytes,
             "launches": LAUNCHES,
+            "rest_ms": 1e3 * REST_S if self._device.type == "cuda" else 0.0,
+            "processors": len(_processors()),
             "threads": torch.get_num_threads(),
         }
 
@@ -112,15 +127,27 @@ class Reference:
         self._read.sum()
 
     def _launch(self) -> tuple[float, float]:
-        """Seconds until all small operations were issued, and until the device had done them."""
+        """Seconds of this thread to issue all small operations, and seconds until the device had done them."""
         self._synchronize()
-        small = self._small
         start = time.perf_counter()
+        issued = _processor_time(self._issue)
+        self._synchronize()
+        return issued, time.perf_counter() - start
+
+    def _issue(self) -> None:
+        small = self._small
         for _ in range(LAUNCHES):
             small.add_(1.0)
-        issued = time.perf_counter()
-        self._synchronize()
-        return issued - start, time.perf_counter() - start
+
+    def _products(self, seconds: float) -> list[float]:
+        """Seconds of each product, with a rest after each on a GPU."""
+        if self._device.type != "cuda":
+            return self._device_times(self._multiply, seconds)
+        times = []
+        for _ in _turns(seconds):
+            times += self._marked_times(self._multiply, 1)
+            time.sleep(REST_S)
+        return times
 
     def _device_times(self, part: Callable[[], None], seconds: float) -> list[float]:
         """Seconds of each call, on the device's own clock where it has one: the host's launch is not in them."""
@@ -128,7 +155,9 @@ class Reference:
             return [_timed(part) for _ in _turns(seconds)]
         part()  # brings the clocks up again after what the host did alone
         self._synchronize()
-        calls = max(1, int(seconds / max(1e-6, self._rough_seconds(part))))
+        return self._marked_times(part, max(1, int(seconds / max(1e-6, self._rough_seconds(part)))))
+
+    def _marked_times(self, part: Callable[[], None], calls: int) -> list[float]:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for mark in marks[1:]:
@@ -158,6 +187,46 @@ def _interpret() -> int:
         else:
             seen[value & 255] = step
     return len(seen) + recent[0]
+
+
+def _processors() -> list[int]:
+    """Those on which this process may run; empty where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@contextlib.contextmanager
+def _each_processor() -> Iterator[Callable[[], None]]:
+    """Each call moves this thread to another processor; afterwards it may run on all of them again.
+
+    On a shared host some are half as fast as others, and which of them a process meets is luck: a figure of one would
+    say nothing of the host.
+    """
+    processors = _processors()
+    order = itertools.cycle(random.Random(0).sample(processors, len(processors)))
+
+    def move() -> None:
+        if processors:
+            os.sched_setaffinity(0, {next(order)})
+
+    try:
+        yield move
+    finally:
+        if processors:
+            os.sched_setaffinity(0, processors)
+
+
+def _deciles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the ninth decile."""
+    cuts = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]]
+    return cuts[0], cuts[-1]
+
+
+def _processor_time(part: Callable[[], object]) -> float:
+    """Seconds that this thread had a processor: what others run beside it is not in them, as it is looked at elsewhere
+    (the check "busy host")."""
+    start = time.thread_time()
+    part()
+    return time.thread_time() - start
 
 
 def _timed(part: Callable[[], object]) -> float:

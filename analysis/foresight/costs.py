@@ -16,6 +16,7 @@ from typing import Any, Literal
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import Bracket, brackets, is_search
+from analysis.judging.wording import digits
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
@@ -263,15 +264,15 @@ def _held_text(arm: str, own: Capacity) -> str:
     rps = own.rps
     if own.source == "offered" and rps.low is not None:
         return (
-            f"A replica of {arm} was offered {rps.low:.3g} requests/s and kept every SLO: it holds at least that, and "
-            "how much more only a saturation search tells."
+            f"A replica of {arm} was offered {digits(rps.low)} requests/s and kept every SLO: it holds at least that, "
+            "and how much more only a saturation search tells."
         )
     if own.source == "offered":
-        return f"A replica of {arm} was offered {rps.high:.3g} requests/s and broke its SLO: it holds less."
+        return f"A replica of {arm} was offered {digits(rps.high)} requests/s and broke its SLO: it holds less."
     if rps.low is None and rps.high is None:
         return f'What {arm} holds is not known: search with arrivals = "saturation" and an [slo].'
-    low = "0" if rps.low is None else f"{rps.low:.3g}"
-    span = f"{low} requests/s or more" if rps.high is None else f"{low} to {rps.high:.3g} requests/s"
+    low = "0" if rps.low is None else f"{digits(rps.low)}"
+    span = f"{low} requests/s or more" if rps.high is None else f"{low} to {digits(rps.high)} requests/s"
     once = " (one trial: a guess)" if own.trials < 2 else ""
     return f"A replica of {arm} holds {span}{once}."
 
@@ -303,8 +304,8 @@ def _hours_text(hours: float | None) -> str:
     if hours == NEVER:
         return "never"
     if hours < 1.0 / 60.0:
-        return f"after {hours * 3600:.2g} s"
-    return f"after {hours * 60:.2g} minutes" if hours < 2.0 else f"after {hours:.3g} hours"
+        return f"after {digits(hours * 3600, 2)} s"
+    return f"after {digits(hours * 60, 2)} minutes" if hours < 2.0 else f"after {digits(hours)} hours"
 
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.blackbox.stalls import COMPILE, HOST, PART, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.gates import COMPILE_GATES, FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import counted
+from analysis.judging.wording import counted, digits
 from analysis.settings.gate_limits import CompileBudget
 
 # What a gate on the number of compiles must be able to see; one from a disk cache takes as long.
@@ -80,7 +80,7 @@ def outside_gates(
         else:
             verdict, reason = PASS, _clean(outside, sure)
         decided = verdict != INCONCLUSIVE
-        shown = {"count": f"{value:.0f}", "pct": f"{value:.3g} %"}.get(unit, f"{value:.2g} s")
+        shown = {"count": f"{value:.0f}", "pct": f"{digits(value)} %"}.get(unit, f"{digits(value, 2)} s")
         bound = {"count": f"{limit:.0f}", "pct": f"{limit:g} %"}.get(unit, f"{limit:g} s")
         gates.append(
             Gate(
@@ -110,7 +110,8 @@ def _clean(outside: Outside, sure: Sequence[Stall]) -> str:
         return f"{counted(len(sure), 'stall')} began with a first-seen prompt length ({_p(outside.p_value)})."
     host = len(outside.of_cause(HOST))
     beside = f", leaving out {counted(host, 'time')} that the others stood still too" if host else ""
-    return f"no stall from {outside.detectable_s:.2g} s on that could be a compile{beside}; shorter ones do not show."
+    shortest = digits(outside.detectable_s, 2)
+    return f"no stall from {shortest} s on that could be a compile{beside}; shorter ones do not show."
 
 
 def _doubt(
@@ -158,7 +159,7 @@ def _unexplained(outside: Outside, sure: Sequence[Stall], maybe: Sequence[Stall]
     alone = f"{outside.arm} alone" if outside.witnesses else f"{outside.arm}, with no other arm to compare,"
     return (
         f"{alone} stood still {counted(len(maybe), 'more time' if sure else 'time')}, "
-        f"up to {longest:.2g} s, and {why}. Its own logs know."
+        f"up to {digits(longest, 2)} s, and {why}. Its own logs know."
     )
 
 
@@ -166,9 +167,9 @@ def _in_part(outside: Outside, parts: Sequence[Stall]) -> str:
     """Why stalls of some requests leave a gate open."""
     longest = max(stall.seconds for stall in parts)
     return (
-        f"{outside.arm} left requests standing {counted(len(parts), 'time')}, up to {longest:.2g} s, while it answered "
-        "others: several servers may share its address, and a compile of one cannot be excluded. Give each an address "
-        "of its own."
+        f"{outside.arm} left requests standing {counted(len(parts), 'time')}, up to {digits(longest, 2)} s, while it "
+        "answered others: several servers may share its address, and a compile of one cannot be excluded. Give each an "
+        "address of its own."
     )
 
 

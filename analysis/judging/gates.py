@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.rates import RateComparison
-from analysis.judging.wording import counted, percent
+from analysis.judging.wording import counted, digits, percent
 from analysis.run.slo import ShareResult
 from analysis.settings.gate_limits import CompileBudget
 from analysis.settings.metrics import quantile_label
@@ -198,8 +198,8 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     longest = f", longest {facts.longest_event_s:.1f} s" if facts.most_in_a_trial else ""
     count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}{per_trial}{longest}, limit {budget.max_recompiles}"
     count += f"; {waited}" if facts.most_in_a_trial else ""
-    held_up = f"one request for {facts.longest_stall_s:.2g} s" if facts.longest_stall_s else "no request"
-    took = f"{facts.stall_s_per_min:.2g} s" if facts.stall_s_per_min else "nothing"
+    held_up = f"one request for {digits(facts.longest_stall_s, 2)} s" if facts.longest_stall_s else "no request"
+    took = f"{digits(facts.stall_s_per_min, 2)} s" if facts.stall_s_per_min else "nothing"
     reasons = (
         f"{count}.",
         f"Compiles held up {held_up}, limit {budget.max_stall_s:g} s.",

@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.wording import digits
 from analysis.records.plain_values import number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
@@ -262,8 +263,8 @@ def _span(held: Bracket) -> str:
     if low is None and high is None:
         return "an unknown load"
     if low is None:
-        return f"less than {high:.3g} requests/s"
-    return f"{low:.3g} requests/s or more" if high is None else f"{low:.3g} to {high:.3g} requests/s"
+        return f"less than {digits(high)} requests/s"
+    return f"{digits(low)} requests/s or more" if high is None else f"{digits(low)} to {digits(high)} requests/s"
 
 
 def summary_rows(run: Run) -> dict[str, Any] | None:

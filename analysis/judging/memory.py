@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
-from analysis.judging.wording import bytes_text, counted, sentence
+from analysis.judging.wording import bytes_text, counted, digits, sentence
 from analysis.run.memory import DEVICE_FIGURES, FIGURES, HeldMemory, RunMemory
 from analysis.settings.gate_limits import GateLimits
 
@@ -122,7 +122,7 @@ def growth_verdict(held: HeldMemory, limit: float) -> str:
 
 
 def _pct(value: float) -> str:
-    return f"{value:.3g} %" if math.isfinite(value) else "anything"
+    return f"{digits(value)} %" if math.isfinite(value) else "anything"
 
 
 def _gate(arm: str, gate: str, value: float | None, limit: float, unit: str, verdict: str, reason: str) -> Gate:

@@ -24,9 +24,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def digits(value: float, most: int = 3) -> str:
+    """The number to `most` digits, and no power of ten where it is large: "0.0123", "119", "4,203"."""
+    return f"{value:.{most}g}" if abs(value) < 10**most - 0.5 else f"{value:,.0f}"
+
+
 def percent(share: float) -> str:
     """The share in percent, three digits: "0.123 %"."""
-    return f"{100.0 * share:.3g} %"
+    return f"{digits(100.0 * share)} %"
 
 
 def bytes_text(size: float) -> str:
@@ -35,7 +40,7 @@ def bytes_text(size: float) -> str:
         if abs(size) < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
-    return f"{size:.3g} TiB"
+    return f"{digits(size)} TiB"
 
 
 def sentence(faults: Sequence[str]) -> str:

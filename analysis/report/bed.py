@@ -202,6 +202,7 @@ def _references(bed: object) -> Table:
                 "Device": _place(first, "device"),
                 "Arms": text(first.get("arms")),
                 **cells,
+                "Python by processor": _span(pair),
                 **(
                     {"Failed": "; ".join(errors) or DASH}
                     if any(row.get("error") for row in rows(bed, "references"))
@@ -210,6 +211,13 @@ def _references(bed: object) -> Table:
             }
         )
     return Table(rows=shown, kinds={"Device": "words", "Arms": "words", "Failed": "reason"})
+
+
+def _span(pair: Mapping[str, Row]) -> str:
+    """The lowest and the highest decile of before and after."""
+    spans = [at(row, "python_range_ms") for row in pair.values()]
+    ends = [end for span in spans if isinstance(span, list | tuple) for end in span if is_number(end)]
+    return f"{figure(min(ends))} to {figure(max(ends))} ms" if ends else DASH
 
 
 def _change(before: object, after: object, show: Callable[[object], str], unit: str) -> str:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import time
 
 import pytest
 import torch
@@ -39,6 +41,40 @@ def test_every_part_is_measured_within_about_the_seconds_that_it_was_given() -> 
     measured = Reference(CPU, SMALL).measure(0.4)
     assert all(measured[figure] > 0 for figure in FIGURES)  # type: ignore[operator]
     assert 0.4 <= measured["seconds"] < 30.0  # type: ignore[operator]
+
+
+def test_the_host_is_measured_on_each_of_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [{3, 5, 8}]
+    met: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: now[0])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, processors: now.__setitem__(0, set(processors)))
+    monkeypatch.setattr(reference, "_interpret", lambda: met.append(now[0]))
+    with reference._each_processor() as next_processor:
+        for _ in range(6):
+            next_processor()
+            reference._processor_time(reference._interpret)
+    assert sorted(map(tuple, met)) == [(3,), (3,), (5,), (5,), (8,), (8,)]
+    assert now == [{3, 5, 8}]
+
+
+def test_where_the_system_names_no_processors_the_host_is_measured_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    measured = Reference(CPU, SMALL).measure(0.0)
+    assert measured["processors"] == 0
+    assert measured["python_ms"] > 0  # type: ignore[operator]
+
+
+def test_python_is_timed_without_what_others_run_beside_it() -> None:
+    measured = reference._processor_time(lambda: time.sleep(0.2))
+    assert measured < 0.1
+
+
+def test_the_range_over_processors_is_told() -> None:
+    measured = Reference(CPU, SMALL).measure(0.1)
+    low, middle, high = (measured[f"python_{name}ms"] for name in ("low_", "", "high_"))
+    assert 0 < low <= middle <= high  # type: ignore[operator]
 
 
 def test_a_device_computes_on_random_data() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from analysis.judging.checks.disturbances import BALANCED, Aspect, Disturbance, lost
 from analysis.judging.validity import ESTIMATES
-from analysis.judging.wording import percent
+from analysis.judging.wording import digits, percent
 from analysis.records.schemas import RUN_HOST
 from analysis.run.test_bed import POWER_CAP, THROTTLES, DeviceTraffic, HostTraffic, TestBed
 
@@ -208,7 +208,7 @@ def _held_before(bed: TestBed, device: DeviceTraffic) -> str:
 def _how_long(device: DeviceTraffic, seconds: float) -> str:
     if seconds > 0.99 * device.seconds:
         return f"throughout trial {device.trial}"
-    return f"for {seconds:.3g} s of the {device.seconds:.3g} s of trial {device.trial}"
+    return f"for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}"
 
 
 def _over_limit(aspect: Aspect, device: DeviceTraffic, seconds: float, text: str) -> Iterator[Disturbance]:

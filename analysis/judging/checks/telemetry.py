@@ -17,7 +17,7 @@ from analysis.arrays import Ints
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted, sentence
+from analysis.judging.wording import counted, digits, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
@@ -160,13 +160,13 @@ def check_explained(run: Run, arm: str, outside: Outside, *, vouched: bool) -> C
         longest = float(run.requests.stall_ns[requests].max()) / 1e9
         faults.append(
             f"{requests.size} request{'s were' if requests.size > 1 else ' was'} held up by a compile by its server's "
-            f"account (for {longest:.3g} s at most) while no compile event tells of one"
+            f"account (for {digits(longest)} s at most) while no compile event tells of one"
         )
     if stalls:
         longest = max(stall.seconds for stall in stalls)
         faults.append(
             f"{counted(len(stalls), 'stall')} that began with a first-seen shape "
-            f"({longest:.3g} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
+            f"({digits(longest)} s at most) show{'' if len(stalls) > 1 else 's'} from outside and in no compile event"
         )
     return Check(
         check="stalls explained",
