@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from servers.fields import ConfigError
@@ -16,7 +18,12 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f'model.device is "{name}" but torch sees no GPU: use cpu, or install a CUDA build of torch')
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        among = f' where CUDA_VISIBLE_DEVICES is "{visible}"' if visible is not None else ""
+        raise ConfigError(
+            f'model.device is "{name}" but torch sees no GPU{among}: use cpu, a card that is there, or a CUDA build of '
+            "torch"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count()
         raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs: use cuda:0 to cuda:{seen - 1}')
