@@ -23,6 +23,7 @@ from servers.engine import attention, sampling
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
+from servers.engine.placement import product_name
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, StepShape, shape_policy
 from servers.engine.startup import memory_peaks
@@ -276,7 +277,7 @@ class ModelRunner:
 
     def device_name(self) -> str:
         """The accelerator's product name, or cpu."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return product_name(self.device)
 
     def dtype_name(self) -> str:
         """The type of the weights, "bfloat16" for example."""
