@@ -117,7 +117,8 @@ class ShapeConfig:
 class CompileConfig:
     """What torch.compile is asked for. `enabled = false` is plain eager.
 
-    `capture` records one CUDA graph for every planned shape, instead of the graph trees of `mode`. `guarded` lets
+    `backend_module` is imported first, for a backend that its package registers when it is imported. `capture` records
+    one CUDA graph for every planned shape, instead of the graph trees of `mode`. `guarded` lets
     shapes that were not warmed run eagerly instead of compiling. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
     neither. The bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
@@ -128,6 +129,7 @@ class CompileConfig:
     dynamic: bool | None = None
     fullgraph: bool = False
     backend: str = "inductor"
+    backend_module: str = ""
     regional: bool = False
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
@@ -146,6 +148,11 @@ class CompileConfig:
             raise ConfigError(
                 f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
                 'use mode = "default" or backend = "inductor"'
+            )
+        if self.backend_module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", self.backend_module):
+            raise ConfigError(
+                f'compile.backend_module is "{self.backend_module}": give the dotted name of a Python module, as '
+                "import takes it"
             )
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")

@@ -5,6 +5,7 @@ Only this file and recorder.py, which says what the compiler did, touch torch._d
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
+from servers.complaint import named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
@@ -30,12 +32,7 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     """
     if not policy.enabled:
         return
-    known_backends = torch._dynamo.list_backends(exclude_tags=())
-    if policy.backend not in known_backends:
-        raise ConfigError(
-            f'compile.backend is "{policy.backend}": torch knows {", ".join(sorted(known_backends))}; '
-            "install the package that brings it"
-        )
+    load_backend(policy)
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
         if not hasattr(torch._inductor.config, name):
             raise ConfigError(
@@ -56,6 +53,30 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     if policy.mark_dynamic:
         # Two dimensions that happen to be equal in the first batch are not one dimension.
         torch.fx.experimental._config.use_duck_shape = False  # type: ignore[attr-defined]
+
+
+def load_backend(policy: CompileConfig) -> None:
+    """The policy's backend is there and can be loaded. Raises ConfigError, one line that says what is missing."""
+    what = f'compile.backend is "{policy.backend}"'
+    if policy.backend_module:
+        try:
+            importlib.import_module(policy.backend_module)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f'compile.backend_module is "{policy.backend_module}" and cannot be imported ({named(error)}): '
+                "install the package that brings it, or name another module"
+            ) from None
+    known_backends = torch._dynamo.list_backends(exclude_tags=())
+    if policy.backend not in known_backends:
+        remedy = "install the package that brings it, and name in compile.backend_module what registers it"
+        if policy.backend_module:
+            what += f", which importing {policy.backend_module} does not register"
+            remedy = "name the backend or the module as its package does"
+        raise ConfigError(f"{what}: torch knows {', '.join(sorted(known_backends))}; {remedy}")
+    try:
+        torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} and cannot be loaded ({named(error)}): mend its package, or use another") from None
 
 
 def join_linears(graph: torch.fx.Graph) -> None:
@@ -112,7 +133,7 @@ class _JoinLinears(CustomGraphPass):
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:
-    # torch refuses any mode together with a backend other than inductor, as the configuration does any but the default
+    # other backends are given a mode and read none, so the configuration allows them the default alone
     mode = policy.mode if policy.mode != "default" else None
     return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
 
