@@ -25,10 +25,15 @@ from servers.fields import ConfigError
 UnprovenBounds = ConstraintViolationError
 
 
-def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, layers: int) -> None:
+class UnforeseenShapeError(RuntimeError):
+    """A strict policy refuses a step: no graph fits its shape, and none is compiled while serving."""
+
+
+def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, regions: int) -> None:
     """Set the process-wide compiler options that the policy needs. Raises ConfigError for what torch does not know.
 
-    The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come.
+    The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come. As many
+    `regions` are compiled each by itself, 1 where it is the whole model.
     """
     if not policy.enabled:
         return
@@ -39,9 +44,9 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
                 f"compile.options.{name} is unknown to torch {torch.__version__}: see torch._inductor.config"
             )
         setattr(torch._inductor.config, name, value)
-    # blocks of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
-    # one for each layer
-    known = 2 * planned_shapes * (layers if policy.regional else 1)
+    # regions of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
+    # one for each region
+    known = 2 * planned_shapes * regions
     if policy.recompile_limit:
         torch._dynamo.config.recompile_limit = policy.recompile_limit
     elif closed:
@@ -138,33 +143,12 @@ def _arguments(policy: CompileConfig) -> dict[str, Any]:
     return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
 
 
-def compile_step(step: nn.Module, policy: CompileConfig) -> Callable[..., Any]:
+def compile_step(step: Callable[..., Any], policy: CompileConfig) -> Callable[..., Any]:
     """`step` as the policy wants it: itself when compiling is off, otherwise under torch.compile."""
     if not policy.enabled:
         return step
     compiled: Callable[..., Any] = torch.compile(step, **_arguments(policy))
     return compiled
-
-
-def compile_blocks(model: nn.Module, cache: Any, policy: CompileConfig) -> None:
-    """Every repeated block of `model` runs compiled when it is called with `cache`; the rest stays as it is.
-
-    The blocks are the longest list of like modules. All have one code, so a shape costs one compile and not one for
-    each layer.
-    """
-    blocks = max((item for item in model.modules() if isinstance(item, nn.ModuleList)), key=len, default=())
-    for block, view in zip(blocks, cache.views(), strict=True):
-        compiled = torch.compile(block.forward, **_arguments(policy))
-        block._compiled_call_impl = _over_cache(block, compiled, cache, view)
-
-
-def _over_cache(block: Any, compiled: Callable[..., Any], cache: object, view: object) -> Callable[..., Any]:
-    def call(*args: Any, past_key_values: object = None, **kwargs: Any) -> Any:
-        if past_key_values is not cache:  # somebody else's call of the model
-            return block._call_impl(*args, past_key_values=past_key_values, **kwargs)
-        return compiled(*args, past_key_values=view, **kwargs)
-
-    return call
 
 
 def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], *, promised: bool = True) -> None:
@@ -193,6 +177,16 @@ def begin_step(policy: CompileConfig) -> None:
 
 
 def settle(policy: CompileConfig) -> None:
-    """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python."""
-    if policy.enabled and policy.guarded:
-        torch.compiler.set_stance("eager_on_recompile")
+    """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python, and a strict
+    one raises what `refusal` reads."""
+    if policy.enabled and policy.is_closed_once_warm:
+        torch.compiler.set_stance("fail_on_recompile" if policy.strict else "eager_on_recompile")
+
+
+def refusal(error: RuntimeError) -> str | None:
+    """Why a strict policy refused the call that raised `error`: the first guard that failed. None for other errors."""
+    text = str(error)
+    if "stance is 'fail_on_recompile'" not in text:
+        return None
+    failures = [line.strip().removeprefix("- ") for line in text.splitlines() if line.strip().startswith("- ")]
+    return failures[0] if failures else "nothing was compiled for it"

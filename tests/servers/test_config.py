@@ -87,6 +87,11 @@ def test_max_length_is_prompt_plus_generated() -> None:
         ({"enabled": True, "mark_dynamic": True, "batch_bounds": [1, 8]}, "low at least 2"),
         ({"enabled": True, "options": 3}, "give a table"),
         ({"enabled": True, "backend_module": "not/a.module"}, 'backend_module is "not/a.module": give the dotted name'),
+        ({"enabled": True, "regions": ["model..mlp"]}, r'compile.regions holds "model..mlp": give qualified names'),
+        ({"enabled": True, "eager_regions": [""]}, 'compile.eager_regions holds ""'),
+        ({"enabled": True, "regional": True, "regions": ["lm_head"]}, "regional is the repeated block alone"),
+        ({"enabled": True, "fullgraph": True, "eager_regions": ["lm_head"]}, "a graph ends where an eager module"),
+        ({"enabled": True, "guarded": True, "strict": True}, "compile.guarded and compile.strict are both true"),
     ],
 )
 def test_compile_settings_that_cannot_be_meant_are_refused(table: dict[str, object], message: str) -> None:
