@@ -15,6 +15,7 @@ from analysis.blackbox.row import outside_row
 from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.requests import METRICS
+from analysis.run.compiled import compiled_steps, eager_pct
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
@@ -173,7 +174,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
-    row["eager_fallback_pct"] = _eager_fallback_pct(run, arm)
+    row["eager_fallback_pct"] = eager_pct(compiled_steps(run, arm))
     row |= compiler_facts(run.records.directories, arm)
     replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
     row["without_withdrawn"] = replays["e2e"].withdrawn
@@ -212,16 +213,6 @@ def _backlog(run: Run, arm: str) -> dict[str, Any]:
         "steady_requests": int(steady.size),
         "steady_behind": int(behind[steady].sum()),
     }
-
-
-def _eager_fallback_pct(run: Run, arm: str) -> float | None:
-    """The share of steps that ran uncompiled on an arm that asks for compiling; None elsewhere."""
-    steps = run.steps(arm) if run.account(arm).compiles else None
-    if steps is None:
-        return None
-    known = steps.column("compiled").drop_null()
-    total = len(known)
-    return 100.0 * (1.0 - (pc.sum(known).as_py() or 0) / total) if total else None
 
 
 def _padding(run: Run, arm: str) -> dict[str, Any]:
