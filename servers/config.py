@@ -86,6 +86,11 @@ class EngineConfig:
         return self.max_prompt_tokens + self.max_new_tokens
 
     @property
+    def longest_context(self) -> int:
+        """Positions that a decode step attends to at most, 2 or more: the last token of an answer is never fed back."""
+        return max(2, self.max_length - 1)
+
+    @property
     def prefill_tokens(self) -> int:
         """Tokens of one prompt that a prefill step takes at most."""
         return min(self.prefill_chunk or self.max_prompt_tokens, self.max_prompt_tokens)

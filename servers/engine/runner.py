@@ -394,7 +394,10 @@ class ModelRunner:
                     tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), promised=promised
                 )
         if kind != "prefill":
-            longest = engine.max_length if kind == "decode" else engine.max_prompt_tokens
+            longest = engine.max_prompt_tokens
+            if kind == "decode":
+                # The whole of the cache is a size of its own: a mask that is not cut compiles apart from one that is.
+                longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
             compiler_policy.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest), promised=promised)
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:

@@ -45,7 +45,7 @@ def parse_shapes(text: str, engine: EngineConfig) -> list[StepShape]:
 def _check(shape: StepShape, engine: EngineConfig) -> None:
     rows, key, context = engine.prefill_batch, "engine.prefill_batch", engine.max_prompt_tokens
     if shape.kind == "decode":
-        rows, key, context = engine.slots, "engine.slots", engine.max_length
+        rows, key, context = engine.slots, "engine.slots", engine.longest_context
     shortest = 1 if shape.kind == "prefill" else shape.length + 1
     for value, low, high, what, limit in (
         (shape.batch, 1, rows, "rows", key),
@@ -69,6 +69,6 @@ def unplanned_shapes(engine: EngineConfig) -> Iterator[StepShape]:
         yield StepShape("prefill", rows, length, length)
     if tokens < prompt:
         yield StepShape("extend", 1, max(1, tokens // 3), prompt)
-    longest, slots = engine.max_length, engine.slots
+    longest, slots = engine.longest_context, engine.slots
     for batch, context in ((1, longest // 3), (slots // 2, longest // 2), (slots, longest - 1), (slots, longest)):
         yield StepShape("decode", max(1, batch), 1, max(2, context))

@@ -71,8 +71,8 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
         ("prefill 2x5", ("2 rows", "engine.prefill_batch", "1")),
         ("prefill 1x41", ("41 tokens", "40")),
         ("decode 5@9", ("5 rows", "engine.slots", "4")),
-        ("decode 1@53", ("53 positions", "52")),
-        ("decode 1@1", ("1 positions", "2 to 52")),
+        ("decode 1@52", ("52 positions", "51")),
+        ("decode 1@1", ("1 positions", "2 to 51")),
     ],
 )
 def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, ...]) -> None:

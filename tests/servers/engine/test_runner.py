@@ -427,6 +427,20 @@ def test_bounds_that_cannot_be_promised_cost_graphs_before_serving_and_none_afte
     assert_greedy_like_generate(runner, jobs)
 
 
+def test_the_longest_context_needs_no_graph_of_its_own(
+    recorder: CompileRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    arm = ArmConfig.from_preset(
+        "compiled-strict", engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
+    )
+    runner = runner_for(replace(arm, compile=replace(arm.compile, backend="aot_eager")), recorder)
+    assert "without promised bounds" not in caplog.text
+    prompt = jobs_for(runner.vocab_size, seed=1, count=1)[0].prompt
+    longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]
+    serve(runner, longest)
+    assert [len(job.output) for job in longest] == [12, 12], "a strict arm refuses what needs a graph"
+
+
 @pytest.mark.slow
 def test_bounds_that_the_user_gave_must_hold(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "largest", split_at_two)
