@@ -79,11 +79,13 @@ def made_for(arm: ArmConfig, *, on_cpu: bool) -> dict[str, Any]:
 
 
 def facts_of(arm: ArmConfig, *, device: str, threads: int, on_cpu: bool) -> dict[str, Any]:
-    """What is to be equal where the arm's compiled code is used: versions, `device` by its product name, on a processor
-    the `threads` for which code is generated, and the arm's settings."""
+    """What is to be equal where the arm's compiled code is used: versions, `device` by its product name, the number of
+    a card among those that the process sees (generated code names it), on a processor the `threads` for which code is
+    generated, and the arm's settings."""
     return {
         "versions": _versions(),
         "device": device,
+        "card": int(arm.model.device.partition(":")[2] or 0),
         "threads": threads if on_cpu else 0,
         **made_for(arm, on_cpu=on_cpu),
     }
@@ -108,7 +110,7 @@ def check(artifact: Artifact, arm: ArmConfig, *, on_cpu: bool, devices: Collecti
 
 def _differences(here: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """(key, value here, value in the artifact) of everything that is known on both sides and differs."""
-    for name in ("versions", "threads", "architecture", "model", "engine", "shapes", "compile"):
+    for name in ("versions", "card", "threads", "architecture", "model", "engine", "shapes", "compile"):
         mine, other = here[name], facts.get(name)
         if name == "architecture" and (mine is None or other is None):
             continue

@@ -138,6 +138,7 @@ def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path: Path) -> None:
         ({"versions": {"triton": "3.6.0"}}, "triton 3.6.0 and here it is not set"),
         ({"device": "NVIDIA H200"}, f"was written on NVIDIA H200 and this is {HERE}"),
         ({"threads": 64}, "threads 64 and here it is 2"),
+        ({"card": 1}, "card 1 and here it is 0"),
         ({"architecture": {"hidden_size": 4096}}, "the model's hidden_size 4096 and here it is 64"),
         ({"model": {"dtype": "bfloat16"}}, "model.dtype bfloat16 and here it is float32"),
         ({"engine": {"slots": 8}}, "engine.slots 8 and here it is 4"),
