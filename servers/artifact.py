@@ -132,6 +132,7 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {"python": ".".join(platform.python_version_tuple()[:2]), "machine": platform.machine()}
     for package in _PACKAGES:
@@ -139,7 +140,15 @@ def _versions() -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+    traced = hashlib.sha256(b"".join(path.read_bytes() for path in _traced()))
+    versions["tailgate"] = f"{versions.get('tailgate', 'unknown')} ({traced.hexdigest()[:8]})"
     return versions
+
+
+def _traced() -> list[Path]:
+    """The source of what the compiler traces, and of what it is asked for: another one has other graphs."""
+    servers = Path(__file__).parent
+    return [*sorted((servers / "engine").glob("*.py")), servers / "compiler" / "policy.py"]
 
 
 @cache
