@@ -2,10 +2,10 @@
 
     python benchmarks/engine.py decode mixed --model random:llama-3-8b --arm compiled-bucketed --batch 1,32
 
-Sections: startup (cold and warm compiler cache), floor (bandwidth), quiet (no compile after the warm-up; with --trace
-also a replay in real time), decode, mixed, recorder (what watching costs), baselines (transformers). Progress and a
-table go to stderr, each result at once, also to --out; the last line on stdout is one JSON object with everything.
-Exit code: 0 all measured and quiet, 1 something failed or was not quiet, 2 bad usage.
+Sections: startup (cold, warm and shipped compiler cache), floor (bandwidth), quiet (no compile after the warm-up; with
+--trace also a replay in real time), decode, mixed, recorder (what watching costs), baselines (transformers). Progress
+and a table go to stderr, each result at once, also to --out; the last line on stdout is one JSON object with
+everything. Exit code: 0 all measured and quiet, 1 something failed or was not quiet, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from benchmarks.traffic import WORKLOADS
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.command_line import real
 from servers.config import PRESETS, ArmConfig
+from servers.program import isolate_compiler
 
 # Flags that are sizes of the work where they are given, and those that the plan takes as they are.
 SIZES = ("decode_prompt", "decode_new", "mixed_requests", "churn_requests")
@@ -70,7 +71,7 @@ def parser() -> BenchmarkParser:
         help="engine, grpc or both with a comma (default engine)")  # fmt: skip
     add("--baselines", type=several(one_of(KINDS), "static"), default=KINDS,
         help=f"which ones (default {','.join(KINDS)})")  # fmt: skip
-    add("--starts", type=count, default=1, help="startup: cold and warm starts (default %(default)s)")
+    add("--starts", type=count, default=1, help="startup: starts of each kind (default %(default)s)")
     add("--pairs", type=count, default=20, help="recorder: pairs (default %(default)s)")
     add("--trace", default="", help="quiet: replay this trace (Azure CSV or Mooncake JSON Lines)")
     add(
@@ -130,7 +131,7 @@ def run_one(options: argparse.Namespace, preset: str, arguments: Sequence[str]) 
     ledger = Ledger(arm.name, out=Path(options.out) if options.out else None)
     cache_dir = options.cache_dir or tempfile.mkdtemp(prefix="tailgate-bench-cache-")
     # before torch is imported, which reads it once
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
+    isolate_compiler(os.environ, cache_dir, arm)
     try:
         about = {"machine": machine(arm), "arm": arm.to_dict(), "plan": dataclasses.asdict(plan)}
         ledger.head(command=command_line("engine.py", arguments), **about)

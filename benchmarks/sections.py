@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -30,7 +30,7 @@ from benchmarks.measure import (
     steady_decode,
     throughput,
 )
-from benchmarks.startup import Start, read_libraries, start_once, summary
+from benchmarks.startup import Start, read_libraries, start_once, summary, with_artifact
 from benchmarks.traffic import Request, Workload, churn_set, decode_set, first_seconds, mixed_set, paced, trace_rows
 from servers.config import ArmConfig
 from servers.fields import ConfigError
@@ -160,21 +160,32 @@ class Bench:
 
 
 def startup(bench: Bench) -> None:
-    """Start on an empty cache, then on the one that this start filled, several times.
+    """Start on an empty cache, on the one that this start filled, and on an empty one with the arm's artifact, several
+    times. Only an arm that inductor compiles has an artifact.
 
     The last pair leaves its artifacts to the sections that follow, unless those were given a filled cache.
     """
     read_libraries()
-    cold: list[Start] = []
-    warm: list[Start] = []
-    for number in range(1, bench.plan.starts + 1):
-        with tempfile.TemporaryDirectory(prefix="tailgate-cold-", ignore_cleanup_errors=True) as folder:
+    policy = bench.arm.compile
+    arm = replace(bench.arm, compile=replace(policy, artifact=""))
+    starts: dict[str, list[Start]] = {}
+
+    def start(kind: str, started: ArmConfig, cache_dir: str) -> None:
+        starts.setdefault(kind, []).append(start_once(started, cache_dir, bench.ledger.note))
+        bench.ledger.note(f"{kind} start {number} of {bench.plan.starts}: {starts[kind][-1].ready_s:.1f} s")
+
+    with tempfile.TemporaryDirectory(prefix="tailgate-start-", ignore_cleanup_errors=True) as scratch:
+        shipped = None
+        if policy.enabled and policy.backend == "inductor":
+            shipped = with_artifact(arm, Path(scratch) / "artifact", bench.ledger.note)
+        for number in range(1, bench.plan.starts + 1):
             keep = number == bench.plan.starts and not any(Path(bench.cache_dir).glob("*"))
-            cache_dir = bench.cache_dir if keep else folder
-            for kind, starts in (("cold", cold), ("warm", warm)):
-                starts.append(start_once(bench.arm, cache_dir, bench.ledger.note))
-                bench.ledger.note(f"{kind} start {number} of {bench.plan.starts}: {starts[-1].ready_s:.1f} s")
-    bench.ledger.add("startup", **summary(cold, warm))
+            cache_dir = bench.cache_dir if keep else f"{scratch}/cold-{number}"
+            start("cold", arm, cache_dir)
+            start("warm", arm, cache_dir)
+            if shipped is not None:
+                start("artifact", shipped, f"{scratch}/shipped-{number}")
+    bench.ledger.add("startup", **summary(starts))
 
 
 def floor(bench: Bench) -> None:

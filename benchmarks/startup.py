@@ -1,4 +1,5 @@
-"""What a start costs: a replica from its process's start to ready, on an empty compiler cache and on a filled one.
+"""What a start costs: a replica from its process's start to ready, on an empty compiler cache, on a filled one, and on
+an empty one with an artifact.
 
 As a program (`python -m benchmarks.startup ARM.json CACHE_DIR`) this file stands where servers.front.serve stands,
 without the wire: it starts the engine process, prints JSON lines of its progress and ends when the engine is ready.
@@ -11,8 +12,8 @@ import multiprocessing
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,6 +46,11 @@ class Start:
             parts[part] = parts.get(part, 0.0) + seconds
         return {**parts, "rest": self.ready_s - sum(parts.values())}
 
+    def shapes_s(self) -> float:
+        """What the warm-up of all shapes took; their CUDA graphs, which no cache holds, are captured besides."""
+        parts = self.parts()
+        return sum(parts.get(kind, 0.0) for kind in ("prefill", "extend", "decode"))
+
 
 def start_once(arm: ArmConfig, cache_dir: str, note: Callable[[str], None]) -> Start:
     """Start a replica's processes, wait until its engine is ready, end them."""
@@ -73,6 +79,19 @@ def start_once(arm: ArmConfig, cache_dir: str, note: Callable[[str], None]) -> S
             replica.stop(5.0)
 
 
+def with_artifact(arm: ArmConfig, path: Path, note: Callable[[str], None]) -> ArmConfig:
+    """The arm, which starts with its own compiled code: written to `path` as a user writes it."""
+    config = path.with_suffix(".json")
+    config.write_text(json.dumps(arm.to_dict()))
+    command = [sys.executable, "-m", "servers.precompile", "--config", str(config), "--out", str(path), "--json"]
+    ended = subprocess.run(command, env=child_environment(), cwd=ROOT, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise StartupError(f"no artifact was written: {ended.stderr.strip().splitlines()[-1:]}")
+    written = json.loads(ended.stdout.splitlines()[-1])
+    note(f"artifact: {written['graphs']} graphs in {written['bytes'] / 2**20:.1f} MiB after {written['seconds']:.1f} s")
+    return replace(arm, compile=replace(arm.compile, artifact=str(path)))
+
+
 def read_libraries() -> None:
     """torch and transformers are in the page cache, so that the first start reads them no slower than the next."""
     subprocess.run(
@@ -83,25 +102,33 @@ def read_libraries() -> None:
     )
 
 
-def summary(cold: list[Start], warm: list[Start]) -> dict[str, Any]:
-    """Cold and warm starts side by side: seconds to ready, their parts, their items, and cold ÷ warm of the medians."""
-    starts = {"cold": cold, "warm": warm}
+def summary(starts: Mapping[str, Sequence[Start]]) -> dict[str, Any]:
+    """The kinds of start side by side: seconds to ready and for the shapes, their parts and items, and how much quicker
+    each kind is than cold, by medians."""
     ready = {kind: spread([start.ready_s for start in some]) for kind, some in starts.items()}
+    shapes = {kind: spread([start.shapes_s() for start in some]) for kind, some in starts.items()}
+    others = [kind for kind in starts if kind != "cold"]
     return {
-        "starts": len(cold),
-        "cold_s": ready["cold"],
-        "warm_s": ready["warm"],
-        "cold_over_warm": ready["cold"]["median"] / ready["warm"]["median"],
+        "starts": len(starts["cold"]),
+        **{f"{kind}_s": ready[kind] for kind in starts},
+        **{f"cold_over_{kind}": ready["cold"]["median"] / ready[kind]["median"] for kind in others},
+        **{f"{kind}_shapes_s": shapes[kind] for kind in starts},
+        **{f"cold_over_{kind}_shapes": _ratio(shapes["cold"]["median"], shapes[kind]["median"]) for kind in others},
         **{
             f"{kind}_{part}_s": median(start.parts()[part] for start in some)
             for kind, some in starts.items()
             for part in some[0].parts()
         },
         "items_s": {
-            item: {kind: median(start.items_s[item] for start in some) for kind, some in starts.items()}
-            for item in cold[0].items_s
+            item: {kind: median(start.items_s.get(item, 0.0) for start in some) for kind, some in starts.items()}
+            for item in dict.fromkeys(item for some in starts.values() for item in some[0].items_s)
         },
     }
+
+
+def _ratio(above: float, below: float) -> float | None:
+    """None where nothing was warmed."""
+    return above / below if below else None
 
 
 def main(config: str, cache_dir: str) -> int:

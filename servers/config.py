@@ -128,7 +128,9 @@ class CompileConfig:
     instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly where the
     policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
-    neither. The bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
+    neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled code a start begins with. With
+    `profile` a start takes over from earlier ones which sizes were found to vary. The bounds are what `mark_dynamic`
+    promises of a dimension, empty for the engine's limits.
     """
 
     enabled: bool = False
@@ -151,9 +153,12 @@ class CompileConfig:
     join_projections: bool = False
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
+    artifact: str = ""
+    profile: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "compile")
+        self._check_carried()
         if self.mode != "default" and self.backend != "inductor":
             raise ConfigError(
                 f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
@@ -220,6 +225,25 @@ class CompileConfig:
     def is_closed_once_warm(self) -> bool:
         """Whether no shape compiles while serving, whatever comes."""
         return self.guarded or self.strict
+
+    def _check_carried(self) -> None:
+        """What is taken over from earlier processes has an effect here."""
+        for key in ("artifact", "profile"):
+            if getattr(self, key) and not self.enabled:
+                raise ConfigError(
+                    f"compile.{key} is set but compile.enabled is false, so that nothing is compiled: remove it, or "
+                    "use a compiled preset"
+                )
+        if self.artifact and self.backend != "inductor":
+            raise ConfigError(
+                f'compile.artifact is set but compile.backend is "{self.backend}", and only inductor keeps compiled '
+                "code: remove one of them"
+            )
+        if self.profile and self.dynamic is False:
+            raise ConfigError(
+                "compile.profile is true but compile.dynamic is false, so that no size is found to vary: remove one of "
+                "them"
+            )
 
     @property
     def has_bounds(self) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from servers.engine.model import load_model
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError, build
-from servers.program import log_to_stderr, read_arm
+from servers.program import log_to_stderr, on_its_card_alone, read_arm
 
 log = logging.getLogger("tailgate.parity")
 
@@ -321,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     log_to_stderr()
     try:
-        arm = read_arm(options.config)
+        arm = on_its_card_alone(read_arm(options.config), os.environ)
         task = json.loads(Path(options.task).read_text(encoding="utf-8"))
         run = run_arm if options.what == "arm" else run_reference
         run(arm, task, Path(options.out))

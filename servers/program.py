@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from servers.artifact import made_for
 from servers.complaint import fault, one_line
 from servers.config import ArmConfig
 from servers.fields import ConfigError
+from servers.visible_card import only_card
 
 
 def read_arm(path: str) -> ArmConfig:
@@ -35,6 +40,46 @@ def compile_cache(folder: str) -> AbstractContextManager[str]:
     A cold cache is the honest default: a replica with last week's artifacts would hide what a rollout costs.
     """
     return nullcontext(folder) if folder else TemporaryDirectory(prefix="tailgate-compile-", ignore_cleanup_errors=True)
+
+
+# What would carry decisions of earlier processes into this one, or out of it: profiles of sizes, under a name or in
+# words; caches on other machines; whatever Triton's kernels are kept in.
+_CARRYING = (
+    *("TORCH_COMPILE_JOB_ID", "TORCH_COMPILE_STICKY_PGO_KEY"),
+    *("TORCH_COMPILE_STICKY_PGO_READ", "TORCH_COMPILE_STICKY_PGO_WRITE", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"),
+    *("TORCH_COMPILE_DYNAMIC_SOURCES", "TORCH_COMPILE_DYNAMIC_VALUES", "TORCH_COMPILE_UNBACKED_SOURCES"),
+    *("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE"),
+    *("TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE", "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE"),
+    *("TORCH_CACHING_PRECOMPILE", "TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER"),
+)
+
+
+def on_its_card_alone(arm: ArmConfig, environment: MutableMapping[str, str]) -> ArmConfig:
+    """The arm as a process reads it that has `environment` from its start and sees no card but the arm's own."""
+    device, visible = only_card(arm.model.device, environment)
+    environment.update(visible)
+    return replace(arm, model=replace(arm.model, device=device))
+
+
+def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: ArmConfig) -> None:
+    """In `environment` the compiler takes over from earlier processes what lies in `folder`, and nothing else.
+
+    Whether it takes over which sizes were found to vary (torch's profile), too, is the arm's `compile.profile`. Torch
+    reads these variables when it is imported. Without a folder it keeps code where it likes.
+    """
+    for name in _CARRYING:
+        environment.pop(name, None)
+    environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "1" if arm.compile.profile else "0"
+    if arm.compile.profile:
+        # Torch reads a profile under a name alone. This one is the policy's, so that arms do not share theirs.
+        tables = made_for(arm, on_cpu=True)
+        policy = json.dumps([tables["engine"], tables["shapes"], tables["compile"]], sort_keys=True)
+        environment["TORCH_COMPILE_JOB_ID"] = f"tailgate-{hashlib.sha256(policy.encode()).hexdigest()[:16]}"
+    if folder:
+        folder = os.path.abspath(folder)  # noqa: PTH100 (links stay as they are)
+        environment["TORCHINDUCTOR_CACHE_DIR"] = folder
+        # Triton's own default outlives every start. Kernels that inductor does not make would go there.
+        environment["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")  # noqa: PTH118
 
 
 def exit_code(work: Callable[[], int]) -> int:

@@ -323,7 +323,7 @@ def externals(summary: Row) -> list[External]:
 # A step's size as events and start-up items word it.
 STEP_SHAPE = re.compile(r"(\w+) batch (\d+) × length (\d+), context (\d+)")
 MOST_FACTS = 8
-KEY_COSTS = {"to serving", "load", "warm-up", "compile time", "disk cache", "weights", "KV cache"}
+KEY_COSTS = {"to serving", "load", "warm-up", "compile time", "disk cache", "artifact", "weights", "KV cache"}
 MEMORY_NAMES = {
     "weights": "weights",
     "kv_cache": "KV cache",
@@ -344,6 +344,7 @@ def startup_costs(summary: Row) -> list[Figure]:
     parts: tuple[Shown, ...] = (
         ("Time", "to serving", _duration, ("serving_s",)),
         ("Time", "process and imports", _duration, ("process_s",)),
+        ("Time", "unpacking compiled code", _duration, ("artifact_s",)),
         ("Time", "load", _duration, ("load_s",)),
         ("Time", "warm-up", _duration, ("warmup_s",)),
         ("Time", "of which prefill shapes", _duration, ("prefill_s",)),
@@ -357,6 +358,7 @@ def startup_costs(summary: Row) -> list[Figure]:
         (compiling, "tuning kernels at their first run", _duration, ("tuning_s",)),
         (compiling, "recording CUDA graphs", _duration, ("recording_s",)),
         (compiling, "disk cache", _cache_state, ("cache",)),
+        (compiling, "artifact", text, ("artifact",)),
     )
     deepest = max((len(rows(start, "slowest")) for start in starts), default=0)
     shapes: list[Shown] = [

@@ -15,7 +15,8 @@ from analysis.run.trials import Trial
 
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
 BEFORE = ("process", "import")
-AROUND = (*BEFORE, "load", "other")
+ARTIFACT = "artifact"  # compiled code that was unpacked; its identity stands among the versions
+AROUND = (*BEFORE, ARTIFACT, "load", "other")
 MOST_SHAPES = 5
 
 _COMPILING = ("compile", "recompile", "limit_hit")
@@ -31,10 +32,14 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
     starts = [items for items in starts if items]
     shapes = [{item: ns for item, ns in items.items() if _part(item) not in AROUND} for items in starts]
     whole = bool(starts) and all(set(BEFORE) <= {_part(item) for item in items} for items in starts)
+    versions = [mapping(row.get("versions")) for row in run.account(arm).startups]
+    artifacts = [str(known[ARTIFACT]) for known in versions if known.get(ARTIFACT)]
+    loaded = {"artifact_s": _part_s(starts, ARTIFACT), "artifact": ", ".join(dict.fromkeys(artifacts))}
     memories = (mapping(row.get("memory_bytes")) for row in run.account(arm).startups)
     return {
         "serving_s": _mean_s(sum(items.values()) for items in starts) if whole else None,
         "process_s": _part_s(starts, *BEFORE) if whole else None,
+        **(loaded if artifacts else {}),
         "load_s": _part_s(starts, "load") if starts else None,
         "warmup_s": _mean_s(sum(items.values()) for items in shapes),
         **{f"{part}_s": _part_s(starts, part) for part in ("prefill", "extend", "decode", "capture")},

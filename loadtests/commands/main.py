@@ -1,6 +1,6 @@
-"""The console script `tailgate`: run | parity | inspect | serve | split | worker | analyze | compare | export |
-forecast | plan | calibrate | breakeven. Each command is a module of this package; only that of the command in hand is
-imported.
+"""The console script `tailgate`: run | parity | inspect | serve | precompile | split | worker | analyze | compare |
+export | forecast | plan | calibrate | breakeven. Each command is a module of this package; only that of the command in
+hand is imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
 itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
@@ -28,6 +28,7 @@ COMMANDS = {
     "parity": "say whether the arms of an experiment compute the same",
     "inspect": "list the graphs of an arm and the shapes that will recompile",
     "serve": "serve one arm over gRPC",
+    "precompile": "compile an arm once, for starts that find its code ready",
     "split": "split traffic over arms with Envoy, in the foreground",
     "worker": "drive load from this host for a run on another one",
     "analyze": "judge a run again, or several runs as one",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from loadtests.commands.arm_flags import add_arm_flags, become, preset_arm
+from loadtests.commands.arm_flags import add_arm_flags, become, check_profile, preset_arm
 from loadtests.commands.command_line import (
     LISTENER_TLS,
     CommandParser,
@@ -33,7 +33,8 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate serve --preset eager --port 50051\n"
         "  tailgate serve --preset compiled-padded --model random:llama-3.2-1b --device cuda --dtype bfloat16 \\\n"
         "                 --slots 16 --max-prompt-tokens 2048 --port 50052\n"
-        "  tailgate serve --preset compiled-naive --set compile.mode=reduce-overhead --port 50053",
+        "  tailgate serve --preset compiled-naive --set compile.mode=reduce-overhead --port 50053\n"
+        "  tailgate serve --preset compiled-bucketed --set compile.artifact=bucketed.compiled",
     )
     parser.add_argument("--preset", required=True, metavar="NAME", help="shapes and compile policy of the arm")
     parser.add_argument("--name", default="", help="name of the arm in records (default: the preset)")
@@ -58,6 +59,7 @@ def main(options: argparse.Namespace) -> NoReturn:
     """This process becomes the server."""
     arm = preset_arm(options)
     check_arm(arm)
+    check_profile(arm, options.cache_dir)
     if options.port:
         check_port(options.port, key="--port", host=options.host)
     if options.metrics_port:

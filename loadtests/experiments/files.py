@@ -36,7 +36,11 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
     name = key.rpartition(".")[2]
-    if name not in (*FILE_KEYS, "trace", "conversations", "tokenizer") or not isinstance(value, str) or not value:
+    if (
+        name not in (*FILE_KEYS, "trace", "conversations", "tokenizer", "artifact")
+        or not isinstance(value, str)
+        or not value
+    ):
         return value
     path = folder / expanded(value, key)
     return str(path.resolve()) if name != "tokenizer" or path.exists() or value.startswith((".", "~")) else value

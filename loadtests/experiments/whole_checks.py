@@ -30,6 +30,7 @@ def check_whole(experiment: Experiment) -> None:
     elif experiment.parity.full:
         check_parity(experiment)
     _check_design(experiment)
+    _check_carried(experiment)
     _check_external(experiment)
     _check_security(experiment)
     _check_pressure(experiment)
@@ -159,6 +160,29 @@ def _check_design(experiment: Experiment) -> None:
             raise ConfigError(
                 f"gates.block_s is {experiment.gates.block_s:g} but the switchback has blocks of traffic.block_s = "
                 f"{traffic.block_s:g}: remove gates.block_s"
+            )
+
+
+def _check_carried(experiment: Experiment) -> None:
+    """Compiled code and profiles come to an arm by one way, and by one that exists."""
+    shared = experiment.trials.compile_cache == "shared"
+    cards = sorted({arm.config.model.device for arm in experiment.own_arms if arm.config.model.device != "cpu"})
+    for index, arm in enumerate(experiment.own_arms):
+        policy = arm.config.compile
+        if policy.artifact and shared:
+            raise ConfigError(
+                f'arms[{index}].compile.artifact is set but trials.compile_cache is "shared", so that every arm would '
+                'find its code, and it theirs: use compile_cache = "fresh"'
+            )
+        if policy.artifact and experiment.trials.swap_devices and len(cards) > 1:
+            raise ConfigError(
+                f"arms[{index}].compile.artifact is set but arms change places on {', '.join(cards)}, and compiled "
+                "code names its card: use trials.swap_devices = false"
+            )
+        if policy.profile and not (shared or policy.artifact):
+            raise ConfigError(
+                f'arms[{index}].compile.profile is true but trials.compile_cache is "fresh", so that nothing is left '
+                'of earlier starts: use compile_cache = "shared", or an artifact that was written with profile = true'
             )
 
 

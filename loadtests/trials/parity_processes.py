@@ -31,6 +31,7 @@ from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
 from servers.fields import ConfigError
+from servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
 REFERENCE = "float64 reference"  # with a space: no arm can be called so
@@ -114,7 +115,8 @@ class ParityRun:
         _write(work / "config.json", arm.config.to_dict())
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
-        environment = {**child_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
+        environment = child_environment()
+        isolate_compiler(environment, str(cache.resolve()), arm.config)
         if what == "arm":
             environment |= thread_variables(arm.config)
         command = [*self.command, what, "--config", str((work / "config.json").resolve()), "--out", str(work.resolve())]

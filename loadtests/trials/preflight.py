@@ -17,8 +17,9 @@ from typing import Any
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
-from loadtests.trials.environment import count_gpus, sees_gpu
+from loadtests.trials.environment import count_gpus, gpu_names, sees_gpu
 from loadtests.workers.channel_token import channel_token
+from servers import artifact
 from servers.config import ArmConfig, CompileConfig, preset_policies
 from servers.fields import ConfigError
 from servers.security import server_tls
@@ -77,6 +78,18 @@ def check_arm(config: ArmConfig) -> None:
         check_compiler(config.name)
     _check_model(config)
     _check_backend(config)
+    if config.compile.artifact:
+        _check_artifact(config, on_cpu=on_cpu)
+
+
+def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
+    """The arm's compiled code is whole and was made for this arm on such a machine, as far as can be told without
+    torch."""
+    # "NVIDIA H200, 570.86": the driver's version follows
+    gpus = {name.rpartition(",")[0] for name in gpu_names()}
+    devices = (artifact.processor(),) if on_cpu else sorted(gpus)
+    written = artifact.read(config.compile.artifact)
+    artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)
 
 
 def _check_model(config: ArmConfig) -> None:

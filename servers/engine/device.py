@@ -26,7 +26,7 @@ from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown, StepOutput
 from servers.engine.startup import itemised, process_started_ns
 from servers.fields import ConfigError
-from servers.program import log_to_stderr
+from servers.program import isolate_compiler, log_to_stderr
 
 log = logging.getLogger("tailgate.device")
 
@@ -35,8 +35,6 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     """The body of the engine process: load, warm up, then step until the front closes the pipe."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
-    if cache_dir:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
     log_to_stderr()
     outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     arrivals = Arrivals()
@@ -45,6 +43,7 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
     try:
         arm = ArmConfig.from_dict(table)
+        isolate_compiler(os.environ, cache_dir, arm)
         engine, memory = _start(arm, outbox)
     except Exception as error:
         is_refused = isinstance(error, ConfigError)
@@ -71,24 +70,37 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, C
     recorder.install()
     runner = ModelRunner(arm, recorder)
     runner.load()
+    missed: list[str] = []  # shapes whose graph was not found in the compile cache
 
     def report(done: int, total: int, detail: str) -> None:
         for event in recorder.drain():
             outbox.put(event)
+            missed.extend([event.shape] * (event.cache == "miss"))
         outbox.put(Progress(at_ns=now_ns(), stage="warmup", done=done, total=total, detail=detail))
 
     runner.warm_up(report)
+    loaded = runner.loaded
+    if loaded is not None and (missed or loaded.compiled_anew()):
+        log.warning(
+            "%s lacked %d graphs, and %d kernels and libraries, which were compiled now%s: write it anew with "
+            "`tailgate precompile`",
+            loaded.artifact.path,
+            len(missed),
+            loaded.compiled_anew(),
+            f" (the first for {missed[0]})" if missed else "",
+        )
     # What start-up leaves behind stays; a collection while serving need not walk through it.
     gc.collect()
     gc.freeze()
     engine = Engine(arm, runner, recorder.drain)
     engine.eos_ids = runner.eos_ids
+    artifact = {"artifact": loaded.artifact.identity} if loaded is not None else {}
     outbox.put(
         Ready(
             vocab_size=runner.vocab_size,
             device=runner.device_name(),
             dtype=runner.dtype_name(),
-            versions={**_versions(), **platform_versions()},
+            versions={**_versions(), **platform_versions(), **artifact},
             memory_bytes=runner.memory_bytes(),
             # the parent is the replica's front: what its user waits for begins with it
             startup_ns=itemised(

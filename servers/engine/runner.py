@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from servers.clock import now_ns
+from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.compiler.regions import CompiledRegions, Selection, leave_eager, select_regions
@@ -24,7 +25,7 @@ from servers.engine import attention, sampling
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
-from servers.engine.placement import product_name
+from servers.engine.placement import product_name, resolve_device
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, StepShape, shape_policy
 from servers.engine.startup import memory_peaks
@@ -53,6 +54,7 @@ class ModelRunner:
         self.shapes = shape_policy(arm.shapes, arm.engine)
         self.model: Any = None
         self.startup_ns: dict[str, int] = {}
+        self.loaded: artifacts.Loaded | None = None  # the compiled code that the start began with
         self._seen: set[StepShape] = set()
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
@@ -63,8 +65,15 @@ class ModelRunner:
     # start-up
 
     def load(self) -> None:
-        """Model, cache and steps exist; nothing is compiled yet. Raises ConfigError when they do not fit the device."""
+        """Model, cache and steps exist; nothing is compiled yet, but for what the arm's artifact brings.
+
+        Raises ConfigError when they do not fit the device, or the artifact was not made for this arm and machine.
+        """
         started_ns = now_ns()
+        if self.arm.compile.artifact:
+            self.loaded = artifacts.load(self.arm, resolve_device(self.arm.model.device))
+            self.startup_ns["artifact"] = now_ns() - started_ns
+            started_ns = now_ns()
         if self.arm.engine.threads:
             torch.set_num_threads(self.arm.engine.threads)
         # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new

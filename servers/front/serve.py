@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -42,10 +41,9 @@ from servers.front.sender import Sender
 from servers.front.service import InferenceService, TelemetryService, TokenCheck
 from servers.front.tokenizer import load_tokenizer
 from servers.metadata import INFERENCE_SERVICE
-from servers.program import compile_cache, exit_code, log_to_stderr, read_arm
+from servers.program import compile_cache, exit_code, log_to_stderr, on_its_card_alone, read_arm
 from servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import ServerTls, check_named, server_tls, token_from_variable
-from servers.visible_card import only_card
 
 log = logging.getLogger("tailgate.serve")
 
@@ -71,8 +69,7 @@ async def serve(
     replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
     front_end, engine_end = spawn.Pipe()
-    device, seen = only_card(arm.model.device, os.environ)
-    table = replace(arm, model=replace(arm.model, device=device)).to_dict()
+    table = on_its_card_alone(arm, os.environ).to_dict()
     engine = spawn.Process(target=serve_engine, args=(engine_end, table, cache_dir), name=replica)
     send = Sender(front_end).send
     front = Front(arm, replica, send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))
@@ -89,7 +86,7 @@ async def serve(
     if options.metrics_port:
         start_http_server(options.metrics_port, addr=options.host, registry=front.metrics.registry)
 
-    os.environ.update(anchored_environment() | seen)
+    os.environ.update(anchored_environment())
     engine.start()
     engine_end.close()
     stop, engine_gone, unready = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -20,7 +20,7 @@ from servers import stdout
 from servers.inspect.display import show
 from servers.inspect.inspection import inspect_arm
 from servers.inspect.listed_shapes import NOTATION, parse_shapes
-from servers.program import compile_cache, exit_code, log_to_stderr, read_arm
+from servers.program import compile_cache, exit_code, isolate_compiler, log_to_stderr, on_its_card_alone, read_arm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     log_to_stderr(logging.WARNING)
     with compile_cache(options.cache_dir) as cache:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        arm = read_arm(options.config)
+        arm = on_its_card_alone(read_arm(options.config), os.environ)
+        isolate_compiler(os.environ, cache, arm)
         shapes = parse_shapes(options.shapes, arm.engine) if options.shapes.strip() else []
         inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
     with contextlib.suppress(BrokenPipeError):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from servers import artifact
 from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, memory
 from servers.engine.kv_cache import Window
+from servers.fields import ConfigError
 from servers.inspect.inspection import inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
 from servers.neighbour import Demand, Neighbour
@@ -268,3 +276,52 @@ def test_regions_on_a_gpu_have_what_their_compiles_and_recordings_left() -> None
     print(footprint.grown)
     assert list(footprint.grown) == ["0/0"]
     assert footprint.grown["0/0"][1] > 0
+
+
+SMALL_ARM = ("--device", "cuda", "--slots", "2", "--max-prompt-tokens", "64", "--max-new-tokens", "16")
+
+
+def said(*words: str) -> Any:
+    """What `tailgate` says as JSON."""
+    command = [sys.executable, "-m", "loadtests.commands.main", *words]
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False, env=dict(os.environ))
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("preset", ["compiled-bucketed", "compiled-padded", "compiled-dynamic"])
+def test_a_start_with_an_artifact_compiles_and_tunes_nothing_anew(preset: str, tmp_path: Path) -> None:
+    """In a fresh process and an empty folder, as on another machine. `benchmarks/engine.py startup --starts 3` says
+    what it saves; this says that no kernel was made: not by inductor, not by its search, not by Triton's own JIT."""
+    arm = ("--arm", preset, *SMALL_ARM)
+    path, fresh, unpacked = tmp_path / "arm.compiled", tmp_path / "fresh", tmp_path / "unpacked"
+    assert said("precompile", *arm, "--out", str(path))["unkept"] == 0
+    found = said(
+        *("inspect", *arm, "--shapes", "prefill 1x32", "--cache-dir", str(fresh)),
+        *("--set", f"compile.artifact={path}"),
+    )
+    assert {graph["cache"] for graph in found["graphs"]} == {"hit"}
+    artifact.unpack(artifact.read(str(path)), unpacked)
+
+    def made(folder: Path, suffix: str) -> set[str]:
+        """Kernels and libraries by the folder that their key names; tuned configurations by name."""
+        return {f"{file.parent.name}/{file.name}" for file in folder.rglob(f"*{suffix}")}
+
+    assert made(unpacked, ".cubin"), "Triton's kernels lie in the compile cache"
+    for suffix in (".cubin", ".so", ".best_config"):
+        assert made(fresh, suffix) - made(unpacked, suffix) == set(), suffix
+    for group in unpacked.rglob("__grp__*.json"):
+        children = json.loads(group.read_text())["child_paths"].values()
+        assert all(Path(child).is_file() for child in children), "paths lead into the folder that is there"
+
+
+def test_an_artifact_of_another_gpu_is_refused_where_torch_knows_its_name(tmp_path: Path) -> None:
+    arm = ArmConfig.from_preset("compiled-padded", model=replace(FLOAT32, device="cuda"), engine=ENGINE)
+    (tmp_path / "cache").mkdir()
+    facts = artifact.facts_of(arm, device="NVIDIA Other", threads=0, on_cpu=False)
+    written = artifact.write(str(tmp_path / "other"), tmp_path / "cache", facts)
+    shipped = replace(arm, compile=replace(arm.compile, artifact=written.path))
+    with pytest.raises(ConfigError, match="was written on NVIDIA Other and this is"):
+        runner_for(shipped, CompileRecorder())

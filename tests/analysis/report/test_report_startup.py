@@ -32,6 +32,15 @@ def test_a_part_that_no_arm_has_takes_no_room(demo: dict[str, Any]) -> None:
     assert figures(demo)["Time: of which CUDA-graph capture"] == ("–", "400 ms", "–")
 
 
+def test_an_artifact_is_named_beside_what_its_unpacking_took(demo: dict[str, Any]) -> None:
+    assert "Compiling in the warm-up: artifact" not in figures(demo)
+    demo["arms"][1]["startup"] |= {"artifact": "118b37521756ef99", "artifact_s": 0.03}
+    found = figures(demo)
+    assert found["Compiling in the warm-up: artifact"] == ("–", "118b37521756ef99", "–")
+    assert found["Time: unpacking compiled code"] == ("–", "30 ms", "–")
+    assert "118b37521756ef99" in markdown_report(demo)
+
+
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [

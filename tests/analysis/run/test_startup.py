@@ -60,6 +60,19 @@ def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> N
     assert row["memory_bytes"] == {"weights": 7, "device_peak": 9}
 
 
+def test_what_an_artifact_saved_is_beside_what_its_unpacking_took(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", {**ITEMS, "artifact": 0.5})
+    path = tmp_path / "run" / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    info["startup"]["compiled"]["versions"] = {"torch": "2.13.0", "artifact": "118b37521756ef99"}
+    path.write_text(json.dumps(info))
+    row = startup_row(Run.of(read_run(tmp_path / "run")), "compiled")
+    assert (row["artifact"], row["artifact_s"]) == ("118b37521756ef99", 0.5)
+    assert row["warmup_s"] == 35.5, "to unpack is to warm no shape"
+    assert row["serving_s"] == pytest.approx(sum(ITEMS.values()) + 0.5)
+    assert "artifact" not in startup_row(run, "eager")
+
+
 def test_the_slowest_shapes_come_first_and_only_shapes_count(tmp_path: Path) -> None:
     slow = {**ITEMS, "load": 99.0} | {f"extend batch {size}": size / 100 for size in range(1, 5)}
     slowest = startup_row(run_with(tmp_path / "run", slow), "compiled")["slowest"]

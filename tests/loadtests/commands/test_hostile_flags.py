@@ -67,6 +67,7 @@ BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "parity": (("demo", "--out", "OUT"),),
     "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),
     "serve": (("--preset", "eager", "--port", "0"),),
+    "precompile": (("--arm", "compiled-padded", "--out", "OUT"), ("demo", "--arm", "compiled-padded", "--out", "OUT")),
     "split": (("--arm", "eager=127.0.0.1:50051"), ("--admin", "127.0.0.1:1", "--set-weights", "eager=1")),
     "worker": (("--master", "127.0.0.1:5557", "--keep", "OUT"),),
     "analyze": (("RUN",),),

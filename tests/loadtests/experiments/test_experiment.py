@@ -261,6 +261,28 @@ def test_any_valid_experiment_survives_a_round_trip(
         ("rate = 2", "rate = 2\n[gates]\nmetrics = []", "gates.metrics is empty"),
         ("rate = 2", "rate = 2\n[trials]\ncount = 0", "trials.count is 0"),
         ("rate = 2", "rate = 2\n[trials]\ncompile_cache = 'hot'", "trials.compile_cache is 'hot'"),
+        (
+            'preset = "compiled-padded"',
+            'preset = "compiled-naive"\n[arms.compile]\nprofile = true',
+            "compile.profile is true but trials.compile_cache is",
+        ),
+        ("[traffic]", "[arms.compile]\nprofile = true\n[traffic]", "so that no size is found to vary"),
+        ("[traffic]", "[arms.compile]\nartifact = 'x'\nenabled = false\n[traffic]", "so that nothing is compiled"),
+        (
+            "[traffic]",
+            "[arms.compile]\nartifact = 'x'\nbackend = 'eager'\n[traffic]",
+            "only inductor keeps compiled code",
+        ),
+        (
+            'preset = "compiled-padded"',
+            'preset = "compiled-padded"\ndevice = "cuda:1"\n[arms.compile]\nartifact = "x"\n[model]\ndevice = "cuda:0"',
+            "artifact is set but arms change places on cuda:0, cuda:1",
+        ),
+        (
+            "[traffic]\nrate = 2",
+            "[arms.compile]\nartifact = 'x'\n[trials]\ncompile_cache = 'shared'\n[traffic]\nrate = 2",
+            'artifact is set but trials.compile_cache is "shared"',
+        ),
         ("rate = 2", "rate = 2\n[splitter]\nport = 70000", "splitter.port is 70000"),
         ("rate = 2", "rate = 2\n[splitter]\nport = 80\nadmin_port = 80", "are both 80"),
         ("rate = 2", "rate =", "not valid TOML"),

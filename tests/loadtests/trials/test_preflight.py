@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from loadtests.trials import environment, preflight
 from loadtests.trials.preflight import check_arm
+from servers import artifact
 from servers.config import ArmConfig, CompileConfig, ModelConfig
 from servers.fields import ConfigError
 
@@ -130,3 +132,31 @@ def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.Mon
     for backend in ("inductor", "eager", "aot_eager"):
         check_arm(arm(backend=backend))
     check_arm(ArmConfig.from_preset("compiled-bucketed", model=ModelConfig(device="cpu")))
+
+
+def written_for(config: ArmConfig, device: str, folder: Path, *, on_cpu: bool) -> ArmConfig:
+    """The arm with an artifact of its own, written on `device`."""
+    facts = artifact.facts_of(config, device=device, threads=1, on_cpu=on_cpu)
+    (folder / "cache").mkdir()
+    written = artifact.write(str(folder / "arm.compiled"), folder / "cache", facts)
+    return replace(config, compile=replace(config.compile, artifact=written.path))
+
+
+def test_an_artifact_of_another_gpu_is_refused_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = written_for(arm(device="cuda", fullgraph=True), "NVIDIA H200", tmp_path, on_cpu=False)
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
+    for shown in (["NVIDIA H200, 570.86"], ["NVIDIA A10, 570.86", "NVIDIA H200, 570.86"], []):
+        monkeypatch.setattr(preflight, "gpu_names", lambda shown=shown: shown)
+        check_arm(shipped)
+    monkeypatch.setattr(preflight, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3, 570.86"])
+    with pytest.raises(ConfigError, match="was written on NVIDIA H200 and this is NVIDIA H100 80GB HBM3"):
+        check_arm(shipped)
+
+
+def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
+    shipped = written_for(arm(fullgraph=True), artifact.processor(), tmp_path, on_cpu=True)
+    check_arm(shipped)
+    path = Path(shipped.compile.artifact)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="is damaged"):
+        check_arm(shipped)
