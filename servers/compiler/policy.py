@@ -1,6 +1,6 @@
 """The compile policy: what torch.compile is asked for.
 
-Only this file and recorder.py, which says what the compiler did, touch torch._dynamo and torch._inductor.
+What of it is private to torch stands in internals.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
-import torch._inductor.config
 from torch import nn
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
+from servers.compiler import internals
 from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
-# A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
-UnprovenBounds = ConstraintViolationError
+UnprovenBounds = internals.UnprovenBounds
 
 
 def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, layers: int) -> None:
@@ -30,32 +26,24 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     """
     if not policy.enabled:
         return
-    known_backends = torch._dynamo.list_backends(exclude_tags=())
+    known_backends = internals.known_backends()
     if policy.backend not in known_backends:
         raise ConfigError(
-            f'compile.backend is "{policy.backend}": torch knows {", ".join(sorted(known_backends))}; '
+            f'compile.backend is "{policy.backend}": torch knows {", ".join(known_backends)}; '
             "install the package that brings it"
         )
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
-        if not hasattr(torch._inductor.config, name):
-            raise ConfigError(
-                f"compile.options.{name} is unknown to torch {torch.__version__}: see torch._inductor.config"
-            )
-        setattr(torch._inductor.config, name, value)
+        internals.set_inductor_option(name, value)
     # blocks of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
     # one for each layer
     known = 2 * planned_shapes * (layers if policy.regional else 1)
-    if policy.recompile_limit:
-        torch._dynamo.config.recompile_limit = policy.recompile_limit
-    elif closed:
-        # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
-        torch._dynamo.config.recompile_limit = max(8, known)
-    torch._dynamo.config.accumulated_recompile_limit = max(256, known, policy.recompile_limit)
+    # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
+    limit = policy.recompile_limit or (max(8, known) if closed else None)
+    internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
     if policy.join_projections and policy.backend == "inductor":
-        torch._inductor.config.pre_grad_custom_pass = _JoinLinears()
+        internals.use_graph_pass(_JoinLinears())
     if policy.mark_dynamic:
-        # Two dimensions that happen to be equal in the first batch are not one dimension.
-        torch.fx.experimental._config.use_duck_shape = False  # type: ignore[attr-defined]
+        internals.keep_equal_sizes_apart()
 
 
 def join_linears(graph: torch.fx.Graph) -> None:
@@ -101,7 +89,7 @@ def join_linears(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class _JoinLinears(CustomGraphPass):
+class _JoinLinears(internals.GraphPass):  # type: ignore[misc]
     """`join_linears` as inductor takes it: with a name under which compiled code is kept."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -155,14 +143,14 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
     if low >= high or tensor.shape[dimension] < low:
         return
     if promised:
-        torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
+        internals.mark_dynamic(tensor, dimension, low, high)
     else:
-        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+        internals.maybe_mark_dynamic(tensor, dimension)
 
 
 def fix_address(tensor: torch.Tensor) -> None:
     """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
-    torch._dynamo.mark_static_address(tensor)
+    internals.mark_static_address(tensor)
 
 
 def begin_step(policy: CompileConfig) -> None:
