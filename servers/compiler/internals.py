@@ -273,31 +273,38 @@ def _cache_state(metrics: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What the compiler has counted since its process began. Graphs, frames and skips are public counters."""
+    """What the compiler has counted since its process began."""
 
-    graphs: int = 0
-    frames: int = 0
     kernels: int = 0  # generated
     library_calls: int = 0
     bypasses: int = 0  # of the cache of generated code
     graph_bypasses: int = 0  # of the cache of traced graphs
-    cudagraph_skips: int = 0
 
 
 def counts() -> Counts:
     """What the compiler has counted by now; zero for what this torch does not count."""
-    counters = _reach("torch._dynamo.utils:counters")
-    if counters is None:
-        return Counts()
     return Counts(
-        graphs=counters["stats"]["unique_graphs"],
-        frames=counters["frames"]["total"],
         kernels=_reach("torch._inductor.metrics:generated_kernel_count") or 0,
-        library_calls=counters["inductor"]["extern_calls"],
-        bypasses=counters["inductor"]["fxgraph_cache_bypass"],
-        graph_bypasses=counters["aot_autograd"]["autograd_cache_bypass"],
-        cudagraph_skips=counters["inductor"]["cudagraph_skips"],
+        library_calls=_count("inductor", "extern_calls"),
+        bypasses=_count("inductor", "fxgraph_cache_bypass"),
+        graph_bypasses=_count("aot_autograd", "autograd_cache_bypass"),
     )
+
+
+def graphs_made() -> int:
+    """Graphs that the compiler has made by now, and frames that it looked at: a compile raises this public count."""
+    return _count("stats", "unique_graphs") + _count("frames", "total")
+
+
+def cudagraph_skips() -> int:
+    """CUDA graphs that the compiler has given up on by now."""
+    return _count("inductor", "cudagraph_skips")
+
+
+def _count(group: str, name: str) -> int:
+    # Some are looked at in every step, so that no path is searched here.
+    counters = getattr(getattr(torch._dynamo, "utils", None), "counters", None)
+    return int(counters[group][name]) if counters is not None else 0
 
 
 def graph_breaks() -> Sequence[Any]:

@@ -115,8 +115,8 @@ class CompileRecorder:
         """The events since the last call, oldest first. What ran on other threads comes last, without a step."""
         self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
         self._publish_changes()
-        if not self._is_read and (graphs := self._fresh_graphs()):
-            self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED, kernels=graphs)
+        if not self._is_read and self._fresh_graphs():
+            self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
         self._add_kernels()
         while self._elsewhere:
             self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **self._elsewhere.popleft())
@@ -214,6 +214,8 @@ class CompileRecorder:
 
     def _add_kernels(self) -> None:
         """The kernels that were compiled become events, but for those that a compile of torch made on its way."""
+        if not self._kernels:
+            return
         compiles = [self._kernels.popleft() for _ in range(len(self._kernels))]
         triggers = {(compiled.thread, compiled.start_ns): trigger for compiled, trigger in compiles}
         for item in jit.outermost(compiled for compiled, _ in compiles):
@@ -244,10 +246,8 @@ class CompileRecorder:
         return kernels, bypassed
 
     def _fresh_graphs(self) -> int:
-        """Graphs made since the last look; frames where torch counts no graph, as it gave up on one."""
-        now = internals.counts()
-        graphs, frames = self._fresh("graphs", now.graphs), self._fresh("frames", now.frames)
-        return graphs or frames
+        """Graphs made and frames looked at since the last look."""
+        return self._fresh("graphs", internals.graphs_made())
 
     def _fresh(self, name: str, count: int) -> int:
         """How far a running count of the compiler has moved since the last look."""
@@ -284,7 +284,7 @@ class CompileRecorder:
             self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
 
     def _fresh_skips(self) -> int:
-        return self._fresh("skips", internals.counts().cudagraph_skips)
+        return self._fresh("skips", internals.cudagraph_skips())
 
     def _count_skip(self, reason: str) -> None:
         self._cudagraph_skips[internals.cause(reason)] += 1

@@ -118,7 +118,7 @@ def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(m
     started_ns = recorder.trigger.started_ns
     step(torch.ones(4))
     (event,) = recorder.drain()
-    assert (event.kind, event.reason, event.kernels) == ("compile", COUNTED, 1)
+    assert (event.kind, event.reason) == ("compile", COUNTED)
     assert (event.batch_id, event.shape, event.phase) == (7, "decode batch 4", "serving")
     assert event.start_ns == started_ns < event.end_ns
     step(torch.ones(4))
