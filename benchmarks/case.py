@@ -1,4 +1,4 @@
-"""The case on two H200s: what is kept of its runs, and what follows from them.
+"""The case on two H200s, and troubles staged there: what is kept of the runs, and what follows from them.
 
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
@@ -42,6 +42,11 @@ def verdict_of(case: Path) -> dict[str, Any]:
         "bed": summary["bed"]["verdict"],
         "trials": summary["design"]["trials"],
         "gates": [_short(gate) for gate in summary["gates"]],
+        "failed_checks": [
+            {name: check[name] for name in ("check", "arm", "reason")}
+            for check in summary["validity"]
+            if not check["ok"]
+        ],
         "compiles_while_serving": sum(arm["compile"]["serving_events"] or 0 for arm in summary["arms"]),
         "advice": summary["advice"]["text"],
     }

@@ -117,8 +117,11 @@ class ShapeConfig:
 class CompileConfig:
     """What torch.compile is asked for. `enabled = false` is plain eager.
 
-    `capture` records one CUDA graph for every planned shape, instead of the graph trees of `mode`. `guarded` lets
-    shapes that were not warmed run eagerly instead of compiling. `join_projections` multiplies projections of the same
+    `backend_module` is imported first, for a backend that its package registers when it is imported. `regions` are the
+    modules to compile by qualified name, where it is not the whole model; `regional` is the repeated block. What
+    `eager_regions` names stays eager, wherever it stands. `capture` records one CUDA graph for every planned shape,
+    instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly where the
+    policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
     neither. The bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
     """
@@ -128,7 +131,10 @@ class CompileConfig:
     dynamic: bool | None = None
     fullgraph: bool = False
     backend: str = "inductor"
+    backend_module: str = ""
     regional: bool = False
+    regions: tuple[str, ...] = ()
+    eager_regions: tuple[str, ...] = ()
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
     batch_bounds: tuple[int, ...] = ()
@@ -136,6 +142,7 @@ class CompileConfig:
     context_bounds: tuple[int, ...] = ()
     capture: bool = False
     guarded: bool = False
+    strict: bool = False
     join_projections: bool = False
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
@@ -146,6 +153,17 @@ class CompileConfig:
             raise ConfigError(
                 f'compile.mode is "{self.mode}" but compile.backend is "{self.backend}", and modes are inductor\'s: '
                 'use mode = "default" or backend = "inductor"'
+            )
+        if self.backend_module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", self.backend_module):
+            raise ConfigError(
+                f'compile.backend_module is "{self.backend_module}": give the dotted name of a Python module, as '
+                "import takes it"
+            )
+        self._check_regions()
+        if self.guarded and self.strict:
+            raise ConfigError(
+                "compile.guarded and compile.strict are both true: a shape that no graph fits runs eagerly (guarded) "
+                "or is refused (strict), drop one of them"
             )
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
@@ -169,6 +187,34 @@ class CompileConfig:
                 f'compile.mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
                 'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
             )
+
+    def _check_regions(self) -> None:
+        for key in ("regions", "eager_regions"):
+            for pattern in getattr(self, key):
+                if not all(pattern.split(".")):
+                    raise ConfigError(
+                        f'compile.{key} holds "{pattern}": give qualified names of modules, such as model.layers.*.mlp'
+                    )
+        if self.regional and self.regions:
+            raise ConfigError(
+                f"compile.regional is true but compile.regions is {list(self.regions)}: regional is the repeated block "
+                "alone, drop one of them"
+            )
+        if self.eager_regions and self.fullgraph and not self.is_by_region:
+            raise ConfigError(
+                f"compile.eager_regions is {list(self.eager_regions)} but compile.fullgraph is true for the whole "
+                "model: a graph ends where an eager module begins, so set fullgraph = false or name regions around it"
+            )
+
+    @property
+    def is_by_region(self) -> bool:
+        """Whether modules are compiled each by itself instead of the whole step."""
+        return self.regional or bool(self.regions)
+
+    @property
+    def is_closed_once_warm(self) -> bool:
+        """Whether no shape compiles while serving, whatever comes."""
+        return self.guarded or self.strict
 
     @property
     def has_bounds(self) -> bool:
@@ -297,6 +343,11 @@ _PRESETS: dict[str, tuple[ShapeConfig, CompileConfig]] = {
     "compiled-dynamic": (
         ShapeConfig(kind="exact", min_size=2),
         CompileConfig(enabled=True, dynamic=True, fullgraph=True, mark_dynamic=True),
+    ),
+    # As compiled-dynamic, but what no graph fits is refused instead of compiled.
+    "compiled-strict": (
+        ShapeConfig(kind="exact", min_size=2),
+        CompileConfig(enabled=True, dynamic=True, fullgraph=True, mark_dynamic=True, strict=True),
     ),
     "compiled-naive": (ShapeConfig(kind="exact"), CompileConfig(enabled=True, warmup="minimal")),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import math
 import random
 import sys
@@ -26,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from servers.clock import now_ns
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
+from servers.engine.borders import prompt_borders
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Submit
 from servers.engine.model import load_model
@@ -33,6 +35,8 @@ from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError, build
 from servers.program import log_to_stderr, read_arm
+
+log = logging.getLogger("tailgate.parity")
 
 MAX_LOGITS_BYTES = 8 << 30
 _CHECKSUM_CHUNK = 1 << 24
@@ -68,19 +72,22 @@ class Plan:
 def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int) -> Plan:
     """Fresh random prompts that reach every length at which an arm changes its shape.
 
-    Lengths are one token, the longest prompt, each bucket's edge and the first length past it (for up to half of the
-    prompts), and the rest spread evenly over orders of magnitude. Answers differ in length, so that rows fall free at
-    different steps. With `prompts` 0, half as many again as the engine has slots, from 16 to 64.
+    Lengths are those of `prompt_borders` of every arm, one token and the longest prompt first, and the rest spread
+    evenly over orders of magnitude. Answers differ in length, so that rows fall free at different steps. With `prompts`
+    0, half as many again as the engine has slots, from 16 to 64, or as there are borders where these are more. A number
+    that is too small for all borders is logged with one that is not.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
-    count = prompts or min(64, max(16, engine.slots + engine.slots // 2))
+    borders = sorted(frozenset[int]().union(*map(prompt_borders, arms)))
+    count = prompts or max(min(64, max(16, engine.slots + engine.slots // 2)), len(borders) + len(borders) // 2)
+    if count < len(borders):
+        log.warning(
+            "%d prompts reach %d of %d borders: give parity.prompts = %d", count, count, len(borders), len(borders)
+        )
     rng = random.Random(f"parity {seed}")
-    edges = {1, longest}
-    for arm in arms:
-        edges |= {length + past for length in arm.length_ladder for past in (0, 1)}
-    notable = [1, longest, *rng.sample(sorted(edges), len(edges))]
-    lengths = [length for length in dict.fromkeys(notable) if length <= longest][: max(1, count // 2)]
+    notable = [1, longest, *rng.sample(borders, len(borders))]
+    lengths = list(dict.fromkeys(notable))[:count]
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
     most = min(tokens, engine.max_new_tokens)

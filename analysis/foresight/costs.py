@@ -267,11 +267,11 @@ def _held_text(arm: str, own: Capacity) -> str:
             f"A replica of {arm} was offered {digits(rps.low)} requests/s and kept every SLO: it holds at least that, "
             "and how much more only a saturation search tells."
         )
-    if own.source == "offered":
+    if own.source == "offered" and rps.high is not None:
         return f"A replica of {arm} was offered {digits(rps.high)} requests/s and broke its SLO: it holds less."
     if rps.low is None and rps.high is None:
         return f'What {arm} holds is not known: search with arrivals = "saturation" and an [slo].'
-    low = "0" if rps.low is None else f"{digits(rps.low)}"
+    low = digits(rps.low or 0.0)
     span = f"{low} requests/s or more" if rps.high is None else f"{low} to {digits(rps.high)} requests/s"
     once = " (one trial: a guess)" if own.trials < 2 else ""
     return f"A replica of {arm} holds {span}{once}."

@@ -17,6 +17,7 @@ from analysis.blackbox.view import Outside, outside_of
 from analysis.judging.bed import BedJudgement, judge_bed
 from analysis.judging.blackbox_gates import outside_gates
 from analysis.judging.checks.arms import check_answers, check_comparable, check_equal_work, check_token_stream
+from analysis.judging.checks.compiled import check_compiled
 from analysis.judging.checks.loop import Loop, loop_of
 from analysis.judging.checks.machines import check_machines
 from analysis.judging.checks.overload import check_overload
@@ -70,6 +71,7 @@ from analysis.judging.planner import (
     starts_needed,
 )
 from analysis.judging.rates import RateComparison, compare_rates
+from analysis.judging.unforeseen import unforeseen_gates
 from analysis.judging.validity import LENGTH_CHECKS, Check, apply_checks
 from analysis.judging.verdict import Advice, advise, combined, headline
 from analysis.judging.wording import counted
@@ -121,6 +123,7 @@ def judge(run: Run) -> Judgement:
         *_checks_of_all(run),
         *(check for arm in run.treatments for check in _checks_of(run, arm, compared.gated)),
         *check_telemetry(run, outside),
+        *check_compiled(run),
         *bed_checks,
         *_checks_of_machines(run, compared),
     ]
@@ -138,6 +141,7 @@ def judge(run: Run) -> Judgement:
             raw += slo[arm]
             raw += _goodput_gates(run, [item for item in rates if item.arm == arm])
         raw += _recompile_gates(run, arm, facts[arm], outside[arm])
+        raw += unforeseen_gates(run, arm)
         raw += _death_gates(run, arm) if search else _error_gates(run, arm)
         raw += _parity_gates(run, arm)
         raw += memory_gates(memory, arm, run.control, run.limits)

@@ -260,10 +260,8 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 def _span(held: Bracket) -> str:
     low, high = held.low_rps, held.high_rps
-    if low is None and high is None:
-        return "an unknown load"
     if low is None:
-        return f"less than {digits(high)} requests/s"
+        return "an unknown load" if high is None else f"less than {digits(high)} requests/s"
     return f"{digits(low)} requests/s or more" if high is None else f"{digits(low)} to {digits(high)} requests/s"
 
 

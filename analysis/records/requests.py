@@ -48,6 +48,7 @@ class Requests:
     ok: Bools
     failed: Bools
     shed: Bools  # failed for want of room or time: RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
+    refused: Bools  # failed because no graph fitted and the arm compiles none while serving: FAILED_PRECONDITION
     cut: Bools
     broken: Bools  # times that are missing or run backwards; in no metric
     measured: Bools  # not ramp-up
@@ -167,6 +168,7 @@ def requests_of(
     cut = (is_named(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
         cut |= np.isin(trial, list(cut_short)) & at_the_end & is_named(status, statuses, "UNAVAILABLE")
+    refused = is_named(status, statuses, "FAILED_PRECONDITION")
     shed = is_named(status, statuses, "RESOURCE_EXHAUSTED") | is_named(status, statuses, "DEADLINE_EXCEEDED")
     del status, unended, at_the_end
     output = integers(columns["output_tokens"], 0)
@@ -236,6 +238,7 @@ def requests_of(
         ok=ok,
         failed=failed,
         shed=failed & shed,
+        refused=failed & refused,
         cut=cut,
         broken=broken,
         measured=~is_named(phase, phases, "rampup"),

@@ -225,7 +225,10 @@ def write_release(release: Release, path: Path) -> None:
 def release_of(run_dir: Path) -> Release:
     """What is kept of the run in `run_dir`, by its records as they are. RecordError when there is nothing to judge."""
     run = Run.of(read_run(run_dir))
-    doubts = _doubts(judge(run).checks)
+    checks = judge(run).checks
+    doubts = _doubts(checks)
+    # A server that died compiled no more: few recompiles are no praise.
+    died = {check.arm or run.control for check in checks if check.check == "alive" and not check.ok}
     environment = run.records.environment
     machines = {item.documents.machine for item in run.records.runs}
     return Release(
@@ -251,7 +254,7 @@ def release_of(run_dir: Path) -> Release:
                 references=_references(run, arm),
                 cache=_numbers(startup_row(run, arm)["cache"]),
                 doubts=_names(doubts, arm),
-                compile_doubts=_compile_names(doubts, run, arm),
+                compile_doubts=(*_compile_names(doubts, run, arm), *(("alive",) if arm in died else ())),
             )
             for arm in run.arms
         },

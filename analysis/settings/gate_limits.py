@@ -54,6 +54,9 @@ class GateLimits(CompileBudget):
     quantiles: tuple[float, ...] = (0.99,)
     alpha: Annotated[float, Range(0.0001, 0.5)] = 0.05
     max_error_pct: Annotated[float, Range(0.0, 100.0)] = 0.5
+    # Of an arm that compiles: steps that ran as plain Python, and requests whose shape it refused.
+    max_eager_steps_pct: Annotated[float, Range(0.0, 100.0)] = 1.0
+    max_refused_pct: Annotated[float, Range(0.0, 100.0)] = 0.0
     # To the control's at the same load; None: goodput is reported alone.
     min_goodput_ratio: Annotated[float | None, Range(0.0, 10.0)] = None
     # The highest memory of a replica to that of the control's; None: memory is reported alone.

@@ -16,6 +16,7 @@ from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.requests import METRICS
 from analysis.run.background import plateau
+from analysis.run.compiled import compiled_steps, eager_pct
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
@@ -177,7 +178,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
-    row["eager_fallback_pct"] = _eager_fallback_pct(run, arm)
+    row["eager_fallback_pct"] = eager_pct(compiled_steps(run, arm))
     row |= compiler_facts(run.records.directories, arm)
     row["blind_spots"] = blind_spots(run, arm)
     replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
@@ -232,16 +233,6 @@ def _background(run: Run, arm: str) -> dict[str, Any]:
             f"p99_{metric}_tail_pct": item.tail_pct if known else None,
         }
     return row
-
-
-def _eager_fallback_pct(run: Run, arm: str) -> float | None:
-    """The share of steps that ran uncompiled on an arm that asks for compiling; None elsewhere."""
-    steps = run.steps(arm) if run.account(arm).compiles else None
-    if steps is None:
-        return None
-    known = steps.column("compiled").drop_null()
-    total = len(known)
-    return 100.0 * (1.0 - (pc.sum(known).as_py() or 0) / total) if total else None
 
 
 def _padding(run: Run, arm: str) -> dict[str, Any]:

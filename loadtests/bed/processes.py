@@ -10,20 +10,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtests.bed.family import GONE, PROC, TICKS_PER_S, family_of, stat_of, threads_of
+from loadtests.bed.family import GONE, PROC, TICKS_PER_S, Stat, family_of, stat_of, threads_of
 from loadtests.bed.readings import Readings, Seldom, reason
 
 _SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s+(\d+)")  # the second count is of nonvoluntary ones
 
+_IDLE_TURNS = 8  # samples until an idle process is read again
+
+
+@dataclass(slots=True)
+class _Member:
+    """A process as last read. One that had no processor time from one search to the next is idle."""
+
+    stat: Stat
+    searched_ticks: int
+    idle: bool = False
+
 
 @dataclass(slots=True)
 class _Family:
-    """A named process and its descendants, as last seen: when each started, which tells it from a later one."""
+    """A named process and its descendants, as last seen."""
 
     name: str
     arm: str | None
     pid: int
-    members: dict[int, int] = field(default_factory=dict)
+    members: dict[int, _Member] = field(default_factory=dict)
     cpu_ticks: int = 0
     lost_ticks: int = 0  # of members that ended without a parent that waited for them
 
@@ -32,8 +43,9 @@ class Processes:
     """What is sampled of the processes named with `watch`. `root` is the process of which the whole run descends.
 
     Descendants are searched for so seldom that it costs 0.05 % of a processor. The time of one that started since
-    counts when the next search finds it, or when its parent has waited for its end. Open files, and the switches of
-    all threads, are read in the same search; between two searches they are null.
+    counts when the next search finds it, or when its parent has waited for its end. An idle one is read in every
+    eighth sample: a compiled arm has tens of compile workers that wait for the whole of the traffic. Open files, and
+    the switches of all threads, are read in the same search; between two searches they are null.
     """
 
     def __init__(self, readings: Readings, *, root: int, proc: Path = PROC) -> None:
@@ -42,6 +54,7 @@ class Processes:
         self._families: dict[str, _Family] = {}
         self._names: dict[int, str] = {root: ""}  # of every process that was ever seen in the run; "" without a name
         self._search = Seldom(share=0.0005, least_s=2.0)
+        self._turn = 0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def watch(self, name: str, *, pid: int, arm: str | None = None) -> None:
@@ -56,6 +69,7 @@ class Processes:
 
     def sample(self, device_bytes: Mapping[int, int | None]) -> list[dict[str, Any]]:
         """A row of each named process that lives. `device_bytes` is what each process holds of all devices."""
+        self._turn += 1
         searched: dict[str, dict[str, int]] = {}
         if self._search.due:
             with self._search.spending():
@@ -82,18 +96,21 @@ class Processes:
     def _row(self, family: _Family, device_bytes: Mapping[int, int | None]) -> dict[str, Any] | None:
         """None where the process has ended, or cannot be read."""
         ticks = pages = threads = 0
-        for pid, started in list(family.members.items()):
+        for pid, member in list(family.members.items()):
             try:
-                stat = stat_of(pid, self._proc)
+                skipped = member.idle and (self._turn + pid) % _IDLE_TURNS and os.access(f"{self._proc}/{pid}", os.F_OK)
+                stat = member.stat if skipped else stat_of(pid, self._proc)
             except GONE:
                 del family.members[pid]
                 continue
             except (OSError, ValueError, IndexError) as error:
                 self._readings.unreadable(family.name, "cpu_s", reason(error))
                 return None
-            if stat.started != started:
+            if stat.started != member.stat.started:
                 del family.members[pid]  # another process has its number now
                 continue
+            member.idle = member.idle and stat.cpu_ticks == member.stat.cpu_ticks
+            member.stat = stat
             ticks += stat.cpu_ticks
             pages += stat.pages
             threads += stat.threads
@@ -114,10 +131,13 @@ class Processes:
         }
 
     def _find_members(self, family: _Family) -> None:
-        members: dict[int, int] = {}
+        members: dict[int, _Member] = {}
         try:
             for pid, stat in family_of(family.pid, self._proc):
-                members[pid] = stat.started
+                before = family.members.get(pid)
+                is_new = before is None or before.stat.started != stat.started
+                used = None if before is None or is_new else stat.cpu_ticks - before.searched_ticks
+                members[pid] = _Member(stat, stat.cpu_ticks, idle=used == 0 and pid != family.pid)
         except (OSError, ValueError, IndexError) as error:
             self._readings.unreadable(family.name, "cpu_s", reason(error))
         family.members = members

@@ -110,7 +110,8 @@ class ParityConfig:
 
     `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
     every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
-    takes half as many again as the engine has slots, from 16 to 64; answers have `tokens` tokens at most.
+    takes half as many again as the engine has slots, from 16 to 64, or as there are borders of shapes where these are
+    more; answers have `tokens` tokens at most.
     """
 
     served: bool = True

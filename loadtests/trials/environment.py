@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from loadtests.bed.kfd import amd_gpus
 from loadtests.bed.machine import gpu_uuids, machine_identity
 from servers import clock
 
@@ -36,23 +37,26 @@ def describe_environment() -> dict[str, Any]:
 
 
 def gpu_names() -> list[str]:
-    """The names of the NVIDIA GPUs that the driver shows, empty when there is none."""
+    """The names of the GPUs that NVIDIA's driver shows, else AMD's; empty when there is none."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return []
+        return amd_gpus()
     lines = _output([program, "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    return [line.strip() for line in (lines or "").splitlines() if line.strip()]
+    return [line.strip() for line in (lines or "").splitlines() if line.strip()] or amd_gpus()
 
 
 def sees_gpu() -> bool:
-    """Whether this machine seems to have an NVIDIA GPU. Does without torch."""
+    """Whether this machine seems to have a GPU of NVIDIA or AMD. Does without torch."""
     return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def count_gpus() -> int:
-    """How many NVIDIA GPUs a child process can use, 0 where torch alone would know."""
-    shown = len(gpu_names()) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    """How many GPUs a child process can use, 0 where torch alone would know."""
+    names = gpu_names()
+    shown = len(names) or len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names and names == amd_gpus():  # HIP reads both, its own first
+        visible = os.environ.get("HIP_VISIBLE_DEVICES", visible)
     if visible is None or not shown:
         return shown
     named = visible.split(",")

@@ -11,13 +11,15 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
 from loadtests.trials.environment import count_gpus, sees_gpu
 from loadtests.workers.channel_token import channel_token
-from servers.config import ArmConfig, preset_policies
+from servers.config import ArmConfig, CompileConfig, preset_policies
 from servers.fields import ConfigError
 from servers.security import server_tls
 from servers.splitter.envoy import envoy_path
@@ -64,7 +66,7 @@ def check_arm(config: ArmConfig) -> None:
     device, _, index = config.model.device.partition(":")
     what = f'arm "{config.name}": model.device is "{config.model.device}"'
     if device == "cuda" and not sees_gpu():
-        raise ConfigError(f"{what} but no NVIDIA GPU is visible: use cpu, or run where a GPU is")
+        raise ConfigError(f"{what} but no GPU of NVIDIA or AMD is visible: use cpu, or run where a GPU is")
     if index and (gpus := count_gpus()) and int(index) >= gpus:
         raise ConfigError(
             f"{what} but {gpus} GPU{'' if gpus == 1 else 's'} are visible: use cuda:0 to cuda:{gpus - 1}, or cuda "
@@ -95,11 +97,23 @@ def _check_model(config: ArmConfig) -> None:
 # Every supported torch has these.
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
-import json, sys
+import contextlib, importlib, json, sys
 import torch._dynamo, torch._inductor.config as options
-backends = torch._dynamo.list_backends(exclude_tags=())
-unknown = [name for name in sys.argv[1:] if not hasattr(options, name)]
-print(json.dumps({"backends": sorted(backends), "unknown": unknown}))
+backend, module, *names = sys.argv[1:]
+reply = {"unknown": [name for name in names if not hasattr(options, name)]}
+@contextlib.contextmanager
+def fault(what):
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        reply[what] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+with contextlib.redirect_stdout(sys.stderr):
+    with fault("import"):
+        module and importlib.import_module(module)
+    reply["backends"] = sorted(torch._dynamo.list_backends(exclude_tags=()))
+    with fault("load"):
+        backend in reply["backends"] and torch._dynamo.lookup_backend(backend)
+print(json.dumps(reply))
 """
 
 
@@ -108,24 +122,43 @@ def _check_backend(config: ArmConfig) -> None:
     policy = config.compile
     usual = preset_policies(config.preset)[1].options
     options = sorted(set(policy.options) - set(usual)) if policy.backend == "inductor" else []
-    if not policy.enabled or (policy.backend in _KNOWN_BACKENDS and not options):
+    known = policy.backend in _KNOWN_BACKENDS and not policy.backend_module
+    if not policy.enabled or (known and not options):
         return
-    command = [sys.executable, "-P", "-c", _ASK_TORCH, *options]
+    command = [sys.executable, "-P", "-c", _ASK_TORCH, policy.backend, policy.backend_module, *options]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
         reply = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return  # the arm itself reports it
+    if complaint := _complaint_of(policy, reply):
+        raise ConfigError(f'arm "{config.name}": {complaint}')
+
+
+def _complaint_of(policy: CompileConfig, reply: Mapping[str, Any]) -> str:
+    """What torch's `reply` says against the policy; empty where it says nothing."""
+    backend, module = f'compile.backend is "{policy.backend}"', policy.backend_module
+    if "import" in reply:
+        return (
+            f'compile.backend_module is "{module}" and cannot be imported ({reply["import"]}): install the package '
+            "that brings it, or name another module"
+        )
     if policy.backend not in reply["backends"]:
-        raise ConfigError(
-            f'arm "{config.name}": compile.backend is "{policy.backend}": torch knows {", ".join(reply["backends"])}; '
-            "install the package that brings it"
+        known = f"torch knows {', '.join(reply['backends'])}"
+        if module:
+            return (
+                f"{backend}, which importing {module} does not register: {known}; name the backend or the module as "
+                "its package does"
+            )
+        return (
+            f"{backend}: {known}; install the package that brings it, and name in compile.backend_module what "
+            "registers it"
         )
+    if "load" in reply:
+        return f"{backend} and cannot be loaded ({reply['load']}): mend its package, or use another"
     if reply["unknown"]:
-        raise ConfigError(
-            f'arm "{config.name}": compile.options.{reply["unknown"][0]} is unknown to this torch: '
-            "see torch._inductor.config"
-        )
+        return f"compile.options.{reply['unknown'][0]} is unknown to this torch: see torch._inductor.config"
+    return ""
 
 
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:

@@ -139,6 +139,11 @@ def known_backends() -> list[str]:
     return sorted(list_backends(exclude_tags=()))
 
 
+def find_backend(name: str) -> object:
+    """The backend of that name. Raises whatever loading it does: a package's entry point runs only here."""
+    return _reach("torch._dynamo:lookup_backend")(name)
+
+
 def set_inductor_option(name: str, value: object) -> None:
     """inductor compiles with this option from now on. Raises ConfigError for one that this torch does not know."""
     _set(_reach("torch._inductor:config"), name, value, key=f"compile.options.{name}", see="torch._inductor.config")

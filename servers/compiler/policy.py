@@ -5,6 +5,7 @@ What of it is private to torch stands in internals.py.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,30 +14,31 @@ import torch
 from torch import nn
 
 from servers.compiler import internals
+from servers.complaint import named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
 UnprovenBounds = internals.UnprovenBounds
 
 
-def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, layers: int) -> None:
+class UnforeseenShapeError(RuntimeError):
+    """A strict policy refuses a step: no graph fits its shape, and none is compiled while serving."""
+
+
+def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bool, regions: int) -> None:
     """Set the process-wide compiler options that the policy needs. Raises ConfigError for what torch does not know.
 
-    The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come.
+    The shapes that a warm-up visits are `planned_shapes`; where they are `closed`, no other one can come. As many
+    `regions` are compiled each by itself, 1 where it is the whole model.
     """
     if not policy.enabled:
         return
-    known_backends = internals.known_backends()
-    if policy.backend not in known_backends:
-        raise ConfigError(
-            f'compile.backend is "{policy.backend}": torch knows {", ".join(known_backends)}; '
-            "install the package that brings it"
-        )
+    load_backend(policy)
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
         internals.set_inductor_option(name, value)
-    # blocks of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
-    # one for each layer
-    known = 2 * planned_shapes * (layers if policy.regional else 1)
+    # regions of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
+    # one for each region
+    known = 2 * planned_shapes * regions
     # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
     limit = policy.recompile_limit or (max(8, known) if closed else None)
     internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
@@ -44,6 +46,30 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
         internals.use_graph_pass(_JoinLinears())
     if policy.mark_dynamic:
         internals.keep_equal_sizes_apart()
+
+
+def load_backend(policy: CompileConfig) -> None:
+    """The policy's backend is there and can be loaded. Raises ConfigError, one line that says what is missing."""
+    what = f'compile.backend is "{policy.backend}"'
+    if policy.backend_module:
+        try:
+            importlib.import_module(policy.backend_module)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f'compile.backend_module is "{policy.backend_module}" and cannot be imported ({named(error)}): '
+                "install the package that brings it, or name another module"
+            ) from None
+    known_backends = internals.known_backends()
+    if policy.backend not in known_backends:
+        remedy = "install the package that brings it, and name in compile.backend_module what registers it"
+        if policy.backend_module:
+            what += f", which importing {policy.backend_module} does not register"
+            remedy = "name the backend or the module as its package does"
+        raise ConfigError(f"{what}: torch knows {', '.join(known_backends)}; {remedy}")
+    try:
+        internals.find_backend(policy.backend)  # a package's entry point is only loaded here
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} and cannot be loaded ({named(error)}): mend its package, or use another") from None
 
 
 def join_linears(graph: torch.fx.Graph) -> None:
@@ -100,38 +126,17 @@ class _JoinLinears(internals.GraphPass):  # type: ignore[misc]
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:
-    # torch refuses any mode together with a backend other than inductor, as the configuration does any but the default
+    # other backends are given a mode and read none, so the configuration allows them the default alone
     mode = policy.mode if policy.mode != "default" else None
     return {"mode": mode, "dynamic": policy.dynamic, "fullgraph": policy.fullgraph, "backend": policy.backend}
 
 
-def compile_step(step: nn.Module, policy: CompileConfig) -> Callable[..., Any]:
+def compile_step(step: Callable[..., Any], policy: CompileConfig) -> Callable[..., Any]:
     """`step` as the policy wants it: itself when compiling is off, otherwise under torch.compile."""
     if not policy.enabled:
         return step
     compiled: Callable[..., Any] = torch.compile(step, **_arguments(policy))
     return compiled
-
-
-def compile_blocks(model: nn.Module, cache: Any, policy: CompileConfig) -> None:
-    """Every repeated block of `model` runs compiled when it is called with `cache`; the rest stays as it is.
-
-    The blocks are the longest list of like modules. All have one code, so a shape costs one compile and not one for
-    each layer.
-    """
-    blocks = max((item for item in model.modules() if isinstance(item, nn.ModuleList)), key=len, default=())
-    for block, view in zip(blocks, cache.views(), strict=True):
-        compiled = torch.compile(block.forward, **_arguments(policy))
-        block._compiled_call_impl = _over_cache(block, compiled, cache, view)
-
-
-def _over_cache(block: Any, compiled: Callable[..., Any], cache: object, view: object) -> Callable[..., Any]:
-    def call(*args: Any, past_key_values: object = None, **kwargs: Any) -> Any:
-        if past_key_values is not cache:  # somebody else's call of the model
-            return block._call_impl(*args, past_key_values=past_key_values, **kwargs)
-        return compiled(*args, past_key_values=view, **kwargs)
-
-    return call
 
 
 def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], *, promised: bool = True) -> None:
@@ -160,6 +165,16 @@ def begin_step(policy: CompileConfig) -> None:
 
 
 def settle(policy: CompileConfig) -> None:
-    """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python."""
-    if policy.enabled and policy.guarded:
-        torch.compiler.set_stance("eager_on_recompile")
+    """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python, and a strict
+    one raises what `refusal` reads."""
+    if policy.enabled and policy.is_closed_once_warm:
+        torch.compiler.set_stance("fail_on_recompile" if policy.strict else "eager_on_recompile")
+
+
+def refusal(error: RuntimeError) -> str | None:
+    """Why a strict policy refused the call that raised `error`: the first guard that failed. None for other errors."""
+    text = str(error)
+    if "stance is 'fail_on_recompile'" not in text:
+        return None
+    failures = [line.strip().removeprefix("- ") for line in text.splitlines() if line.strip().startswith("- ")]
+    return failures[0] if failures else "nothing was compiled for it"

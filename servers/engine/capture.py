@@ -18,6 +18,7 @@ class CapturedStep:
     """`call(*varying, *fixed)` as a graph. Its outputs are overwritten by the next replay of any graph in the pool."""
 
     def __init__(self, call: Callable[..., Any], varying: Sequence[torch.Tensor], fixed: Tensors, pool: Any) -> None:
+        self.compiled = True  # whether what was recorded is compiled code
         self._inputs = [tensor.clone() for tensor in varying]
         self._fixed = fixed  # the graph reads their memory
         self._graph = torch.cuda.CUDAGraph()

@@ -63,6 +63,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, C
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from servers.compiler.recorder import CompileRecorder
     from servers.engine.memory import MemoryWatch
+    from servers.engine.placement import platform_versions
     from servers.engine.runner import ModelRunner
 
     imported_ns = now_ns()
@@ -87,7 +88,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, C
             vocab_size=runner.vocab_size,
             device=runner.device_name(),
             dtype=runner.dtype_name(),
-            versions=_versions(),
+            versions={**_versions(), **platform_versions()},
             memory_bytes=runner.memory_bytes(),
             # the parent is the replica's front: what its user waits for begins with it
             startup_ns=itemised(

@@ -21,6 +21,9 @@ from servers.engine.scheduler import Job, LaunchedStep, Move, Scheduler, Step
 
 log = logging.getLogger("tailgate.engine")
 
+# How the requests of a step end whose shape no graph fits, at an arm that compiles nothing while serving.
+REFUSED = "FAILED_PRECONDITION"
+
 
 class Runner(Protocol):
     """What the engine needs of a model runner."""
@@ -187,11 +190,15 @@ class Engine:
 
     def _fail(self, step: Step, step_id: int, error: Exception) -> StepOutput:
         """The answers that end with the step. Raises the error when the device is lost: no later step would run."""
-        log.error("step %d (%s of %d) failed", step_id, step.kind, len(step.jobs), exc_info=error)
         kind = type(error).__name__
+        if kind == "UnforeseenShapeError":  # as asked for, and no fault
+            log.warning("step %d (%s of %d) is refused: %s", step_id, step.kind, len(step.jobs), error)
+        else:
+            log.error("step %d (%s of %d) failed", step_id, step.kind, len(step.jobs), exc_info=error)
         if kind == "AcceleratorError":
             raise error
-        status = "RESOURCE_EXHAUSTED" if kind == "OutOfMemoryError" else "INTERNAL"
+        statuses = {"OutOfMemoryError": "RESOURCE_EXHAUSTED", "UnforeseenShapeError": REFUSED}
+        status = statuses.get(kind, "INTERNAL")
         finished = []
         for job in step.jobs:
             if self.scheduler.find(job.request_id) is job:  # not cancelled or ended meanwhile

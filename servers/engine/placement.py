@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from servers.fields import ConfigError
@@ -16,7 +18,12 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f'model.device is "{name}": use auto, cpu, cuda or cuda:N') from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f'model.device is "{name}" but torch sees no GPU: use cpu, or install a CUDA build of torch')
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        among = f' where CUDA_VISIBLE_DEVICES is "{visible}"' if visible is not None else ""
+        raise ConfigError(
+            f'model.device is "{name}" but torch sees no GPU{among}: use cpu, a card that is there, or a CUDA or ROCm '
+            "build of torch"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count()
         raise ConfigError(f'model.device is "{name}" but torch sees {seen} GPUs: use cuda:0 to cuda:{seen - 1}')
@@ -26,6 +33,24 @@ def resolve_device(name: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """The device as the records call it: cpu or cuda:N."""
     return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+def product_name(device: torch.device) -> str:
+    """What the accelerator is, or cpu. torch calls AMD's GPUs cuda too: these have their architecture beside the name,
+    which drivers may leave empty."""
+    if device.type != "cuda":
+        return device.type
+    name = torch.cuda.get_device_name(device)
+    if torch.version.hip is None:
+        return name
+    architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+    return f"{name or 'AMD GPU'} ({architecture})"
+
+
+def platform_versions() -> dict[str, str]:
+    """The version of what torch was built for, by name: cuda or rocm; empty for a CPU build."""
+    versions = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+    return {name: version for name, version in versions.items() if version}
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

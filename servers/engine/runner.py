@@ -18,11 +18,13 @@ from torch import nn
 from servers.clock import now_ns
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, Trigger
+from servers.compiler.regions import CompiledRegions, Selection, leave_eager, select_regions
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
+from servers.engine.placement import product_name
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, StepShape, shape_policy
 from servers.engine.startup import memory_peaks
@@ -55,6 +57,8 @@ class ModelRunner:
         self._graphs: dict[StepShape, CapturedStep] = {}
         self._pool: Any = None
         self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
+        self._selection = Selection(compiled={}, eager={})
+        self._regions: CompiledRegions | None = None
 
     # start-up
 
@@ -83,6 +87,8 @@ class ModelRunner:
         self.model = load_model(self.arm.model)
         if policy.join_projections:
             join_weights(self.model)
+        if policy.enabled:
+            self._selection = select_regions(self.model, policy)
         text_config = self.model.config.get_text_config()
         self.device = next(self.model.parameters()).device
         self.overlaps = self.device.type == "cuda"
@@ -106,7 +112,7 @@ class ModelRunner:
             policy,
             planned_shapes=len(planned),
             closed=self.shapes.is_closed(),
-            layers=len(self.cache.layers),
+            regions=len(self._selection.compiled) or 1,
         )
         # a bucket may be longer than any prompt
         widest = max(engine.max_length, *(shape.length for shape in planned))
@@ -116,12 +122,13 @@ class ModelRunner:
             "decode": DecodeStep(self.model, self.cache, widest),
         }
         self._allocate(steps["prefill"])
-        if policy.enabled and policy.regional:
-            compiler_policy.compile_blocks(self.model, self.cache, policy)
+        leave_eager(self._selection)
+        if self._selection.compiled:
+            self._regions = CompiledRegions(self.model, self.cache, self._selection, policy)
             self._steps: dict[str, Callable[..., Outputs]] = dict(steps)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in steps.items()}
-        self.cache.window.canary.ran_eagerly()
+        self._ran_compiled()
 
     @property
     def cache_rows(self) -> int:
@@ -150,6 +157,11 @@ class ModelRunner:
         if not self.shapes.is_closed():  # planned shapes have theirs
             report(len(plan), len(plan), "decode kernels")
             self._warm_kernels()
+        if self._regions is not None and (uncalled := self._regions.uncalled):
+            raise ConfigError(
+                f"compile.regions names {uncalled[0]}, which no step of the warm-up called: name a module that the "
+                "model calls"
+            )
         compiler_policy.settle(self.arm.compile)
         report(len(plan), len(plan), "warm")
 
@@ -167,7 +179,7 @@ class ModelRunner:
                 self._unpromised.add(shape.kind)
                 log.warning("%s: compiled without promised bounds: %s", shape, str(error).partition("\n")[0])
                 self.run(step, shape)
-            self._note_canary(0, 0)
+            self._note_canary(shape, 0, 0)
         self._finish()
 
     @torch.no_grad()
@@ -182,7 +194,7 @@ class ModelRunner:
             with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
                 self._steps["decode"](*varying, *fixed)
         self._finish()
-        self.cache.window.canary.ran_eagerly()
+        self._ran_compiled()
         if contexts:
             self.startup_ns["decode kernels"] = now_ns() - started_ns
 
@@ -195,6 +207,7 @@ class ModelRunner:
         varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
+        self._graphs[shape].compiled = self._ran_compiled()
         self._finish()
         ended_ns = now_ns()
         self.recorder.record_capture(started_ns, ended_ns)
@@ -215,7 +228,7 @@ class ModelRunner:
         """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
         policy = self.arm.compile
         is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
-        if not policy.enabled or policy.guarded or is_marked:
+        if not policy.enabled or policy.is_closed_once_warm or is_marked:
             return True
         return self.shape_of(step) in self._seen
 
@@ -246,7 +259,7 @@ class ModelRunner:
             real_tokens=sum(stop - start for start, stop in step.chunks) or len(jobs),
             batch_id=batch_id,
             start_ns=started_ns,
-            compiled=self._note_canary(started_ns, now_ns()),
+            compiled=self._note_canary(shape, started_ns, now_ns()),
             places=tuple(places),
             tokens=host,
             done=done,
@@ -277,7 +290,7 @@ class ModelRunner:
 
     def device_name(self) -> str:
         """The accelerator's product name, or cpu."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return product_name(self.device)
 
     def dtype_name(self) -> str:
         """The type of the weights, "bfloat16" for example."""
@@ -298,7 +311,8 @@ class ModelRunner:
 
     @torch.no_grad()
     def run(self, step: Step, shape: StepShape) -> Outputs:
-        """Outputs of the step at its padded shape: B = shape.batch rows."""
+        """Outputs of the step at its padded shape: B = shape.batch rows. Raises UnforeseenShapeError where no graph
+        fits and the policy is strict."""
         varying, fixed = self._inputs(step, shape)
         self._seen.add(shape)
         graph = self._graphs.get(shape)
@@ -307,7 +321,16 @@ class ModelRunner:
             return logits, greedy
         self._mark(step.kind, varying, fixed)
         compiler_policy.begin_step(self.arm.compile)
-        return self._steps[step.kind](*varying, *fixed)
+        try:
+            return self._steps[step.kind](*varying, *fixed)
+        except RuntimeError as error:
+            reason = compiler_policy.refusal(error) if self.arm.compile.strict else None
+            if reason is None:
+                raise
+            raise compiler_policy.UnforeseenShapeError(
+                f"no graph fits {shape} ({reason}), and compile.strict compiles nothing while serving: warm that "
+                "shape, or set compile.guarded instead to run it eagerly"
+            ) from None
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
         """(inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
@@ -375,16 +398,26 @@ class ModelRunner:
             longest = engine.max_length if kind == "decode" else engine.max_prompt_tokens
             compiler_policy.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest), promised=promised)
 
-    def _note_canary(self, start_ns: int, end_ns: int) -> bool:
-        ran_eagerly = self.cache.window.canary.ran_eagerly()
+    def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
+        graph = self._graphs.get(shape)
+        compiled = self._ran_compiled() if graph is None else graph.compiled
         if not self.arm.compile.enabled:
             return False
-        if ran_eagerly:
+        if compiled:
+            self.recorder.record_compiled_step()
+        else:
             reason = "a guarded arm runs shapes that were not warmed eagerly" if self.arm.compile.guarded else ""
             self.recorder.record_eager_step(start_ns, end_ns, reason=reason)
-        else:
-            self.recorder.record_compiled_step()
-        return not ran_eagerly
+        return compiled
+
+    def _ran_compiled(self) -> bool:
+        """Whether what the policy compiles has run as compiled code since the last call."""
+        window = self.cache.window
+        if self._regions is not None:
+            return self._regions.ran_compiled()
+        wrote_eagerly, began_eagerly = window.canary.ran_eagerly(), window.begun.ran_eagerly()
+        # modules that are left eager may be those that write to the cache
+        return not (began_eagerly if self._selection.eager else wrote_eagerly)
 
     def _finish(self) -> None:
         if self.device.type == "cuda":

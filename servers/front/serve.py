@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -44,6 +45,7 @@ from servers.metadata import INFERENCE_SERVICE
 from servers.program import compile_cache, exit_code, log_to_stderr, read_arm
 from servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from servers.security import ServerTls, check_named, server_tls, token_from_variable
+from servers.visible_card import only_card
 
 log = logging.getLogger("tailgate.serve")
 
@@ -69,7 +71,9 @@ async def serve(
     replica = options.replica or f"{arm.name}-0"
     spawn = multiprocessing.get_context("spawn")
     front_end, engine_end = spawn.Pipe()
-    engine = spawn.Process(target=serve_engine, args=(engine_end, arm.to_dict(), cache_dir), name=replica)
+    device, seen = only_card(arm.model.device, os.environ)
+    table = replace(arm, model=replace(arm.model, device=device)).to_dict()
+    engine = spawn.Process(target=serve_engine, args=(engine_end, table, cache_dir), name=replica)
     send = Sender(front_end).send
     front = Front(arm, replica, send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))
     health_service = health.aio.HealthServicer()
@@ -85,7 +89,7 @@ async def serve(
     if options.metrics_port:
         start_http_server(options.metrics_port, addr=options.host, registry=front.metrics.registry)
 
-    os.environ.update(anchored_environment())
+    os.environ.update(anchored_environment() | seen)
     engine.start()
     engine_end.close()
     stop, engine_gone, unready = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -24,6 +24,7 @@ SHOWN: dict[Outcome, tuple[str, str]] = {
     "capture": ("captures", "bold yellow"),
     "limit": ("eager", "bold red"),
     "guarded": ("eager, guarded", "yellow"),
+    "refused": ("is refused", "bold red"),
     "error": ("fails", "bold red"),
     "off": ("eager", "dim"),
 }
@@ -42,7 +43,11 @@ def show(inspection: Inspection, console: Console) -> None:
             f"dynamic={policy.dynamic}",
             f"warm-up {policy.warmup}",
         ]
-        settings += [name for name in ("fullgraph", "regional", "capture", "guarded") if getattr(policy, name)]
+        flags = ("fullgraph", "regional", "capture", "guarded", "strict")
+        settings += [name for name in flags if getattr(policy, name)]
+        for key in ("regions", "eager_regions"):
+            if patterns := getattr(policy, key):
+                settings.append(f"{key.replace('_', ' ')} {', '.join(patterns)}")
     console.print(
         Text.assemble(
             (arm.name, "bold"),

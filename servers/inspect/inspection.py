@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 EXIT_COMPILES = 99
 
-Outcome = Literal["ready", "compile", "recompile", "jit", "capture", "limit", "guarded", "error", "off"]
+Outcome = Literal["ready", "compile", "recompile", "jit", "capture", "limit", "guarded", "refused", "error", "off"]
 
 # A request with one of these outcomes waits, runs slowly unnoticed, or fails.
-UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "jit", "capture", "limit", "error"})
+UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "jit", "capture", "limit", "refused", "error"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,26 +214,31 @@ def _visit(
     """The shape has run as often as graph capture needs: under graph trees the second or third call records."""
     import torch
 
+    from servers.compiler.policy import UnforeseenShapeError
     from servers.engine.runner import filling_step
 
     step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
     padded = runner.shape_of(step)
     caused: list[CompileEvent] = []
     seconds: list[float] = []
-    compiled, error = True, ""
+    compiled, error, refused = True, "", ""
     for _ in range(WARMUP_CALLS):
         started_ns = now_ns()
         try:
             launched = runner.launch(step, 0)
             runner.collect(launched)
             compiled = launched.compiled
+        except UnforeseenShapeError as raised:
+            refused = str(raised)
         except Exception as raised:  # the engine, too, fails the requests of a step and goes on
             error = named(raised)
         seconds.append((now_ns() - started_ns) / 1e9)
         caused += recorder.drain()
-        if error:
+        if error or refused:
             break
     outcome, reason = _outcome(runner.arm, caused, before, compiled=compiled, error=error)
+    if refused:
+        outcome, reason = "refused", refused
     visit = Visit(
         shape=shape,
         padded=padded,

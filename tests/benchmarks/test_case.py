@@ -20,9 +20,22 @@ def test_what_was_kept_of_a_case_is_judged_as_it_was(case: Path) -> None:
     kept = json.loads((case / "verdict.json").read_text(encoding="utf-8"))
     verdict = verdict_of(case)
     for gate, before in zip(verdict["gates"], kept["gates"], strict=True):
-        assert gate["value"] == pytest.approx(before["value"], rel=1e-6)
+        assert gate["value"] == (None if before["value"] is None else pytest.approx(before["value"], rel=1e-6))
         assert {**gate, "value": None} == {**before, "value": None}
     assert {**verdict, "gates": None} == {**kept, "gates": None}
+
+
+@pytest.mark.parametrize(
+    ("staged", "seen", "unseen"),
+    [
+        ("staged-foreign-work-and-busy-host", {"foreign work", "busy host"}, {"throttling", "slow bed"}),
+        ("staged-heavy-neighbour", {"foreign work", "throttling", "bed apart", "slow bed"}, {"busy host"}),
+    ],
+)
+def test_a_trouble_that_was_staged_on_a_card_is_named(staged: str, seen: set[str], unseen: set[str]) -> None:
+    checks = {check["check"] for check in verdict_of(CASES / staged)["failed_checks"]}
+    assert seen <= checks
+    assert not unseen & checks
 
 
 def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:

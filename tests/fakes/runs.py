@@ -75,6 +75,8 @@ class FakeArm:
     ratio: float = 1.0
     compiles: Sequence[Compile] = ()
     error_share: float = 0.0
+    error_status: str = "INTERNAL"
+    eager_steps: int = 0  # of the 20 steps of a trial, those that ran as plain Python though the arm compiles
     weight: float = 1.0
     config: Mapping[str, Any] = field(default_factory=dict)
     enabled: bool = True
@@ -218,7 +220,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
                 begun = max(offsets[index], begun + 1.0 / arm.holds_rps)
                 row = _request(run, arm, number, index, start, offsets[index], begun, scale, int(tokens[index]))
                 if failing[index]:
-                    row |= {"status": "INTERNAL", "error": "made up", "first_token_ns": None, "token_ns": None}
+                    row |= {"status": arm.error_status, "error": "made up", "first_token_ns": None, "token_ns": None}
                 writer.append(row)
     if run.telemetry:
         _write_telemetry(folder, run, number, start, offsets)
@@ -368,8 +370,11 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
                 )
             for number in range(20):
                 at = start + (number + 1) * SECOND
-                sizes = {"batch": 3, "padded_batch": 4, "tokens": 30, "compiled": arm.enabled}
-                sizes["padded_tokens"] = round(30 * arm.padding)
+                sizes = {"batch": 3, "padded_batch": 4, "tokens": 30}
+                sizes |= {
+                    "padded_tokens": round(30 * arm.padding),
+                    "compiled": arm.enabled and number >= arm.eager_steps,
+                }
                 kind = "prefill" if number % 2 else "decode"
                 steps.append(
                     {**common, **sizes, "step_id": number, "kind": kind, "start_ns": at, "end_ns": at + 10_000_000}

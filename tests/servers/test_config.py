@@ -86,6 +86,12 @@ def test_max_length_is_prompt_plus_generated() -> None:
         ({"enabled": True, "batch_bounds": [2, 8]}, "compile.mark_dynamic is false"),
         ({"enabled": True, "mark_dynamic": True, "batch_bounds": [1, 8]}, "low at least 2"),
         ({"enabled": True, "options": 3}, "give a table"),
+        ({"enabled": True, "backend_module": "not/a.module"}, 'backend_module is "not/a.module": give the dotted name'),
+        ({"enabled": True, "regions": ["model..mlp"]}, r'compile.regions holds "model..mlp": give qualified names'),
+        ({"enabled": True, "eager_regions": [""]}, 'compile.eager_regions holds ""'),
+        ({"enabled": True, "regional": True, "regions": ["lm_head"]}, "regional is the repeated block alone"),
+        ({"enabled": True, "fullgraph": True, "eager_regions": ["lm_head"]}, "a graph ends where an eager module"),
+        ({"enabled": True, "guarded": True, "strict": True}, "compile.guarded and compile.strict are both true"),
     ],
 )
 def test_compile_settings_that_cannot_be_meant_are_refused(table: dict[str, object], message: str) -> None:
@@ -157,5 +163,7 @@ def test_exact_shapes_have_no_ladder() -> None:
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
 def test_a_mode_that_the_backend_would_not_read_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f'compile.mode is "{mode}" but compile.backend is "late"'):
+        CompileConfig(enabled=True, mode=mode, backend="late", backend_module="late.torch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f'compile.mode is "{mode}" but compile.backend is "aot_eager"'):
         CompileConfig(enabled=True, mode=mode, backend="aot_eager")  # type: ignore[arg-type]

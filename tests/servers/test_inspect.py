@@ -183,6 +183,14 @@ def test_a_guarded_arm_runs_what_was_not_warmed_eagerly_and_that_is_no_fault() -
     assert inspection.exit_code == 0
 
 
+def test_a_strict_arm_refuses_what_was_not_warmed_and_that_is_a_fault() -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    inspection = inspection_of(ArmConfig(name="strict", compile=policy, engine=ENGINE), "prefill 1x5, prefill 1x9")
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "refused"]
+    assert "compile.strict compiles nothing while serving" in inspection.visits[1].reason
+    assert inspection.exit_code == EXIT_COMPILES
+
+
 def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from servers.engine.runner import ModelRunner
 

@@ -18,6 +18,7 @@ from servers import parity
 from servers.compiler.events import CompileEvent
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine.borders import prompt_borders
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from tests.servers.compiler.reset import reset_compiler
@@ -233,9 +234,31 @@ def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket() -> None:
     assert parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=4) != plan
 
 
+def test_a_strict_arm_that_was_not_warmed_at_a_border_fails_parity_with_the_reason() -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    with pytest.raises(RuntimeError, match="ended FAILED_PRECONDITION: UnforeseenShapeError: no graph fits prefill"):
+        answers(ArmConfig(name="strict", compile=policy, engine=ENGINE), None)
+
+
+def many_borders() -> ArmConfig:
+    ladder = (*range(3, 200, 4), 200)
+    shapes = ShapeConfig(kind="buckets", length_ladder=ladder)
+    return ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
+
+
+def test_a_plan_with_too_few_prompts_says_how_many_reach_every_border(caplog: pytest.LogCaptureFixture) -> None:
+    borders = len(prompt_borders(many_borders()))
+    plan = parity.make_plan([many_borders()], vocab_size=9, prompts=20, tokens=2, seed=1)
+    assert len(plan.prompts) == 20
+    assert caplog.messages == [f"20 prompts reach 20 of {borders} borders: give parity.prompts = {borders}"]
+
+
 def test_a_plan_without_a_count_fills_the_slots(tmp_path: Path) -> None:
     plan = parity.make_plan([arm_for("eager", "float32", slots=24)], vocab_size=9, prompts=0, tokens=2, seed=1)
     assert len(plan.prompts) == 36
+    plan = parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1)
+    assert len(plan.prompts) > 64
+    assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many_borders())
     plan.write(tmp_path / "plan.json")
     assert parity.Plan.read(tmp_path / "plan.json") == plan
 

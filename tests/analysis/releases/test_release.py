@@ -49,6 +49,18 @@ def test_compiling_arm_without_any_event_says_nothing_of_compiles(tmp_path: Path
     assert arms["eager"].figures.values["recompiles"][1][0] == 0.0
 
 
+@pytest.mark.parametrize("arm", ["eager", "compiled"])
+def test_counts_of_a_server_that_died_are_open(tmp_path: Path, arm: str) -> None:
+    directory = write_run(tmp_path / "run", RUN)
+    path = directory / "trial-02" / "trial.json"
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts["deaths"] = [{"arm": arm, "replica": f"{arm}-0", "exit_code": -9, "at_ns": facts["start_ns"]}]
+    facts.pop("crc32", None)
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    arms = read_release(directory).arms
+    assert {name for name in arms if "alive" in arms[name].compile_doubts} == {arm}
+
+
 def test_trial_whose_events_are_lost_leaves_the_counts_of_the_others_open(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", RUN)
     without_events(directory / "trial-02" / "compile_events.arrow", "compiled")

@@ -12,7 +12,7 @@ from analysis.report.html import html_report
 from analysis.report.markdown import markdown_report
 from analysis.report.terminal import verdict_table
 from analysis.summary.summary import analyze
-from tests.fakes.beds import FakeBed, Trouble
+from tests.fakes.beds import FIGURES, FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
@@ -79,6 +79,17 @@ def test_the_reference_shows_before_and_after_with_the_change(made: Callable[...
     report = markdown_report(summary)
     assert "790 → 711 TFLOP/s (−10.0 %)" in report
     assert "790 → 790 TFLOP/s (+0.0 %)" in report
+
+
+def test_the_reference_shows_how_unlike_the_processors_of_the_host_are(
+    made: Callable[..., Summary],
+) -> None:
+    alike = {**FIGURES, "python_low_ms": 10.8, "python_high_ms": 11.2}
+    unlike = {**FIGURES, "python_low_ms": 8.5, "python_high_ms": 16.9}
+    for figures, shown in ((alike, "10.8 to 11.2 ms"), (unlike, "8.5 to 16.9 ms")):
+        text = markdown_report(made(FakeBed(card_noise=0.0, host_noise=0.0, figures=figures)))
+        assert shown in text
+        assert "Python by processor" in text
 
 
 def test_one_trial_says_that_nothing_is_known_of_the_variation(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,49 @@ def test_cpu_time_never_falls_when_a_descendant_ends(family: tuple[int, int]) ->
     after = [processes.sample({})[0] for _ in range(20)]
     times = [row["cpu_s"] for row in (before, *after)]
     assert times == sorted(times)
+
+
+def test_an_idle_descendant_is_read_in_every_eighth_sample(tmp_path: Path) -> None:
+    def write(pid: int, parent: int, ticks: int) -> None:
+        fields = ["S", f"{parent}", *["0"] * 9, f"{ticks}", *["0"] * 5, "1", "0", "9", "0", "1"]
+        (tmp_path / f"{pid}/stat").write_text(f"{pid} (x) {' '.join(fields)}\n")
+
+    for pid, child in ((5, "6"), (6, "")):
+        for folder in (f"{pid}/task/{pid}", f"{pid}/fd"):
+            (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / f"{pid}/task/{pid}/children").write_text(child)
+        (tmp_path / f"{pid}/task/{pid}/status").write_text("")
+        write(pid, pid - 1, 100)
+    processes = Processes(Readings("run", [].append), root=1, proc=tmp_path)
+
+    def ticks_of_both(*, search: bool) -> int:
+        if search:
+            processes.watch("gone", pid=99)  # a new name is searched for at once
+        (row,) = processes.sample({})
+        return round(row["cpu_s"] * os.sysconf("SC_CLK_TCK"))
+
+    processes.watch("eager-0", pid=5)
+    assert [ticks_of_both(search=True) for _ in range(2)] == [200, 200]
+    write(6, 5, 150)
+    write(5, 4, 110)
+    assert [ticks_of_both(search=False) for _ in range(8)] == [210] * 7 + [260]
+    write(6, 5, 170)
+    assert ticks_of_both(search=False) == 280
+    assert ticks_of_both(search=True) == 280
+
+
+def test_an_idle_descendant_that_ends_is_seen_at_once(family: tuple[int, int]) -> None:
+    parent, child = family
+    processes = watched()
+    processes.watch("eager-0", pid=parent)
+    for _ in range(2):
+        processes.watch("child", pid=child)  # a new name is searched for at once
+        processes.sample({})
+    os.kill(child, 9)
+    ended = time.monotonic() + 30
+    while processes.sample({})[0]["threads"] == 3 and time.monotonic() < ended:
+        pass
+    assert processes.sample({})[0]["threads"] < 3
 
 
 def test_an_ended_process_has_no_row() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,21 +62,54 @@ def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, mo
 
 
 @pytest.fixture(scope="module")
-def reply() -> subprocess.CompletedProcess[str]:
+def reply() -> dict[str, Any]:
     """What torch says: importing its compiler takes seconds."""
-    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "fastest"]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "promised", "no_such.module", "fastest"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert told["import"] == "ModuleNotFoundError: No module named 'no_such'"
+    return told
 
 
 @pytest.fixture
-def torch_asked_once(reply: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def torch_asked_once(reply: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[:4] == reply.args[:4]
-        known = json.loads(reply.stdout.splitlines()[-1])
-        known["unknown"] = [option for option in command[4:] if option in known["unknown"]]
-        return subprocess.CompletedProcess(command, 0, json.dumps(known))
+        _, module, *options = command[4:]
+        told = {**reply, "unknown": [option for option in options if option in reply["unknown"]]}
+        if not module:
+            del told["import"]
+        return subprocess.CompletedProcess(command, 0, json.dumps(told))
 
     monkeypatch.setattr(preflight.subprocess, "run", answer)
+
+
+@pytest.mark.usefixtures("torch_asked_once")
+def test_a_module_that_cannot_be_imported_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r'compile\.backend_module is "no_such\.module" and cannot be imported'):
+        check_arm(arm(backend="tardy", backend_module="no_such.module"))
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({}, 'compile.backend is "tardy", which importing its.module does not register: torch knows inductor'),
+        ({"backends": ["tardy"], "load": "OSError: libtardy.so"}, "cannot be loaded (OSError: libtardy.so)"),
+    ],
+)
+def test_what_torch_says_of_a_late_backend_is_one_line(
+    told: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"backends": ["inductor"], "unknown": [], **told})
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
+    with pytest.raises(ConfigError) as refused:
+        check_arm(arm(backend="tardy", backend_module="its.module"))
+    assert words in str(refused.value)
+
+
+def test_a_late_backend_that_registers_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"backends": ["tardy"], "unknown": []})
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
+    check_arm(arm(backend="tardy", backend_module="its.module"))
 
 
 @pytest.mark.usefixtures("torch_asked_once")

@@ -214,6 +214,26 @@ def test_a_failing_step_ends_its_requests_and_the_engine_lives_on() -> None:
     assert advance(engine, arrivals).tokens == [("b", 10)]
 
 
+class UnforeseenShapeError(RuntimeError):
+    pass
+
+
+def test_a_refused_step_ends_its_requests_with_a_status_of_its_own_and_the_reason() -> None:
+    engine, runner, _, arrivals = build(slots=2, prefill_batch=1)
+    engine.submit(submit("a"))
+    engine.submit(submit("b"))
+
+    def refuse() -> None:
+        raise UnforeseenShapeError("no graph fits prefill batch 1 (a guard)")
+
+    runner.during = refuse
+    (ended,) = advance(engine, arrivals).finished
+    assert (ended.request_id, ended.status) == ("a", "FAILED_PRECONDITION")
+    assert ended.message == "UnforeseenShapeError: no graph fits prefill batch 1 (a guard)"
+    runner.during = lambda: None
+    assert advance(engine, arrivals).tokens == [("b", 10)]
+
+
 def test_the_end_of_sequence_token_stops_a_request_unless_it_is_ignored() -> None:
     engine, _, _, arrivals = build()
     engine.eos_ids = frozenset([10])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from servers.engine.placement import device_name, resolve_device
+from servers.engine.placement import device_name, platform_versions, product_name, resolve_device
 from servers.fields import ConfigError
 
 
@@ -35,3 +37,22 @@ def test_the_last_gpu_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("given", "name"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3")])
 def test_records_number_every_gpu(given: str, name: str) -> None:
     assert device_name(torch.device(given)) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("AMD Instinct MI300X", "AMD Instinct MI300X (gfx942)"), ("", "AMD GPU (gfx942)")],
+)
+def test_a_rocm_device_is_called_what_it_is(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert product_name(torch.device("cuda:0")) == expected
+    assert platform_versions() == {"rocm": "6.4.43482"}
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert product_name(torch.device("cuda:0")) == name
+    assert platform_versions() == {"cuda": "13.0"}
+    assert product_name(torch.device("cpu")) == "cpu"

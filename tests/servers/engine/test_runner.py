@@ -12,6 +12,7 @@ from servers.compiler.events import CompileEvent
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, sampling
+from servers.engine import runner as runner_module
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError
@@ -145,6 +146,102 @@ def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder:
     serve(runner, jobs)
     assert recorder.drain() == []
     assert_greedy_like_generate(runner, jobs)
+
+
+REGIONS = {
+    "mlp": (("model.layers.*.mlp",), (), {"LlamaMLP"}),
+    "attention and head": (("model.layers.*.self_attn", "lm_head"), (), {"LlamaAttention", "Linear"}),
+    "all layers": (("model.layers.*",), (), {"LlamaDecoderLayer"}),
+    "all layers but one": (("model.layers.*",), ("model.layers.0",), {"LlamaDecoderLayer"}),
+    "the model but its mlp": (("model",), ("model.layers.*.mlp",), {"LlamaModel"}),
+    "everything but attention": ((), ("model.layers.*.self_attn",), set()),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions_run_compiled_and_the_rest_eagerly_without_changing_an_answer(
+    name: str, recorder: CompileRecorder
+) -> None:
+    regions, eager, classes = REGIONS[name]
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=regions, eager_regions=eager)
+    arm = ArmConfig(name="named", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    frames = {event.frame.rpartition(" ")[2] for event in recorder.drain() if event.kind in ("compile", "recompile")}
+    assert classes <= frames
+    jobs = jobs_for(runner.vocab_size, seed=8, count=6)
+    serve(runner, jobs)
+    assert recorder.drain() == [], "no compile, and no step that ran eagerly"
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_layers_of_one_class_share_the_graphs_of_a_named_region(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regions=("model.layers.*.mlp",))
+    arm = ArmConfig(name="mlp", shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    assert len(runner.cache.layers) > 1
+    assert len(recorder.drain()) == len(list(runner.shapes.planned()))
+
+
+def test_a_region_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(
+        enabled=True,
+        dynamic=False,
+        backend="eager",
+        regions=("model.layers.*.mlp",),
+        recompile_limit=2,
+        warmup="minimal",
+    )
+    runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
+    recorder.drain()
+    serve(runner, jobs_for(runner.vocab_size, seed=4, count=4))
+    assert {"limit_hit", "eager_fallback"} <= {event.kind for event in recorder.drain()}
+
+
+def test_a_region_that_no_step_calls_is_refused(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, backend="eager", regions=("aside", "lm_head"), warmup="minimal")
+    runner = ModelRunner(ArmConfig(name="aside", compile=policy, engine=ENGINE), recorder)
+    load = runner_module.load_model
+
+    def with_a_module_aside(model: ModelConfig) -> torch.nn.Module:
+        loaded = load(model)
+        loaded.aside = torch.nn.Linear(2, 2)
+        return loaded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_module, "load_model", with_a_module_aside)
+        runner.load()
+    with pytest.raises(ConfigError, match=r"compile\.regions names aside, which no step of the warm-up called"):
+        runner.warm_up(lambda done, total, detail: None)
+
+
+def test_a_strict_arm_refuses_unseen_shapes_and_goes_on(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    recorder.drain()
+    before, after = own_request(arm), own_request(arm)
+    serve(runner, [before])
+    with pytest.raises(compiler_policy.UnforeseenShapeError) as refused:
+        serve(runner, jobs_for(runner.vocab_size, seed=4, count=1))
+    assert "no graph fits prefill batch 1" in str(refused.value)
+    assert "size mismatch" in str(refused.value)
+    serve(runner, [after])
+    assert after.output == before.output
+    assert recorder.drain() == [], "nothing compiles, and nothing runs eagerly"
+
+
+def test_other_errors_of_a_strict_arm_stay_what_they_are(recorder: CompileRecorder) -> None:
+    assert compiler_policy.refusal(RuntimeError("expected 3 dimensions")) is None
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device said no")
+
+    runner._steps["prefill"] = fail  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="the device said no"):
+        serve(runner, [own_request(arm)])
 
 
 def test_a_guarded_arm_runs_unseen_shapes_eagerly_instead_of_compiling(recorder: CompileRecorder) -> None:
