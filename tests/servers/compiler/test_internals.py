@@ -17,6 +17,7 @@ from torch._dynamo import utils
 
 from servers.compiler import internals
 from servers.compiler.events import CompilerFacts
+from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
 from tests.servers.compiler.reset import reset_compiler
 
@@ -151,22 +152,27 @@ def isolated(**options: object) -> object:
         return None
 
 
-def test_compiles_of_isolated_regions_of_one_function_have_keys_of_their_own() -> None:
+def test_isolated_regions_of_one_function_are_told_apart_by_key_reason_and_footprint() -> None:
     recorder = CompileRecorder()
     recorder.install()
     first, second = isolated(), isolated()
     shared = torch.compile(square, backend="aot_eager", dynamic=False)
     if first is None or second is None:
         return
-    for step in (first, second, first, shared):
-        step(torch.ones(3 if step is not first else 4))  # type: ignore[operator]
+    with CompileFootprint(lambda: (0, 0)) as footprint:
+        for step, size in ((first, 3), (second, 4), (first, 5), (shared, 6)):
+            step(torch.ones(size))  # type: ignore[operator]
     events = recorder.drain()
     recorder.remove()
     keys = [event.compile_id for event in events]
-    assert len(set(keys)) == len(keys) == 3
+    assert len(set(keys)) == 4
     regions = [key.partition("@")[2] for key in keys]
-    assert regions[0] != regions[1] != "" != regions[0]
-    assert regions[2] == ""
+    assert regions[0] == regions[2] != regions[1] != "" != regions[0]
+    assert regions[3] == ""
+    assert [event.kind for event in events] == ["compile", "compile", "recompile", "compile"]
+    assert "expected 3, actual 5" in events[2].reason
+    assert "expected 4" not in events[2].reason, "the other region has a graph for 4"
+    assert list(footprint.grown) == keys
 
 
 _COMPILES_ELSEWHERE = """
