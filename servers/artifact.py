@@ -147,7 +147,7 @@ def _versions() -> dict[str, str]:
 def _traced() -> list[Path]:
     """The source of what the compiler traces, and of what it is asked for: another one has other graphs."""
     servers = Path(__file__).parent
-    return [*sorted((servers / "engine").glob("*.py")), servers / "compiler" / "policy.py"]
+    return [*sorted((servers / "engine").glob("*.py")), *sorted((servers / "compiler").glob("*.py"))]
 
 
 @cache

@@ -31,7 +31,7 @@ GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
 
 # What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
 # from the try to the moment when the compiler gave up.
-STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit")
+STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit", "jit")
 
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]

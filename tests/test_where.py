@@ -144,21 +144,21 @@ def test_a_compile_event_kind_is_added_in_the_files_that_the_page_names(tree: Pa
         (
             "analysis/records/event_kinds.py",
             '    "autotune": "autotune",\n',
-            '    "autotune": "autotune",\n    "jit": "kernel JIT",\n',
+            '    "autotune": "autotune",\n    "relink": "kernel relinking",\n',
         ),
         (
             "servers/config.py",
-            '"graph_capture", "autotune", "limit_hit")',
             '"graph_capture", "autotune", "limit_hit", "jit")',
+            '"graph_capture", "autotune", "limit_hit", "jit", "relink")',
         ),
     ]
     measured = {"servers/compiler/recorder.py"}
     assert {name for name, _, _ in edits} | measured == files_of("compile event kind")
     change(tree, edits)
-    arms = '(EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=300.0, seconds=4.0, kind="jit"),)))'
+    arms = '(EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=300.0, seconds=4.0, kind="relink"),)))'
     summary, report = judged(tree, f'FakeRun(arms={arms}, gates={{"draws": 199}})')
     (event,) = [event for event in summary["events"] if event["phase"] == "serving"]  # type: ignore[attr-defined]
-    assert event["kind"] == "jit"
-    assert "kernel JIT" in report
+    assert event["kind"] == "relink"
+    assert "kernel relinking" in report
     stalls = [gate for gate in summary["gates"] if gate["gate"] == "longest stall"]  # type: ignore[attr-defined]
     assert stalls[0]["verdict"] == "FAIL"

@@ -63,6 +63,7 @@ class CompileFacts:
     requests_hit: int
     requests: int
     trials: int
+    kernels: int = 0  # of the recompiles: kernels that a compiler beside torch's made
 
 
 def noninferiority_gate(comparison: Comparison, needed_s: float | None, needed_starts: int | None = None) -> Gate:
@@ -196,7 +197,9 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     hit_pct = 100.0 * facts.requests_hit / facts.requests if facts.requests else 0.0
     waited = f"{facts.requests_hit} of {facts.requests} requests waited"
     longest = f", longest {facts.longest_event_s:.1f} s" if facts.most_in_a_trial else ""
-    count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}{per_trial}{longest}, limit {budget.max_recompiles}"
+    kernels = f" ({facts.kernels} of them JIT compiles of kernels)" if facts.kernels else ""
+    count = f"{counted(facts.most_in_a_trial, 'recompile')} {during}{per_trial}{kernels}{longest}"
+    count += f", limit {budget.max_recompiles}"
     count += f"; {waited}" if facts.most_in_a_trial else ""
     held_up = f"one request for {digits(facts.longest_stall_s, 2)} s" if facts.longest_stall_s else "no request"
     took = f"{digits(facts.stall_s_per_min, 2)} s" if facts.stall_s_per_min else "nothing"

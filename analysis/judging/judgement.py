@@ -81,7 +81,7 @@ from analysis.run.memory import RunMemory, memory_of
 from analysis.run.pairs import copies_of, lag_apart, matters_ms
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult, Units, judge_share, observed, units
-from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
+from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s, normal_e2e_ms, windows_of
 from analysis.run.test_bed import TestBed
 from analysis.run.trials import SECOND
 from analysis.run.work import gates_on_gaps, token_times, work_of
@@ -350,6 +350,7 @@ def _compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
         requests_hit=int(run.attribution.hit[own].sum()),
         requests=int(own.sum()),
         trials=max(1, len(run.trials)),
+        kernels=sum(event.kind == JIT for event in recompiles),
     )
 
 

@@ -11,5 +11,7 @@ EVENT_KINDS: Final[Mapping[str, str]] = {
     "graph_capture": "graph capture",
     "autotune": "autotune",
     "limit_hit": "limit hit",
+    "jit": "JIT compile",
+    "background_compile": "background compile",
     "eager_fallback": "eager fallback",
 }

@@ -46,7 +46,7 @@ COMPILE_EVENTS = pa.schema(
         ("trial", pa.int32()),
         ("arm", pa.string()),
         ("replica", pa.string()),
-        ("kind", pa.string()),  # compile | recompile | graph_capture | autotune | limit_hit | eager_fallback
+        ("kind", pa.string()),  # one of event_kinds
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
         ("compile_id", pa.string()),

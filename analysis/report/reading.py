@@ -203,6 +203,9 @@ def deciders(summary: Row) -> list[str]:
     return [advice] if advice != DASH and "INCONCLUSIVE" in verdicts else []
 
 
+JIT_COMPILES, BACKGROUND = "of which JIT compiles of kernels", "Compiles in the background"
+
+
 def side_by_side(summary: Row) -> list[Figure]:
     """Key figures, a row each, a value for every arm in the order of `arms_of`."""
     shown: tuple[Shown, ...] = (
@@ -224,6 +227,7 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("Compiles", "recompiles", count, ("compile", "recompiles")),
         ("Compiles", "of which in the cold start", count, ("compile", "cold", "recompiles")),
         ("Compiles", "of which past it", count, ("compile", "steady", "recompiles")),
+        ("Compiles", JIT_COMPILES, count, ("compile", "jit_compiles")),
         ("Compiles", "graph captures", count, ("compile", "graph_captures")),
         ("Compiles", "limit hits", count, ("compile", "limit_hits")),
         ("Compiles", "ran eager after the limit", percent, ("compile", "eager_fallback_pct")),
@@ -235,8 +239,17 @@ def side_by_side(summary: Row) -> list[Figure]:
         ("What compiles explain", "p99 TTFT due to compiles", percent, ("compile", "p99_ttft_explained_pct")),
         ("What compiles explain", "p99 E2E without compiles", milliseconds, ("compile", "p99_e2e_ms_without")),
         ("What compiles explain", "p99 E2E due to compiles", percent, ("compile", "p99_e2e_explained_pct")),
+        (BACKGROUND, "time while serving", seconds, ("compile", "background", "s")),
+        (BACKGROUND, "share of p99 TTFT", percent, ("compile", "background", "p99_ttft_share_pct")),
+        (BACKGROUND, "share of p99 E2E", percent, ("compile", "background", "p99_e2e_share_pct")),
     )
-    return figures_of(arms_of(summary), shown, keys=KEY_FIGURES) + resources(arms_of(summary))
+    arms = arms_of(summary)
+    none = {  # rare, and left out where no arm has any
+        JIT_COMPILES: not any(at(arm, "compile", "jit_compiles") for arm in arms),
+        BACKGROUND: not any(at(arm, "compile", "background", "events") for arm in arms),
+    }
+    figures = figures_of(arms, shown, keys=KEY_FIGURES)
+    return [row for row in figures if not (none.get(row.name) or none.get(row.group))] + resources(arms)
 
 
 def parity(summary: Row) -> list[Figure]:
@@ -357,6 +370,7 @@ def startup_costs(summary: Row) -> list[Figure]:
         (compiling, "of which tuning kernels", _duration, ("autotune_s",)),
         (compiling, "tuning kernels at their first run", _duration, ("tuning_s",)),
         (compiling, "recording CUDA graphs", _duration, ("recording_s",)),
+        (compiling, "kernels of other compilers (JIT)", _duration, ("jit_s",)),
         (compiling, "disk cache", _cache_state, ("cache",)),
         (compiling, "artifact", text, ("artifact",)),
     )

@@ -22,10 +22,14 @@ from analysis.statistics.quantiles import quantile
 CAUSES = ("other", "in the backlog of one", "slowed by one", "queued behind a compile", "recompiled")
 OTHER, BACKLOG, _SLOWED, _QUEUED, _RECOMPILED = range(5)
 
+# Work on another thread or in another process: other code serves meanwhile.
+BACKGROUND = "background_compile"
 # Kinds that do not hold the device while they last, where the server does not say which do (trial.json).
-_RUNS_ON = frozenset({"eager_fallback"})
+_RUNS_ON = frozenset({"eager_fallback", BACKGROUND})
+# A kernel that a compiler beside torch's made when it was first called.
+JIT = "jit"
 # Kinds that say that a shape was not foreseen.
-RECOMPILE_KINDS = frozenset({"compile", "recompile", "limit_hit"})
+RECOMPILE_KINDS = frozenset({"compile", "recompile", "limit_hit", JIT})
 
 _TOKEN_DELAY_NS = 50_000_000
 _FEWEST_QUIET = 8

@@ -10,7 +10,7 @@ from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
 from analysis.run.run import Run
-from analysis.run.spikes import CompileEvent, held_s
+from analysis.run.spikes import JIT, CompileEvent, held_s
 from analysis.run.trials import Trial
 
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
@@ -20,6 +20,9 @@ AROUND = (*BEFORE, ARTIFACT, "load", "other")
 MOST_SHAPES = 5
 
 _COMPILING = ("compile", "recompile", "limit_hit")
+_COMPILING_COLUMNS = (
+    *("compiles", "compile_s", "backend_s", "autotune_s", "tuning_s", "recording_s", "jit_s", "cache"),
+)
 
 
 def startup_row(run: Run, arm: str) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
     """What the compiler did in one start."""
     if run.records.events is None or run.account(arm).external:
-        return dict.fromkeys(("compiles", "compile_s", "backend_s", "autotune_s", "tuning_s", "recording_s", "cache"))
+        return dict.fromkeys(_COMPILING_COLUMNS)
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]
     starts = max(1, len(run.trials) * run.replicas(arm))
@@ -102,6 +105,8 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
         # Kernels that are tuned when they first run, after the compile that made them.
         "tuning_s": held_s(event for event in warm if event.kind == "autotune") / starts,
         "recording_s": held_s(event for event in warm if event.kind == "graph_capture") / starts,
+        # Kernels that Triton or another JIT made when they were first called.
+        "jit_s": held_s(event for event in warm if event.kind == JIT) / starts,
         "cache": {state: states.count(state) for state in ("hit", "miss", "bypass")},
     }
 
@@ -119,6 +124,12 @@ def compiler_facts(directories: Iterable[Path], arm: str) -> dict[str, dict[str,
     contents = [content_of(folder / "compiler.json") for folder in folders]
     reports = [mapping(row) for content in contents for row in content.values() if mapping(row).get("arm") == arm]
     return {name: _summed(reports, name) if reports else None for name in ("graph_breaks", "cudagraph_skips")}
+
+
+def blind_spots(run: Run, arm: str) -> list[str]:
+    """What the arm's replicas could not see of their compilers, in sentences, each once."""
+    spots = (start.get("blind_spots") for start in run.account(arm).startups)
+    return list(dict.fromkeys(text for texts in spots if isinstance(texts, list) for text in map(str, texts)))
 
 
 def _summed(rows: list[Mapping[str, Any]], name: str) -> dict[str, int]:

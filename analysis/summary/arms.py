@@ -15,12 +15,13 @@ from analysis.blackbox.row import outside_row
 from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.requests import METRICS
+from analysis.run.background import plateau
 from analysis.run.compiled import compiled_steps, eager_pct
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.spikes import BACKLOG, CAUSES, excursions, held_s
-from analysis.run.startup import compiler_facts, startup_row
+from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
+from analysis.run.startup import blind_spots, compiler_facts, startup_row
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import cost_row, energy_row, memory_row
 
@@ -142,9 +143,10 @@ _REPLAYS = {
     )
 }
 _COMPILE_COLUMNS = (
-    *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits"),
+    *("warmup_events", "warmup_s", "serving_events", "recompiles", "graph_captures", "limit_hits", "jit_compiles"),
     *("eager_fallback_pct", "longest_event_s", "longest_stall_s", "stall_s", "stall_s_per_min"),
-    *("requests_hit", "requests_hit_pct", "causes", "backlog", "graph_breaks", "cudagraph_skips"),
+    *("requests_hit", "requests_hit_pct", "causes", "backlog", "background", "graph_breaks", "cudagraph_skips"),
+    "blind_spots",
     *("cold", "steady", "without_withdrawn", *_REPLAYS),
 )
 
@@ -164,9 +166,11 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
             "serving_events": len(serving),
             "graph_captures": sum(event.kind == "graph_capture" for event in serving),
             "limit_hits": sum(event.kind == "limit_hit" for event in serving),
+            "jit_compiles": sum(event.kind == JIT for event in serving),
             "stall_s": held_s(event for event in serving if event.stalls),
             "causes": _causes(run, arm),
             "backlog": _backlog(run, arm),
+            "background": _background(run, arm),
         }
         for part in ("cold", "steady"):
             row[part] = {name: getattr(parts[part], name) for name in (*_SERVING_COLUMNS, "requests")}
@@ -176,6 +180,7 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
     row["eager_fallback_pct"] = eager_pct(compiled_steps(run, arm))
     row |= compiler_facts(run.records.directories, arm)
+    row["blind_spots"] = blind_spots(run, arm)
     replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
     row["without_withdrawn"] = replays["e2e"].withdrawn
     return row | {name: getattr(replays[metric], field) for name, (metric, field) in _REPLAYS.items()}
@@ -213,6 +218,21 @@ def _backlog(run: Run, arm: str) -> dict[str, Any]:
         "steady_requests": int(steady.size),
         "steady_behind": int(behind[steady].sum()),
     }
+
+
+def _background(run: Run, arm: str) -> dict[str, Any]:
+    """The arm's compiles on other threads and in other processes, and what latency was meanwhile."""
+    seen = {metric: plateau(run, arm, metric) for metric in ("ttft", "e2e")}
+    either = seen["e2e"]
+    row: dict[str, Any] = {"events": either.events, "s": either.seconds, "requests": either.requests}
+    for metric, item in seen.items():
+        known = item.events > 0
+        row |= {
+            f"p99_{metric}_ms_outside": item.p99_outside_ms if known else None,
+            f"p99_{metric}_share_pct": item.share_pct if known else None,
+            f"p99_{metric}_tail_pct": item.tail_pct if known else None,
+        }
+    return row
 
 
 def _padding(run: Run, arm: str) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def start_up(snapshots: Sequence[SnapshotResponse]) -> dict[str, Any]:
         "items_ns": items,
         "memory_bytes": dict(memory),
         "versions": dict(first.versions),
+        # what no replica of the arm could see of its compilers, or one could not
+        "blind_spots": sorted({text for snapshot in snapshots for text in snapshot.blind_spots}),
         "device": first.device,
         "dtype": first.dtype,
     }

@@ -41,8 +41,8 @@ class _Follower:
 
 class Collector:
     """Appends `compile_events.arrow`, `steps.arrow` and `bed-arms.arrow`, which holds what engines hold of memory, in
-    `folder` from `follow` until `stop`. Beside them it keeps `compiler.json`, the latest graph breaks and CUDA-graph
-    skips of each replica.
+    `folder` from `follow` until `stop`. Beside them it keeps `compiler.json`, the latest graph breaks, CUDA-graph
+    skips and blind spots of each replica.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
     or when more than `most_waiting` rows of a table wait for the disk.
@@ -158,6 +158,7 @@ class Collector:
                     "arm": follower.arm,
                     "graph_breaks": _by_count(event.facts.graph_breaks),
                     "cudagraph_skips": _by_count(event.facts.cudagraph_skips),
+                    "blind_spots": list(event.facts.blind_spots),
                 }
                 self._facts_are_new = True
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch._inductor.config
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from servers import artifact
 from servers.artifact import Artifact
+from servers.compiler import internals
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 
@@ -52,13 +51,13 @@ def compile_portably() -> None:
     What `compile.options` say of these settings counts more.
     """
     for name, value in _PORTABLE.items():
-        if hasattr(torch._inductor.config, name):
-            setattr(torch._inductor.config, name, value)
+        if internals.has_inductor_option(name):
+            internals.set_inductor_option(name, value)
 
 
 def save(path: str, arm: ArmConfig, device: torch.device) -> Artifact:
     """`path` holds all compiled code of this process, which has compiled `arm` and nothing else."""
-    folder = Path(cache_dir())
+    folder = Path(internals.compiled_code_folder())
     graphs = sum("fxgraph" in file.relative_to(folder).parts for file in artifact.kept_files(folder))
     if not graphs:
         raise ConfigError(
@@ -75,7 +74,7 @@ def load(arm: ArmConfig, device: torch.device) -> Loaded:
     threads = arm.engine.threads or torch.get_num_threads()
     on_cpu = device.type == "cpu"
     artifact.check(loaded, arm, on_cpu=on_cpu, devices=(_kind(device),), threads=threads if on_cpu else 0)
-    folder = Path(cache_dir())
+    folder = Path(internals.compiled_code_folder())
     artifact.unpack(loaded, folder)
     compile_portably()
     return Loaded(artifact=loaded, folder=folder, files=frozenset(artifact.kept_files(folder)))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileEvent:
-    """One compile, recompile, graph capture, autotune, limit hit or eager fallback. Columns as in the run directory.
+    """One event of the compiler, or of another that stalls a server. Columns as in the run directory.
 
-    `backend_ns` and `autotune_ns` are shares of the event's own time; guards, nodes and kernels count what the compile
-    made; `breaks` names the graph breaks of its tracing.
+    `compile_id` is unique within a process: "0/1", and "0/1@3" in the cache of a region of its own. `backend_ns` and
+    `autotune_ns` are shares of the event's own time; guards, nodes and kernels count what the compile made; `breaks`
+    names the graph breaks of its tracing.
     """
 
     event_id: str
@@ -37,7 +38,11 @@ class CompileEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerFacts:
     """What the compiler could not do since the start, and how often: graph breaks by place and cause, graphs that were
-    not captured as CUDA graphs by cause. Sent whenever a count has changed."""
+    not captured as CUDA graphs by cause. Sent whenever a count has changed.
+
+    `blind_spots`: what of compilers this replica cannot see, in sentences.
+    """
 
     graph_breaks: dict[str, int]
     cudagraph_skips: dict[str, int]
+    blind_spots: tuple[str, ...] = ()

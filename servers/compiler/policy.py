@@ -1,6 +1,6 @@
 """The compile policy: what torch.compile is asked for.
 
-Only this file and recorder.py, which says what the compiler did, touch torch._dynamo and torch._inductor.
+What of it is private to torch stands in internals.py.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
-import torch._inductor.config
 from torch import nn
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
+from servers.compiler import internals
 from servers.complaint import named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
-# A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
-UnprovenBounds = ConstraintViolationError
+UnprovenBounds = internals.UnprovenBounds
 
 
 class UnforeseenShapeError(RuntimeError):
@@ -39,25 +35,17 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
         return
     load_backend(policy)
     for name, value in policy.options.items() if policy.backend == "inductor" else ():
-        if not hasattr(torch._inductor.config, name):
-            raise ConfigError(
-                f"compile.options.{name} is unknown to torch {torch.__version__}: see torch._inductor.config"
-            )
-        setattr(torch._inductor.config, name, value)
+        internals.set_inductor_option(name, value)
     # regions of one kind share their graphs, and the kinds (windowed or not) are few; a model that shares none has
     # one for each region
     known = 2 * planned_shapes * regions
-    if policy.recompile_limit:
-        torch._dynamo.config.recompile_limit = policy.recompile_limit
-    elif closed:
-        # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
-        torch._dynamo.config.recompile_limit = max(8, known)
-    torch._dynamo.config.accumulated_recompile_limit = max(256, known, policy.recompile_limit)
+    # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
+    limit = policy.recompile_limit or (max(8, known) if closed else None)
+    internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
     if policy.join_projections and policy.backend == "inductor":
-        torch._inductor.config.pre_grad_custom_pass = _JoinLinears()
+        internals.use_graph_pass(_JoinLinears())
     if policy.mark_dynamic:
-        # Two dimensions that happen to be equal in the first batch are not one dimension.
-        torch.fx.experimental._config.use_duck_shape = False  # type: ignore[attr-defined]
+        internals.keep_equal_sizes_apart()
 
 
 def load_backend(policy: CompileConfig) -> None:
@@ -71,15 +59,15 @@ def load_backend(policy: CompileConfig) -> None:
                 f'compile.backend_module is "{policy.backend_module}" and cannot be imported ({named(error)}): '
                 "install the package that brings it, or name another module"
             ) from None
-    known_backends = torch._dynamo.list_backends(exclude_tags=())
+    known_backends = internals.known_backends()
     if policy.backend not in known_backends:
         remedy = "install the package that brings it, and name in compile.backend_module what registers it"
         if policy.backend_module:
             what += f", which importing {policy.backend_module} does not register"
             remedy = "name the backend or the module as its package does"
-        raise ConfigError(f"{what}: torch knows {', '.join(sorted(known_backends))}; {remedy}")
+        raise ConfigError(f"{what}: torch knows {', '.join(known_backends)}; {remedy}")
     try:
-        torch._dynamo.lookup_backend(policy.backend)  # a package's entry point is only loaded here
+        internals.find_backend(policy.backend)  # a package's entry point is only loaded here
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{what} and cannot be loaded ({named(error)}): mend its package, or use another") from None
 
@@ -127,7 +115,7 @@ def join_linears(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class _JoinLinears(CustomGraphPass):
+class _JoinLinears(internals.GraphPass):  # type: ignore[misc]
     """`join_linears` as inductor takes it: with a name under which compiled code is kept."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -160,14 +148,14 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
     if low >= high or tensor.shape[dimension] < low:
         return
     if promised:
-        torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
+        internals.mark_dynamic(tensor, dimension, low, high)
     else:
-        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+        internals.maybe_mark_dynamic(tensor, dimension)
 
 
 def fix_address(tensor: torch.Tensor) -> None:
     """Tell the compiler that this memory stays where it is, so that graphs may change it in place."""
-    torch._dynamo.mark_static_address(tensor)
+    internals.mark_static_address(tensor)
 
 
 def begin_step(policy: CompileConfig) -> None:

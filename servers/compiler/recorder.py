@@ -1,54 +1,54 @@
-"""What the compiler did and when: compile events, what it could not do, and the eager canary.
+"""What compilers did and when: compile events, what they could not do, and the eager canary.
 
-The compiler shows what it does through `CompilationMetrics` (start, end, guard reason, cache, sizes), through counters
-and lists (guard failures, graph breaks, CUDA-graph skips), and through callbacks around CUDA-graph recording. All are
-private interfaces, read in torch 2.11 to 2.13. The recorder joins them to the step that was running, which is the step
-that triggered them: the device thread compiles synchronously.
+torch tells of its compiles through metrics, counters, callbacks and a log, Triton through a listener, and other JITs
+through `jit_compile`; `internals` reads them. The recorder joins what they tell to the step that was running, which is
+the step that triggered it: the device thread compiles synchronously. What compiles on another thread, or in another
+process, holds no step up and is a `background_compile`.
+
+Where torch's compiler cannot be read, its public counters still show after each step whether it made a graph. Such an
+event covers the whole step, and `facts.blind_spots` says what else is not seen.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
 import re
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo import callback, utils
-from torch._inductor import cudagraph_utils, output_code
-from torch._inductor import metrics as inductor_metrics
 
 from servers.clock import now_ns
+from servers.compiler import internals, jit
 from servers.compiler.events import CompileEvent, CompilerFacts
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
+COUNTED = "counted, not seen: this torch's compiler is not read, so the time is that of the whole step"
 
-_LONGEST_CAUSE = 240
+# What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
+_OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
+_LONGEST_VARIANT = 400
 _MOST_REASONS = 8
-# A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
-_SYMBOLIC_SIZE = re.compile(r"\[[^\]]*'")
-_DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
 _SKIP = re.compile(r"^((skipping|disabling) cudagraphs? (for backward )?due to )+")
 _STACK_LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
 @dataclass(slots=True)
 class Trigger:
-    """What the device thread is doing: the step that a compile event belongs to."""
+    """What the device thread is doing since `started_ns`: the step that a compile event belongs to."""
 
     batch_id: int = -1
     shape: str = ""
     phase: str = "warmup"
+    started_ns: int = field(default_factory=now_ns)
 
 
 class CompileRecorder:
-    """Collects the compile events of this process. Install once; everything happens on the device thread.
+    """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
 
     `publish` is called with all facts whenever one has changed, at the end of the compile that changed it.
     """
@@ -62,49 +62,64 @@ class CompileRecorder:
         self._cudagraph_skips: Counter[str] = Counter()
         self._reported = 0
         self._counts: dict[str, int] = {}  # the compiler's own running counts at the last look
-        self._last_metrics: Any = None
         self._last_break: Any = None
         self._seen_failures: dict[CodeType, tuple[list[str], int]] = {}
         self._skip_texts: list[str] = []
         self._capture_start_ns = 0
         self._fallback_is_open = False
-        self._taps: list[tuple[Any, str, Any]] = []
+        self._thread = 0
+        self._taps = internals.Taps()
+        self._is_read = False
+        self._blind_spots: tuple[str, ...] = ()
+        # Filled on any thread, emptied by `drain`.
+        self._kernels: deque[tuple[jit.JitCompile, Trigger]] = deque()
+        self._elsewhere: deque[dict[str, Any]] = deque()
 
     def install(self) -> None:
-        """Tap the compiler's metrics, callbacks and log of skipped graphs. What happened before is not recorded."""
+        """Tap the compilers, as far as their versions are known. What happened before is not recorded."""
+        self._thread = threading.get_ident()
+        torch_spots, triton_spots = internals.torch_blind_spots(), internals.triton_blind_spots()
+        self._blind_spots = (*torch_spots, *triton_spots)
+        self._is_read = not torch_spots
         self._look_at_counters()
-        self._fresh_breaks()
-        self._fresh_guard_failures()
+        self._fresh_graphs()
         self._fresh_skips()
-        for context in (utils.get_metrics_context(), utils.get_runtime_metrics_context()):
-            self._tap(context, "_on_exit", self._after_metrics(context._on_exit))
-        partition = getattr(output_code, "cudagraph_partition_post_compile", None)
-        if partition is not None:
-            self._tap(output_code, "cudagraph_partition_post_compile", self._after_partition(partition))
-        cudagraph_utils.cudagraphs_log.addFilter(self._read_skip)
-        callback.on_compile_start(self._on_start)
-        callback.on_compile_end(self._on_end)
+        if self._is_read:
+            self._fresh_breaks()
+            self._fresh_guard_failures()
+            self._taps.compiles(self._on_compiled)
+            self._taps.recordings(self._on_recording, self._on_recorded)
+            self._taps.skipped_graphs(self._read_skip, self._count_skip)
+            self._taps.background(self._on_background)
+        if not triton_spots and internals.has_triton():
+            self._taps.triton(self._on_kernel)
+        jit.listen(self._on_kernel)
+        if self._blind_spots and self._publish is not None:
+            self._publish(self.facts)
 
     def remove(self) -> None:
         """Take the taps out again, in the reverse order of their installation."""
-        while self._taps:
-            owner, name, original = self._taps.pop()
-            setattr(owner, name, original)
-        cudagraph_utils.cudagraphs_log.removeFilter(self._read_skip)
-        callbacks = callback.callback_handler
-        with contextlib.suppress(ValueError):  # a reset of the compiler has dropped them
-            callbacks.remove_start_callback(self._on_start)
-            callbacks.remove_end_callback(self._on_end)
+        jit.stop_listening(self._on_kernel)
+        self._taps.remove()
 
     @property
     def facts(self) -> CompilerFacts:
-        """Graph breaks and CUDA-graph skips since the installation."""
-        return CompilerFacts(graph_breaks=dict(self._graph_breaks), cudagraph_skips=dict(self._cudagraph_skips))
+        """Graph breaks and CUDA-graph skips since the installation, and what is not seen at all."""
+        return CompilerFacts(
+            graph_breaks=dict(self._graph_breaks),
+            cudagraph_skips=dict(self._cudagraph_skips),
+            blind_spots=self._blind_spots,
+        )
 
     def drain(self) -> list[CompileEvent]:
-        """The events since the last call, oldest first."""
+        """The events since the last call, oldest first. What ran on other threads comes last, without a step."""
         self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
         self._publish_changes()
+        if not self._is_read and self._fresh_graphs():
+            self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
+        self._add_kernels()
+        while self._elsewhere:
+            self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **self._elsewhere.popleft())
         events, self._events = self._events, []
         return events
 
@@ -132,77 +147,57 @@ class CompileRecorder:
         self._count_skip(reason)
         self._publish_changes()
 
-    # what the compiler reports
+    # what compilers report
 
-    def _add(self, kind: str, start_ns: int, end_ns: int, **details: Any) -> None:
+    def _add(self, kind: str, start_ns: int, end_ns: int, *, trigger: Trigger | None = None, **details: Any) -> None:
+        step = trigger or self.trigger
         self._events.append(
             CompileEvent(
                 event_id=f"{next(self._ids)}",
                 kind=kind,
                 start_ns=start_ns,
                 end_ns=end_ns,
-                shape=self.trigger.shape,
-                batch_id=self.trigger.batch_id,
-                phase=self.trigger.phase,
+                shape=step.shape,
+                batch_id=step.batch_id,
+                phase=step.phase,
                 **details,
             )
         )
 
-    def _tap(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-        self._taps.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, replacement)
-
-    def _after_metrics(self, original: Callable[..., None]) -> Callable[..., None]:
-        def on_exit(start_ns: int, end_ns: int, *rest: Any) -> None:
-            original(start_ns, end_ns, *rest)
-            recorded = utils.get_compilation_metrics()
-            if recorded and recorded[-1] is not self._last_metrics:
-                self._last_metrics = recorded[-1]
-                self._on_metrics(end_ns - start_ns, recorded[-1])
-
-        return on_exit
-
-    def _after_partition(self, original: Callable[..., None]) -> Callable[..., None]:
-        def partition(example_inputs: Any, compiled_graph: Any, *rest: Any, **options: Any) -> None:
-            original(example_inputs, compiled_graph, *rest, **options)
-            # This path gives up without a word and without counting.
-            causes = compiled_graph.cudagraph_info.cudagraph_fail_reasons
-            if causes:
-                self._count_skip("; ".join(causes))
-            elif not compiled_graph.partition_maps:
-                self._count_skip("no part of the graph can be captured")
-
-        return partition
-
-    def _on_metrics(self, duration_ns: int, metrics: Any) -> None:
+    def _on_compiled(self, compiled: internals.Compiled, duration_ns: int) -> None:
         end_ns = now_ns()
+        if threading.get_ident() != self._thread:
+            if not compiled.at_run:
+                reason = compiled.reason or compiled.failure
+                told = {"compile_id": compiled.compile_id, "frame": compiled.frame, "cache": compiled.cache}
+                span = {"start_ns": end_ns - duration_ns, "end_ns": end_ns}
+                self._elsewhere.append({**span, **told, "reason": reason, "backend_ns": compiled.backend_ns})
+            return
         kernels, bypassed = self._look_at_counters()
         breaks, reasons = self._fresh_breaks(), self._fresh_guard_failures()
-        reason = metrics.recompile_reason or ""
-        if metrics.is_runtime:
-            autotune_us = metrics.runtime_triton_autotune_time_us
-            if not autotune_us:
+        if compiled.at_run:
+            if not compiled.tuning_ns:
                 return  # CUDA-graph bookkeeping; captures are recorded by the callbacks
-            kind, duration_ns = "autotune", autotune_us * 1000
-        elif "recompile limit" in (metrics.fail_reason or "").lower():
+            kind, duration_ns = "autotune", compiled.tuning_ns
+        elif compiled.hit_limit:
             kind = "limit_hit"
         else:
-            if metrics.fail_reason and not metrics.has_guarded_code:
-                breaks.append(_skipped_frame(metrics))
-            kind = "recompile" if reason else "compile"
+            if compiled.skipped:
+                breaks.append(f"{compiled.skipped}: the whole frame runs eagerly: {internals.cause(compiled.failure)}")
+            kind = "recompile" if compiled.reason else "compile"
         self._add(
             kind,
             end_ns - duration_ns,
             end_ns,
-            compile_id=str(metrics.compile_id or ""),
-            frame=_place(metrics.co_filename, metrics.co_firstlineno, metrics.co_name),
-            reason=_joined(reason, reasons) or metrics.fail_reason or "",
-            dynamic=_is_dynamic(metrics),
-            cache=_cache_state(metrics, bypassed),
-            backend_ns=(metrics.aot_autograd_cumulative_compile_time_us or 0) * 1000,
-            autotune_ns=(metrics.compile_time_autotune_time_us or 0) * 1000,
-            guards=metrics.guard_count or 0,
-            nodes=metrics.graph_node_count or 0,
+            compile_id=compiled.compile_id,
+            frame=compiled.frame,
+            reason=_joined(compiled.reason, reasons) or compiled.failure,
+            dynamic=compiled.dynamic,
+            cache=compiled.cache or ("bypass" if bypassed else ""),
+            backend_ns=compiled.backend_ns,
+            autotune_ns=0 if compiled.at_run else compiled.tuning_ns,
+            guards=compiled.guards,
+            nodes=compiled.nodes,
             kernels=kernels,
             breaks=tuple(breaks),
         )
@@ -210,14 +205,49 @@ class CompileRecorder:
         self._note_skips()
         self._publish_changes()
 
+    def _on_kernel(self, compiled: jit.JitCompile) -> None:
+        self._kernels.append((compiled, self.trigger))
+
+    def _on_background(self, compile_id: str, start_ns: int, end_ns: int) -> None:
+        reason = "compiled in another process while other code served"
+        self._elsewhere.append({"start_ns": start_ns, "end_ns": end_ns, "compile_id": compile_id, "reason": reason})
+
+    def _add_kernels(self) -> None:
+        """The kernels that were compiled become events, but for those that a compile of torch made on its way."""
+        if not self._kernels:
+            return
+        compiles = [self._kernels.popleft() for _ in range(len(self._kernels))]
+        triggers = {(compiled.thread, compiled.start_ns): trigger for compiled, trigger in compiles}
+        for item in jit.outermost(compiled for compiled, _ in compiles):
+            middle_ns = (item.start_ns + item.end_ns) // 2
+            details: dict[str, Any] = {
+                "start_ns": item.start_ns,
+                "end_ns": item.end_ns,
+                "frame": item.place or item.kernel,
+                "reason": _variant(item),
+                "cache": item.cache,
+                "backend_ns": item.compile_ns,
+                "autotune_ns": item.end_ns - item.start_ns - item.compile_ns if item.tuned else 0,
+                "kernels": item.kernels,
+            }
+            if item.thread != self._thread:
+                self._elsewhere.append(details)
+            elif not any(
+                event.start_ns <= middle_ns < event.end_ns or (item.compiler == "inductor" and event.kind in _OF_TORCH)
+                for event in self._events
+            ):
+                self._add("jit", trigger=triggers[item.thread, item.start_ns], **details)
+
     def _look_at_counters(self) -> tuple[int, int]:
         """Kernels made and caches bypassed since the last look. Kernels are generated ones and calls of libraries."""
-        counters = utils.counters
-        kernels = self._fresh("generated", inductor_metrics.generated_kernel_count)
-        kernels += self._fresh("extern", counters["inductor"]["extern_calls"])
-        bypassed = self._fresh("code bypass", counters["inductor"]["fxgraph_cache_bypass"])
-        bypassed += self._fresh("graph bypass", counters["aot_autograd"]["autograd_cache_bypass"])
+        now = internals.counts()
+        kernels = self._fresh("generated", now.kernels) + self._fresh("extern", now.library_calls)
+        bypassed = self._fresh("code bypass", now.bypasses) + self._fresh("graph bypass", now.graph_bypasses)
         return kernels, bypassed
+
+    def _fresh_graphs(self) -> int:
+        """Graphs made and frames looked at since the last look."""
+        return self._fresh("graphs", internals.graphs_made())
 
     def _fresh(self, name: str, count: int) -> int:
         """How far a running count of the compiler has moved since the last look."""
@@ -226,30 +256,23 @@ class CompileRecorder:
 
     def _fresh_breaks(self) -> list[str]:
         """Graph breaks since the last look, as place and cause."""
-        breaks = utils.graph_break_reasons
+        breaks = internals.graph_breaks()
         fresh = list(itertools.takewhile(lambda item: item is not self._last_break, reversed(breaks)))[::-1]
         self._last_break = breaks[-1] if breaks else None
-        texts = []
-        for item in fresh:
-            where = item.user_stack[-1] if item.user_stack else None
-            place = _place(where.filename, where.lineno, where.name) if where is not None else "an unknown place"
-            texts.append(f"{place}: {_cause(item.reason)}")
-        return texts
+        return [internals.break_text(item) for item in fresh]
 
     def _fresh_guard_failures(self) -> list[str]:
         """Why each graph that was tried since the last look did not fit. The metrics name the first alone."""
         texts: list[str] = []
-        for code, failures in utils.guard_failures.items():
+        for code, failures in internals.guard_failures().items():
             before, seen = self._seen_failures.get(code, (failures, 0))
             texts += failures[seen if before is failures else 0 :]  # a reset of the compiler starts a new list
             self._seen_failures[code] = (failures, len(failures))
         return texts
 
-    def _read_skip(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
+    def _read_skip(self, text: str) -> None:
         if _SKIP.match(text):  # the log also warns of graphs that are captured
             self._skip_texts.append(text)
-        return True
 
     def _note_skips(self) -> None:
         """Count the CUDA graphs that the compiler gave up on: by what its log said, or silently."""
@@ -261,10 +284,10 @@ class CompileRecorder:
             self._count_skip("no CUDA device" if not torch.cuda.is_available() else "the graph is not on a CUDA device")
 
     def _fresh_skips(self) -> int:
-        return self._fresh("skips", utils.counters["inductor"]["cudagraph_skips"])
+        return self._fresh("skips", internals.cudagraph_skips())
 
     def _count_skip(self, reason: str) -> None:
-        self._cudagraph_skips[_cause(reason)] += 1
+        self._cudagraph_skips[internals.cause(reason)] += 1
 
     def _publish_changes(self) -> None:
         total = self._graph_breaks.total() + self._cudagraph_skips.total()
@@ -272,46 +295,18 @@ class CompileRecorder:
             self._publish(self.facts)
         self._reported = total
 
-    def _on_start(self, args: callback.CallbackArgs) -> None:
-        if args.callback_trigger is callback.CallbackTrigger.CUDAGRAPH_RECORDING:
-            self._capture_start_ns = now_ns()
+    def _on_recording(self) -> None:
+        self._capture_start_ns = now_ns()
 
-    def _on_end(self, args: callback.CallbackArgs) -> None:
-        if args.callback_trigger is callback.CallbackTrigger.CUDAGRAPH_RECORDING:
-            self._add("graph_capture", self._capture_start_ns, now_ns(), compile_id=args.compile_id)
-
-
-def _place(filename: str | None, line: int | None, function: str | None) -> str:
-    """ "models/llama/modeling_llama.py:300 in forward": the path below site-packages, or its last two parts."""
-    if not filename:
-        return f"an unknown place in {function}" if function else ""
-    _, packages, inside = filename.rpartition("site-packages/")
-    shown = inside if packages else "/".join(PurePath(filename).parts[-2:])
-    return f"{shown}:{line} in {function}"
-
-
-def _cause(text: str) -> str:
-    """The first line of the compiler's explanation, with what it was about where the explanation says so."""
-    first = text.strip().splitlines()[0].strip() if text.strip() else "no reason given"
-    context = _DEBUG_CONTEXT.search(text)
-    shown = f"{first} ({context[1].strip()})" if context else first
-    return shown if len(shown) <= _LONGEST_CAUSE else shown[: _LONGEST_CAUSE - 1] + "…"
+    def _on_recorded(self, compile_id: str) -> None:
+        self._add("graph_capture", self._capture_start_ns, now_ns(), compile_id=compile_id)
 
 
 def _skip_cause(text: str) -> str:
     """Why a CUDA graph was not captured, and where the compiler found the cause if it says so."""
     cause = _SKIP.sub("", text).split(". Found from")[0]
     lines = _STACK_LINE.findall(text)
-    return f"{cause} at {_place(lines[-1][0], int(lines[-1][1]), lines[-1][2])}" if lines else cause
-
-
-def _skipped_frame(metrics: Any) -> str:
-    place = _place(
-        metrics.fail_user_frame_filename or metrics.co_filename,
-        metrics.fail_user_frame_lineno or metrics.co_firstlineno,
-        metrics.co_name,
-    )
-    return f"{place}: the whole frame runs eagerly: {_cause(metrics.fail_reason)}"
+    return f"{cause} at {internals.place(lines[-1][0], int(lines[-1][1]), lines[-1][2])}" if lines else cause
 
 
 def _joined(reason: str, reasons: list[str]) -> str:
@@ -321,24 +316,11 @@ def _joined(reason: str, reasons: list[str]) -> str:
     return "\n".join(lines[:_MOST_REASONS] + ([f"and {more} more"] if more > 0 else []))
 
 
-def _is_dynamic(metrics: Any) -> bool:
-    """Whether a size of the graph is a symbol. A dynamic graph need not have a guard on one."""
-    if metrics.graph_node_shapes:
-        return _SYMBOLIC_SIZE.search(metrics.graph_node_shapes) is not None
-    return bool(metrics.shape_env_guard_count)
-
-
-def _cache_state(metrics: Any, bypassed: int) -> str:
-    """Whether the disk caches served the compile; empty where none was consulted. A hit still costs the tracing.
-
-    The cache of generated code decides where it was consulted, as the backend's time goes there.
-    """
-    for cache in ("inductor_fx_local_cache", "aotautograd_local_cache"):
-        if getattr(metrics, f"{cache}_miss_count", 0):
-            return "miss"
-        if getattr(metrics, f"{cache}_hit_count", 0):
-            return "hit"
-    return "bypass" if bypassed else ""
+def _variant(item: jit.JitCompile) -> str:
+    """ "triton compiled _decode for SPLITS=8, BLOCK_N=64": who compiled what, and what this variant is for."""
+    done = "tuned" if item.tuned else "compiled"
+    text = f"{item.compiler} {done} {item.kernel}{f' for {item.variant}' if item.variant else ''}"
+    return text if len(text) <= _LONGEST_VARIANT else text[: _LONGEST_VARIANT - 1] + "…"
 
 
 @dataclass(slots=True)

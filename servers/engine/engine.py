@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
@@ -104,7 +104,7 @@ class Engine:
             pending = None
             step = _still_held(step)
         if step is None:
-            return outputs, []
+            return outputs, self._settle(())  # a background compile may have ended
         step_id, self._step_id = self._step_id, self._step_id + 1
         launched = self._launch(step, step_id)
         arrivals.take(self)
@@ -172,17 +172,21 @@ class Engine:
 
     def _settle(self, batch: Sequence[Job]) -> list[CompileEvent]:
         """Charge the compile events of the last step to everyone who waited, and name them in the events."""
-        settled = []
-        for event in self._drain_events():
-            waiting = [job for job in self.scheduler if job not in batch and job.recv_ns < event.end_ns]
-            held = [*batch, *waiting]
-            if event.kind in STALLING_KINDS:
-                self._stalls.append((event.start_ns, event.end_ns))
-                for job in held:
-                    # arrivals of this step were already charged for the stalls that submit() knew: not this one
-                    job.timing.compile_stall_ns += max(0, event.end_ns - max(event.start_ns, job.recv_ns))
-            settled.append(replace(event, request_ids=tuple(job.request_id for job in held)))
-        return settled
+        events = self._drain_events()
+        stalls = _united((event.start_ns, event.end_ns) for event in events if event.kind in STALLING_KINDS)
+        for start_ns, end_ns in stalls:
+            self._stalls.append((start_ns, end_ns))
+            for job in self._held(batch, end_ns):
+                # arrivals of this step were already charged for the stalls that submit() knew: not this one
+                job.timing.compile_stall_ns += max(0, end_ns - max(start_ns, job.recv_ns))
+        return [
+            replace(event, request_ids=tuple(job.request_id for job in self._held(batch, event.end_ns)))
+            for event in events
+        ]
+
+    def _held(self, batch: Sequence[Job], end_ns: int) -> list[Job]:
+        """The batch, and whoever waited for it before `end_ns`."""
+        return [*batch, *(job for job in self.scheduler if job not in batch and job.recv_ns < end_ns)]
 
     def _fail(self, step: Step, step_id: int, error: Exception) -> StepOutput:
         """The answers that end with the step. Raises the error when the device is lost: no later step would run."""
@@ -207,6 +211,17 @@ class Engine:
         # a copy: a step that still holds the job may add to its own
         timing = replace(job.timing, queue_ns=max(0, (job.admitted_ns or now_ns()) - job.recv_ns))
         return Finished(request_id=job.request_id, status=status, reason=reason, message=message, timing=timing)
+
+
+def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans, those that overlap as one: nobody waits twice at the same time."""
+    united: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if united and start < united[-1][1]:
+            united[-1] = (united[-1][0], max(united[-1][1], end))
+        else:
+            united.append((start, end))
+    return united
 
 
 def _still_held(step: Step | None) -> Step | None:

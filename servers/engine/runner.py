@@ -195,6 +195,7 @@ class ModelRunner:
     def _warm_kernels(self) -> None:
         """The decode kernel is compiled in every variant that exact shapes may need."""
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
+        self.recorder.trigger = Trigger(shape="decode kernels")
         started_ns = now_ns()
         for context in contexts:
             shape = self.shapes.decode(1, context)

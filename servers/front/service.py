@@ -252,6 +252,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         answer.counters.update({**front.counters, "in_flight": front.in_flight})
         answer.graph_breaks.update(front.facts.graph_breaks)
         answer.cudagraph_skips.update(front.facts.cudagraph_skips)
+        answer.blind_spots.extend(front.facts.blind_spots)
         answer.eager_fallback_share = front.counters["eager_fallback_steps"] / max(1, front.counters["steps"])
         if front.ready is not None:
             answer.versions.update(front.ready.versions)

@@ -20,6 +20,7 @@ SHOWN: dict[Outcome, tuple[str, str]] = {
     "ready": ("ready", "green"),
     "compile": ("compiles", "bold red"),
     "recompile": ("recompiles", "bold red"),
+    "jit": ("compiles a kernel", "bold red"),
     "capture": ("captures", "bold yellow"),
     "limit": ("eager", "bold red"),
     "guarded": ("eager, guarded", "yellow"),
@@ -63,6 +64,8 @@ def show(inspection: Inspection, console: Console) -> None:
     ):
         shown = [f"{count} × {text}" for text, count in counts.items()] or ["none"]
         console.print(Text.assemble((f"{title}: ", "bold"), "\n  ".join(["", *shown] if len(shown) > 1 else shown)))
+    for text in inspection.facts.blind_spots:
+        console.print(Text.assemble(("not seen: ", "bold red"), text))
     memory = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in inspection.memory_bytes.items())
     groups = startup_groups(inspection.startup_ns)
     start = ", ".join(f"{name} {groups[name] / 1e9:.1f} s" for name in groups if groups[name] >= 50_000_000)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 EXIT_COMPILES = 99
 
-Outcome = Literal["ready", "compile", "recompile", "capture", "limit", "guarded", "refused", "error", "off"]
+Outcome = Literal["ready", "compile", "recompile", "jit", "capture", "limit", "guarded", "refused", "error", "off"]
 
 # A request with one of these outcomes waits, runs slowly unnoticed, or fails.
-UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "capture", "limit", "refused", "error"})
+UNREADY: frozenset[Outcome] = frozenset({"compile", "recompile", "jit", "capture", "limit", "refused", "error"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,7 @@ class Inspection:
             "warmed": [{"shape": shape, **asdict(growth)} for shape, growth in self.warmed.items()],
             "graph_breaks": self.facts.graph_breaks,
             "cudagraph_skips": self.facts.cudagraph_skips,
+            "blind_spots": list(self.facts.blind_spots),
             "memory_bytes": self.memory_bytes,
             "startup_ns": self.startup_ns,
         }
@@ -258,8 +259,9 @@ def _outcome(
     """The outcome of a shape whose run `caused` these events, and why."""
     if error:
         return "error", error
+    kernels = [event.reason for event in caused if event.kind == "jit"]
     if not arm.compile.enabled:
-        return "off", ""
+        return ("jit", kernels[0]) if kernels else ("off", "")
     if not compiled:
         limit = next((event for event in (*caused, *before) if event.kind == "limit_hit"), None)
         if limit is not None:
@@ -271,6 +273,8 @@ def _outcome(
         reasons = [event.reason for event in caused if event.kind == kind]
         if reasons:
             return kind, next((reason for reason in reasons if reason), "no graph of this step was there")  # type: ignore[return-value]
+    if kernels:
+        return "jit", kernels[0]
     if any(event.kind == "graph_capture" for event in caused):
         return "capture", "its CUDA graph was not recorded in the warm-up"
     return "ready", ""

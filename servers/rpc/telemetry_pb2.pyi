@@ -83,7 +83,7 @@ class CompileEvent(_message.Message):
     def __init__(self, event_id: _Optional[str] = ..., kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., frame: _Optional[str] = ..., reason: _Optional[str] = ..., shape: _Optional[str] = ..., dynamic: bool = ..., cache: _Optional[str] = ..., batch_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., backend_ns: _Optional[int] = ..., phase: _Optional[str] = ..., autotune_ns: _Optional[int] = ..., guards: _Optional[int] = ..., nodes: _Optional[int] = ..., kernels: _Optional[int] = ..., breaks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompilerFacts(_message.Message):
-    __slots__ = ("graph_breaks", "cudagraph_skips")
+    __slots__ = ("graph_breaks", "cudagraph_skips", "blind_spots")
     class GraphBreaksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -100,9 +100,11 @@ class CompilerFacts(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     GRAPH_BREAKS_FIELD_NUMBER: _ClassVar[int]
     CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
+    BLIND_SPOTS_FIELD_NUMBER: _ClassVar[int]
     graph_breaks: _containers.ScalarMap[str, int]
     cudagraph_skips: _containers.ScalarMap[str, int]
-    def __init__(self, graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    blind_spots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemoryReading(_message.Message):
     __slots__ = ("at_ns", "memory_bytes", "allocated_bytes", "reserved_bytes", "peak_bytes", "allocator_retries", "out_of_memory")
@@ -163,7 +165,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotResponse(_message.Message):
-    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "graph_breaks", "cudagraph_skips", "eager_fallback_share", "startup_groups_ns")
+    __slots__ = ("arm", "replica", "config_json", "versions", "counters", "memory_bytes", "startup_ns", "device", "vocab_size", "dtype", "graph_breaks", "cudagraph_skips", "eager_fallback_share", "startup_groups_ns", "blind_spots")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,7 @@ class SnapshotResponse(_message.Message):
     CUDAGRAPH_SKIPS_FIELD_NUMBER: _ClassVar[int]
     EAGER_FALLBACK_SHARE_FIELD_NUMBER: _ClassVar[int]
     STARTUP_GROUPS_NS_FIELD_NUMBER: _ClassVar[int]
+    BLIND_SPOTS_FIELD_NUMBER: _ClassVar[int]
     arm: str
     replica: str
     config_json: str
@@ -241,4 +244,5 @@ class SnapshotResponse(_message.Message):
     cudagraph_skips: _containers.ScalarMap[str, int]
     eager_fallback_share: float
     startup_groups_ns: _containers.ScalarMap[str, int]
-    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., eager_fallback_share: _Optional[float] = ..., startup_groups_ns: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    blind_spots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, arm: _Optional[str] = ..., replica: _Optional[str] = ..., config_json: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., counters: _Optional[_Mapping[str, int]] = ..., memory_bytes: _Optional[_Mapping[str, int]] = ..., startup_ns: _Optional[_Mapping[str, int]] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., graph_breaks: _Optional[_Mapping[str, int]] = ..., cudagraph_skips: _Optional[_Mapping[str, int]] = ..., eager_fallback_share: _Optional[float] = ..., startup_groups_ns: _Optional[_Mapping[str, int]] = ..., blind_spots: _Optional[_Iterable[str]] = ...) -> None: ...

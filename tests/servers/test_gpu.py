@@ -17,11 +17,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers import artifact
+from servers.compiler.events import CompileEvent
 from servers.compiler.footprint import CompileFootprint
-from servers.compiler.recorder import CompileRecorder
+from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, memory
 from servers.engine.kv_cache import Window
+from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
 from servers.inspect.inspection import inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
@@ -325,3 +327,61 @@ def test_an_artifact_of_another_gpu_is_refused_where_torch_knows_its_name(tmp_pa
     shipped = replace(arm, compile=replace(arm.compile, artifact=written.path))
     with pytest.raises(ConfigError, match="was written on NVIDIA Other and this is"):
         runner_for(shipped, CompileRecorder())
+
+
+def test_a_kernel_variant_is_an_event_when_it_is_first_launched_and_never_again(recorder: CompileRecorder) -> None:
+    from tests.fakes.triton_kernels import increment
+
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    values = torch.zeros(4096, device="cuda")
+    met = []
+    for count, kind in ((1000, torch.float32), (1001, torch.float32), (1000, torch.float32), (1000, torch.float16)):
+        increment[(64,)](values.to(kind), count, BLOCK=64)
+        met.append([(event.kind, event.batch_id, event.phase) for event in recorder.drain()])
+    new = [("jit", 3, "serving")]
+    # 16 does not divide 1000 nor 1001: they are one variant
+    assert met == [new, [], [], new]
+    increment[(64,)](values, 1008, BLOCK=64)
+    (event,) = recorder.drain()
+    assert event.frame.startswith("fakes/triton_kernels.py:")
+    assert "BLOCK=64, num_warps=4" in event.reason
+    assert event.reason.endswith("multiples of 16: values count")
+    assert event.cache in ("hit", "miss")
+    assert 0 < event.backend_ns == event.end_ns - event.start_ns
+
+
+def test_a_tuning_is_one_event_for_each_key(recorder: CompileRecorder) -> None:
+    from tests.fakes.triton_kernels import tuned_increment
+
+    values = torch.zeros(4096, device="cuda")
+    events = []
+    for count in (1100, 1100, 1200):
+        tuned_increment[(64,)](values, count)
+        events.append(recorder.drain())
+    assert [len(caused) for caused in events] == [1, 0, 1]
+    (first,), _, (second,) = events
+    assert (first.kind, first.kernels) == ("jit", 3)
+    assert "triton tuned increment for (1100" in first.reason
+    assert 0 < first.backend_ns < first.end_ns - first.start_ns
+    assert second.autotune_ns > 0
+
+
+def test_a_decode_kernel_that_no_warm_up_made_is_seen_under_traffic(recorder: CompileRecorder) -> None:
+    engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, prefill_chunk=256)
+    arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda", dtype="bfloat16"), engine=engine)
+    minimal = replace(arm, compile=replace(arm.compile, warmup="minimal"))
+    runner = ModelRunner(minimal, recorder)
+    runner.load()
+    recorder.drain()
+
+    def serve_long_prompts() -> list[CompileEvent]:
+        jobs = jobs_for(runner.vocab_size, seed=5, count=6)
+        for number, job in enumerate(jobs):
+            job.prompt = (job.prompt * 700)[: 1 + 139 * number]
+        serve(runner, jobs)
+        return recorder.drain()
+
+    caused = serve_long_prompts()
+    assert {event.kind for event in caused} == {"jit"}
+    assert all(event.frame.startswith("engine/decode_kernel.py:") for event in caused)
+    assert serve_long_prompts() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,9 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from servers.compiler import internals
+from servers.compiler.jit import jit_compile
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
 from servers.engine.memory import Growth
+from servers.engine.runner import ModelRunner
+from servers.engine.scheduler import Step
 from servers.engine.shapes import StepShape
+from servers.engine.steps import Outputs
 from servers.fields import ConfigError
 from servers.inspect.display import show
 from servers.inspect.inspection import EXIT_COMPILES, Inspection, inspect_arm
@@ -243,4 +249,33 @@ def test_the_tables_name_the_memory_that_the_device_has() -> None:
             show(replace(inspection, device=device, visits=(visit,)), console)
         text = captured.get()
         assert shown in text
-        assert ("peak" in text and "3 MiB" in text) == (device != "cpu")
+        shows_peak = "peak" in text and re.search(r"(?<![\d.])3 MiB", text) is not None  # not the host's 853 MiB
+        assert shows_peak == (device != "cpu")
+
+
+def test_a_kernel_that_the_warm_up_did_not_meet_is_told_of_an_eager_arm_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in's JIT makes a kernel for each context."""
+    made: set[int] = set()
+    run = ModelRunner.run
+
+    def with_kernels(runner: ModelRunner, step: Step, shape: StepShape) -> Outputs:
+        if shape.context not in made:
+            with jit_compile("plug-in", variant=f"context {shape.context}"):
+                made.add(shape.context)
+        return run(runner, step, shape)
+
+    monkeypatch.setattr(ModelRunner, "run", with_kernels)
+    met = inspection_of(ArmConfig(engine=ENGINE), "decode 3@11, decode 2@11")
+    assert [visit.outcome for visit in met.visits] == ["jit", "off"]
+    assert met.visits[0].reason == "jit compiled plug-in for context 11"
+    assert met.exit_code == EXIT_COMPILES
+
+
+def test_an_inspection_says_what_it_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "TESTED_TORCH", {"1.0": "CPU"})
+    met = inspection_of(ArmConfig(engine=ENGINE), "prefill 1x5")
+    (text,) = met.facts.blind_spots
+    assert met.to_dict()["blind_spots"] == [text]
+    console = Console(width=200, record=True)
+    show(met, console)
+    assert "not seen: torch" in console.export_text()

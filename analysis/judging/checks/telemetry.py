@@ -21,7 +21,8 @@ from analysis.judging.wording import counted, digits, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
-from analysis.run.spikes import CompileEvent, Windows, windows_of
+from analysis.run.spikes import BACKGROUND, CompileEvent, Windows, windows_of
+from analysis.run.startup import blind_spots
 from analysis.run.trials import Trial
 
 _SHORTEST_NS = 250_000_000  # of a stall that events must explain; shorter ones may be a garbage collection
@@ -59,6 +60,7 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
         )
         if not control:
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
+            yield check_sight(arm, blind_spots(run, arm))
     if run.records.steps is not None:
         yield check_steps(run, run.records.steps)
 
@@ -104,6 +106,26 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
                 faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")
         vouched &= bool(final)
     return faults, vouched
+
+
+def check_sight(arm: str, spots: Sequence[str]) -> Check:
+    """The arm's replicas could see what their compilers did: of versions that are read, with nothing missing.
+
+    What cannot be seen is no event, so gates that count events would PASS blindly. An arm that was recorded before
+    blind spots were is taken at its word.
+    """
+    return Check(
+        check="compilers seen",
+        ok=not spots,
+        value=float(len(spots)),
+        limit=0.0,
+        arm=arm,
+        reason=f"{arm} does not see all that its compilers do: {'; '.join(spots)}."
+        if spots
+        else f"{arm} is not known to miss anything that its compilers do.",
+        affects=("recompile",),
+        remedy="Use versions of torch and Triton that tailgate reads, or a tailgate that reads these.",
+    )
 
 
 def check_steps(run: Run, steps: pa.Table) -> Check:
@@ -205,9 +227,11 @@ def _explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:
 
 
 def _windows(events: Sequence[CompileEvent], arm: str, trial: int, replica: str | None) -> Windows:
-    """When the arm compiled, by its events of any kind and phase: each may hold a request up."""
+    """When the arm compiled, by its events of any phase, and of any kind that may hold a request up."""
     return windows_of(
         (event.start_ns, event.end_ns)
         for event in events
-        if (event.arm, event.trial) == (arm, trial) and (replica is None or event.replica in (None, replica))
+        if (event.arm, event.trial) == (arm, trial)
+        and (replica is None or event.replica in (None, replica))
+        and event.kind != BACKGROUND
     )

@@ -127,8 +127,8 @@ def test_a_request_that_names_no_replica_is_joined_by_its_arm():
     assert joined([request(0, 9, 15.2, 16, replica=None)], [event(10, 15)])[2].hit.all()
 
 
-def test_an_eager_fallback_holds_nobody_up_and_a_limit_hit_does():
-    for kind, held in (("eager_fallback", False), ("limit_hit", True)):
+def test_what_runs_on_holds_nobody_up_and_what_compiles_does():
+    for kind, held in (("eager_fallback", False), ("background_compile", False), ("limit_hit", True), ("jit", True)):
         _, _, found = joined([request(0, 9, 15.2, 16)], [event(10, 15, kind=kind, ids=["1-0-compiled"])])
         assert found.hit.all() is np.bool_(held)
 

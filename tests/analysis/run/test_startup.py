@@ -113,6 +113,7 @@ def test_compiles_of_the_warm_up_are_told_with_their_backend_and_their_cache(tmp
         {"kind": "recompile", "at_s": -2, "seconds": 1.5, "backend_ns": SECOND, "cache": "hit"},
         {"kind": "graph_capture", "at_s": -0.4, "seconds": 0.25},
         {"kind": "autotune", "at_s": -4.0, "seconds": 3.5},
+        {"kind": "jit", "at_s": -0.1, "seconds": 0.05},
         {"kind": "recompile", "at_s": 5, "seconds": 9, "cache": "miss", "phase": "serving"},
     )
     row = startup_row(Run.of(read_run(tmp_path / "run")), "compiled")
@@ -121,6 +122,7 @@ def test_compiles_of_the_warm_up_are_told_with_their_backend_and_their_cache(tmp
     assert row["backend_s"] == 2.0
     assert row["recording_s"] == 0.25
     assert row["tuning_s"] == 3.5
+    assert row["jit_s"] == 0.05
     assert row["cache"] == {"hit": 1, "miss": 1, "bypass": 0}
 
 

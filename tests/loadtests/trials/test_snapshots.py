@@ -25,6 +25,12 @@ def test_the_slowest_replica_is_an_arms_start_and_memory_adds_up() -> None:
     assert (cost["items_ns"], cost["memory_bytes"]) == ({"load": 9}, {"weights": 22})
 
 
+def test_what_one_replica_cannot_see_its_arm_cannot() -> None:
+    blind = SnapshotResponse(blind_spots=["torch 9 is not read"])
+    assert start_up([snapshot(), blind, blind])["blind_spots"] == ["torch 9 is not read"]
+    assert start_up([snapshot()])["blind_spots"] == []
+
+
 def test_two_devices_of_one_kind_are_alike() -> None:
     check_alike({"new-0": snapshot(device="cuda:1")}, snapshot())
 

@@ -116,7 +116,9 @@ class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
         assert request.facts
         self.calls += 1
         breaks = {"a.py:1 in f: print": self.calls, "b.py:2 in g: item": 9}
-        facts = telemetry_pb2.CompilerFacts(graph_breaks=breaks, cudagraph_skips={"mutated inputs": 1})
+        facts = telemetry_pb2.CompilerFacts(
+            graph_breaks=breaks, cudagraph_skips={"mutated inputs": 1}, blind_spots=["torch 9 is not read"]
+        )
         yield telemetry_pb2.TelemetryEvent(facts=facts)
         yield from self.events
 
@@ -143,6 +145,7 @@ def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, 
     assert list(found["graph_breaks"]) == ["b.py:2 in g: item", "a.py:1 in f: print"]
     assert found["graph_breaks"]["a.py:1 in f: print"] >= 2
     assert found["cudagraph_skips"] == {"mutated inputs": 1}
+    assert found["blind_spots"] == ["torch 9 is not read"]
 
 
 def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collector: Collector) -> None:

@@ -137,6 +137,30 @@ def test_a_compile_is_charged_to_the_batch_the_queue_and_those_who_came_meanwhil
     assert stalls["afterwards"] == 0
 
 
+def test_nobody_is_charged_twice_for_compiles_that_lie_in_each_other() -> None:
+    engine, runner, events, arrivals = build()
+    engine.submit(submit("a", recv_ns=100))
+    spans = (("autotune", 200, 1200), ("jit", 900, 1400), ("jit", 2000, 2100))
+    runner.during = lambda: events.pending.extend(
+        CompileEvent(event_id=f"{number}", kind=kind, start_ns=start, end_ns=end)
+        for number, (kind, start, end) in enumerate(spans)
+    )
+    _, settled = engine.advance(arrivals)
+    assert len(settled) == 3
+    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 1300
+    engine.submit(submit("still in the pipe", recv_ns=1000))
+    assert [job.timing.compile_stall_ns for job in engine.scheduler] == [1300, 500]
+
+
+def test_a_background_compile_is_told_while_nothing_runs_and_charged_to_nobody() -> None:
+    engine, _, events, arrivals = build()
+    events.pending.append(CompileEvent(event_id="0", kind="background_compile", start_ns=0, end_ns=99))
+    outputs, settled = engine.advance(arrivals)
+    assert (outputs, [event.kind for event in settled]) == ([], ["background_compile"])
+    engine.submit(submit("a", recv_ns=50))
+    assert next(iter(engine.scheduler)).timing.compile_stall_ns == 0
+
+
 def test_an_eager_fallback_is_told_but_charged_to_nobody() -> None:
     engine, runner, events, arrivals = build()
     engine.submit(submit("a"))

@@ -52,7 +52,8 @@ def test_facts_reach_watchers_snapshot_and_metrics() -> None:
     front = front_of()
     with front.watch(CompilerFacts) as early:
         front.receive([CompilerFacts(graph_breaks={BREAK: 1}, cudagraph_skips={})])
-        front.receive([CompilerFacts(graph_breaks={BREAK: 3}, cudagraph_skips={SKIP: 2})])
+        blind = ("torch 9 is not read",)
+        front.receive([CompilerFacts(graph_breaks={BREAK: 3}, cudagraph_skips={SKIP: 2}, blind_spots=blind)])
         seen = [asyncio.run(early.get()) for _ in range(3)]
     assert [telemetry_event(item).facts.graph_breaks.get(BREAK, 0) for item in seen if item is not None] == [0, 1, 3]
     with front.watch(CompilerFacts) as late:
@@ -60,6 +61,7 @@ def test_facts_reach_watchers_snapshot_and_metrics() -> None:
     snapshot = snapshot_of(front)
     assert dict(snapshot.graph_breaks) == {BREAK: 3}
     assert dict(snapshot.cudagraph_skips) == {SKIP: 2}
+    assert tuple(snapshot.blind_spots) == blind
     assert f'tailgate_graph_breaks_total{{arm="arm",cause="{BREAK}",replica="arm-0"}} 3.0' in metrics_of(front)
     assert f'tailgate_cudagraph_skips_total{{arm="arm",cause="{SKIP}",replica="arm-0"}} 2.0' in metrics_of(front)
 

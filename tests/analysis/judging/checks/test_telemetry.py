@@ -150,6 +150,47 @@ def test_stalls_that_only_show_from_outside_open_the_gates(tmp_path):
     assert "from outside and in no compile event" in failed(summary)["stalls explained"]
 
 
+def test_a_background_compile_explains_no_stall(tmp_path):
+    """It holds nobody up, however long it lasts, so a lost compile does not hide behind it."""
+    directory = write_run(tmp_path / "run", STALLED)
+
+    def hidden(rows):
+        serving = [row for row in rows if row["phase"] == "serving"]
+        span = {"start_ns": min(row["start_ns"] for row in serving), "end_ns": max(row["end_ns"] for row in serving)}
+        background = {**serving[0], **span, "kind": "background_compile", "request_ids": []}
+        return [*(row for row in rows if row["phase"] != "serving"), background]
+
+    rewrite(directory, hidden)
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == "INCONCLUSIVE"
+    assert "by its server's account" in failed(summary)["stalls explained"]
+
+
+BLIND = "torch 2.99.0 is not among the versions whose compiler is read"
+
+
+@pytest.mark.parametrize(("run", "verdict"), [(QUIET, "INCONCLUSIVE"), (STALLED, "FAIL")])
+def test_an_arm_that_cannot_see_its_compilers_never_passes_the_gates_on_compiles(tmp_path, run, verdict):
+    directory = write_run(tmp_path / "run", run)
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    info["startup"] = {"compiled": {"items_ns": {}, "blind_spots": [BLIND]}, "eager": {"blind_spots": []}}
+    path.write_text(json.dumps(info))
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == verdict
+    assert BLIND in failed(summary)["compilers seen"]
+    assert [arm["compile"]["blind_spots"] for arm in summary["arms"]] == [[], [BLIND]]
+
+
+def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(tmp_path):
+    kernel = Compile(at_s=100, seconds=0.4, kind="jit", reason="triton compiled _decode for SPLITS=8")
+    directory = write_run(tmp_path / "run", replace(QUIET, arms=(EAGER, FakeArm(name="compiled", compiles=[kernel]))))
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == "FAIL"
+    assert gate(summary)["reason"].startswith("1 recompile while serving (1 of them JIT compiles of kernels), longest")
+    assert [arm["compile"]["jit_compiles"] for arm in summary["arms"]] == [0, 1]
+
+
 def write(path, rows):
     path.unlink()
     with RecordWriter(path, REQUESTS) as writer:
