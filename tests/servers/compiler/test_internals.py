@@ -183,11 +183,12 @@ from servers.compiler.recorder import CompileRecorder
 recorder = CompileRecorder()
 recorder.install()
 step = torch.compile(lambda x: torch.nn.functional.silu(x @ x) * 1.5, dynamic=False)
-events, deadline = [], time.monotonic() + 100
+events, deadline = [], time.monotonic() + 240
 with torch.no_grad():
     while time.monotonic() < deadline and not any(event.kind == "background_compile" for event in events):
         step(torch.ones(8, 8))
         events += recorder.drain()
+        time.sleep(0.02)  # the other process has the processor meanwhile
 print(json.dumps([(event.kind, event.compile_id, event.end_ns - event.start_ns) for event in events]))
 """
 
@@ -203,7 +204,7 @@ def test_what_inductor_compiles_in_another_process_is_a_background_compile(tmp_p
         **{f"TORCHINDUCTOR_{name}": "0" for name in without_caches},
     }
     command = [sys.executable, "-c", _COMPILES_ELSEWHERE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     (here, first, _), (kind, compile_id, spent_ns) = json.loads(done.stdout.splitlines()[-1])
     assert (here, first) == ("compile", "0/0")
