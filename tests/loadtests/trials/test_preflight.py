@@ -130,3 +130,19 @@ def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.Mon
     for backend in ("inductor", "eager", "aot_eager"):
         check_arm(arm(backend=backend))
     check_arm(ArmConfig.from_preset("compiled-bucketed", model=ModelConfig(device="cpu")))
+
+
+def test_regions_that_the_model_does_not_have_are_refused_before_anything_starts() -> None:
+    named = ArmConfig(
+        model=ModelConfig(device="cpu"),
+        compile=CompileConfig(enabled=True, backend="eager", regions=("model.layers.*.ffn",)),
+    )
+    with pytest.raises(
+        ConfigError, match=r'regions holds "model\.layers\.\*\.ffn", which matches no module of the model'
+    ):
+        check_arm(named)
+
+
+def test_regions_that_the_model_has_pass() -> None:
+    policy = CompileConfig(enabled=True, backend="eager", regions=("model.layers.*.mlp",), eager_regions=("lm_head",))
+    check_arm(ArmConfig(model=ModelConfig(device="cpu"), compile=policy))
