@@ -78,6 +78,7 @@ def check_arm(config: ArmConfig) -> None:
         check_compiler(config.name)
     _check_model(config)
     _check_backend(config)
+    _check_regions(config)
     if config.compile.artifact:
         _check_artifact(config, on_cpu=on_cpu)
 
@@ -172,6 +173,36 @@ def _complaint_of(policy: CompileConfig, reply: Mapping[str, Any]) -> str:
     if reply["unknown"]:
         return f"compile.options.{reply['unknown'][0]} is unknown to this torch: see torch._inductor.config"
     return ""
+
+
+_ASK_MODEL = """
+import json, sys
+from servers.compiler.regions import select_regions
+from servers.config import ArmConfig
+from servers.engine.model import hollow_model
+from servers.fields import ConfigError
+arm = ArmConfig.from_dict(json.loads(sys.argv[1]))
+try:
+    select_regions(hollow_model(arm.model), arm.compile)
+except ConfigError as error:
+    print(json.dumps({"complaint": str(error)}))
+"""
+
+
+def _check_regions(config: ArmConfig) -> None:
+    """The model has the modules that the policy names. To ask it takes seconds, so an arm that names none is not."""
+    policy = config.compile
+    if not policy.enabled or not (policy.regions or policy.eager_regions):
+        return
+    command = [sys.executable, "-P", "-c", _ASK_MODEL, json.dumps(config.to_dict())]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
+        lines = ended.stdout.splitlines()
+        complaint = json.loads(lines[-1])["complaint"] if lines else ""
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError):
+        return  # the arm itself reports it
+    if complaint:
+        raise ConfigError(f'arm "{config.name}": {complaint}')
 
 
 def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "or give 0 for a free port") -> None:

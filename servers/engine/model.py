@@ -53,6 +53,13 @@ def load_model(model: ModelConfig) -> nn.Module:
     return module
 
 
+def hollow_model(model: ModelConfig) -> nn.Module:
+    """The modules of the model by their names, without memory for weights."""
+    with torch.device("meta"):
+        hollow: nn.Module = AutoModelForCausalLM.from_config(model_config(model))  # type: ignore[no-untyped-call]
+    return hollow
+
+
 # Projections that read the same input, under the names that transformers' models share.
 _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 

@@ -49,7 +49,9 @@ pytestmark = [
 FLOAT32 = ModelConfig(device="cuda", dtype="float32")
 
 
-@pytest.mark.parametrize("preset", ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+@pytest.mark.parametrize(
+    "preset", ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic", "compiled-strict"]
+)
 def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, recorder: CompileRecorder) -> None:
     runner = runner_for(ArmConfig.from_preset(preset, model=FLOAT32, engine=ENGINE), recorder)
     warm = {event.kind for event in recorder.drain()}
@@ -59,6 +61,34 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
     assert_greedy_like_generate(runner, jobs)
     if preset in ("compiled-padded", "compiled-bucketed"):
         assert {"compile", "graph_capture"} <= warm
+
+
+@pytest.mark.parametrize("regions", [("model.layers.*.mlp",), ("model.layers.*.self_attn", "lm_head")])
+@pytest.mark.parametrize("capture", [False, True])
+def test_named_regions_run_compiled_on_a_gpu_whether_captured_or_not(
+    regions: tuple[str, ...], capture: bool, recorder: CompileRecorder
+) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, regions=regions, capture=capture)
+    arm = ArmConfig(name="named", model=FLOAT32, shapes=ShapeConfig(kind="pad"), compile=policy, engine=ENGINE)
+    runner = runner_for(arm, recorder)
+    recorder.drain()
+    jobs = jobs_for(runner.vocab_size, seed=1)
+    serve(runner, jobs)
+    assert [(event.kind, event.shape) for event in recorder.drain()] == [], "no compile, and no step that ran eagerly"
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(recorder: CompileRecorder) -> None:
+    policy = CompileConfig(
+        enabled=True, dynamic=False, backend="eager", regions=("model.layers.*.mlp",), capture=True, recompile_limit=1
+    )
+    shapes = ShapeConfig(kind="buckets", length_ladder=(16, 40), batch_ladder=(4,), context_ladder=(52,))
+    runner = runner_for(
+        ArmConfig(name="limited", model=FLOAT32, shapes=shapes, compile=policy, engine=ENGINE), recorder
+    )
+    recorder.drain()
+    serve(runner, jobs_for(runner.vocab_size, seed=1))
+    assert "eager_fallback" in {event.kind for event in recorder.drain()}
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")

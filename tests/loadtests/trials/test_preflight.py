@@ -160,3 +160,19 @@ def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_pat
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="is damaged"):
         check_arm(shipped)
+
+
+def test_regions_that_the_model_does_not_have_are_refused_before_anything_starts() -> None:
+    named = ArmConfig(
+        model=ModelConfig(device="cpu"),
+        compile=CompileConfig(enabled=True, backend="eager", regions=("model.layers.*.ffn",)),
+    )
+    with pytest.raises(
+        ConfigError, match=r'regions holds "model\.layers\.\*\.ffn", which matches no module of the model'
+    ):
+        check_arm(named)
+
+
+def test_regions_that_the_model_has_pass() -> None:
+    policy = CompileConfig(enabled=True, backend="eager", regions=("model.layers.*.mlp",), eager_regions=("lm_head",))
+    check_arm(ArmConfig(model=ModelConfig(device="cpu"), compile=policy))
