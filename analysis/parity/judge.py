@@ -1,5 +1,7 @@
 """Whether two arms compute the same: greedy tokens against the control's, logits against a float64 reference.
 
+An arm whose weights are quantised is judged by how well it predicts texts instead: accuracy.py.
+
 Pure decisions over arrays; nothing is run or read here.
 """
 
@@ -16,6 +18,8 @@ from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
 from analysis.judging.wording import counted
+from analysis.parity.accuracy import AccuracyLimits, Texts, judge_accuracy
+from analysis.parity.finding import Finding
 from analysis.parity.flips import Answers, Flip, Places, answered, departures, flips_of, largest_share_of_bound
 from analysis.parity.measures import (
     EPSILON,
@@ -35,16 +39,14 @@ KL_LIMIT = ERROR_LIMIT**2  # a divergence grows with the square of the error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One requirement, judged. `low` and `high` are the interval of `value` where it is an estimate."""
+class Accuracy:
+    """What the arms named in `quantised` are judged by. Without `texts` these are the control's own answers; else the
+    reference's logits for them are `reference`, None where there is no float64."""
 
-    name: str
-    verdict: str
-    reason: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    limit: float | None = None
+    quantised: frozenset[str]
+    limits: AccuracyLimits
+    texts: Texts | None = None
+    reference: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +87,22 @@ def judge(
     dtype: str,
     prompts: Sequence[int],
     seed: int,
+    accuracy: Accuracy | None = None,
 ) -> Parity:
     """The parity of `arms` with `control`. `prompts` are the lengths of the prompts, for the reasons' sake.
 
     Without a reference nothing says how far the control itself is from the truth: float32 is judged by its tokens
-    alone, and lower precision stays INCONCLUSIVE.
+    alone, and lower precision stays INCONCLUSIVE. Quantised arms are then judged against the control.
     """
     place = Places(lengths=[len(tokens) for tokens in control.tokens], prompts=prompts)
     base = measure(control.logits, reference) if reference is not None else None
     checked = _judge_control(control, base, reference, place, dtype)
-    judged = tuple(_judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed) for arm in arms)
+    judged = tuple(
+        _judge_quantised(arm, control, reference, place, accuracy, dtype=dtype, seed=seed)
+        if accuracy is not None and arm.name in accuracy.quantised
+        else _judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed)
+        for arm in arms
+    )
     if checked.verdict != PASS:
         judged = tuple(_doubted(arm, checked) for arm in judged)
     return Parity(verdict=combined([arm.verdict for arm in judged]), control=checked, arms=judged)
@@ -195,6 +203,76 @@ def _judge_arm(
         findings.append(_explained(arm.name, flips, place))
     verdict = combined([item.verdict for item in findings])
     return ArmParity(name=arm.name, verdict=verdict, findings=tuple(findings), figures=figures)
+
+
+def _judge_quantised(
+    arm: Answers,
+    control: Answers,
+    reference: Matrix | None,
+    place: Places,
+    accuracy: Accuracy,
+    *,
+    dtype: str,
+    seed: int,
+) -> ArmParity:
+    against, truth = ("float64", reference) if reference is not None else (control.name, control.logits)
+    own = measure(arm.logits, truth)
+    left = departures(arm, control)
+    figures: dict[str, Any] = {
+        "answers": len(control.tokens),
+        "answers_same": len(control.tokens) - len(left),
+        "positions": len(own),
+        "against": against,
+        **_figures(own),
+    }
+    findings = [_finite(arm.name, own, place)]
+    if own.finite.all():
+        findings.append(_as_computed(arm, left, noise_bound(own, dtype), place))
+    texts, logits = accuracy.texts, arm.texts
+    if texts is None:
+        source = f"{control.name}'s own answers to random prompts"
+        texts, logits = Texts(tokens=control.tokens, source=source, more="raise parity.prompts"), arm.logits
+    else:
+        given = accuracy.reference if reference is not None else control.texts
+        if logits is None or given is None:
+            raise ValueError(f"{arm.name} is judged by texts that it or its reference was not given")
+        own, truth = measure(logits, given), given
+    judged, more = judge_accuracy(
+        arm.name, own, logits, truth, texts, accuracy.limits, against=against, rng=np.random.default_rng(seed)
+    )
+    verdict = combined([item.verdict for item in (*findings, *judged)])
+    return ArmParity(name=arm.name, verdict=verdict, findings=(*findings, *judged), figures=figures | more)
+
+
+def _as_computed(arm: Answers, left: Sequence[tuple[int, int]], bound: Floats, place: Places) -> Finding:
+    """The engine answers with what the arm's logits prefer, as far as its answers are the control's and one further.
+
+    The bound is the arm's own: a small difference between two steps may turn a number to the next that its quantised
+    form knows. The leads are within its own logits, so that this bound does not explain them by arithmetic.
+    """
+    ends = dict(left)
+    flips = []
+    for request, tokens in enumerate(arm.tokens):
+        for token in range(min(len(tokens), ends.get(request, len(tokens)) + 1)):
+            position = place.position(request, token)
+            row = np.asarray(arm.logits[position], dtype=np.float64)
+            lead = float(row.max() - row[tokens[token]])
+            flips.append(
+                Flip(position=position, token=tokens[token], free=True, lead=lead, bound=float(bound[position]))
+            )
+    strange = [flip for flip in flips if not flip.explained]
+    worst = max(strange, key=lambda flip: flip.lead / flip.bound, default=None)
+    return Finding(
+        name="answers",
+        verdict=FAIL if strange else PASS,
+        value=float(len(strange)),
+        limit=0.0,
+        reason=f"{counted(len(strange), 'token')} of {arm.name}'s answers are not what it computes; worst at "
+        f"{place.text(worst.position)}: it takes {worst.token}, and its own logits prefer another by {worst.lead:.3g} "
+        f"where noise can turn {worst.bound:.2g}."
+        if worst is not None
+        else f"Every token of {arm.name} is what its own logits prefer, or within noise of it.",
+    )
 
 
 def _finite(name: str, measures: Measures, place: Places) -> Finding:

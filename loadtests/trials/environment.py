@@ -44,6 +44,14 @@ def gpu_names() -> list[str]:
     return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
 
+def gpu_capabilities() -> list[tuple[int, int]]:
+    """The compute capability of each NVIDIA GPU that the driver shows, empty where it does not say."""
+    program = shutil.which("nvidia-smi")
+    lines = _output([program, "--query-gpu=compute_cap", "--format=csv,noheader"]) if program else None
+    found = [line.strip().partition(".") for line in (lines or "").splitlines()]
+    return [(int(major), int(minor)) for major, _, minor in found if major.isdecimal() and minor.isdecimal()]
+
+
 def sees_gpu() -> bool:
     """Whether this machine seems to have an NVIDIA GPU. Does without torch."""
     return bool(gpu_names()) or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
