@@ -95,7 +95,7 @@ def judge_accuracy(
     findings = [
         _finding(
             "perplexity",
-            f"The perplexity of {name} on {seen} is {own_perplexity:.4g}, {perplexity.value:.4g} times {against}'s",
+            f"The perplexity of {name} on {seen} is {own_perplexity:.4g}, {perplexity.value:.5g} times {against}'s",
             perplexity,
             limits.perplexity_ratio,
             texts,
@@ -185,7 +185,7 @@ def _finding(name: str, seen: str, estimate: Estimate, limit: float, texts: Text
     verdict = INCONCLUSIVE
     if estimate.low is not None and estimate.high is not None:
         verdict = PASS if estimate.high <= limit else FAIL if estimate.low > limit else INCONCLUSIVE
-    around = "" if few else f" ({estimate.low:.4g} to {estimate.high:.4g})"
+    around = "" if few else f" ({estimate.low:.5g} to {estimate.high:.5g})"
     rest = "."
     if few:
         rest = f"; so few set no interval: {texts.more}, at least {LEAST_TEXTS}."

