@@ -40,10 +40,13 @@ KL_LIMIT = ERROR_LIMIT**2  # a divergence grows with the square of the error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """What the arms named in `quantised` are judged by. Without `texts` these are the control's own answers; else the
-    reference's logits for them are `reference`, None where there is no float64."""
+    """What the arms in `quantised` (name: kind) are judged by.
 
-    quantised: frozenset[str]
+    Without `texts` these are the control's own answers; else the reference's logits for them are `reference`, None
+    where there is no float64.
+    """
+
+    quantised: Mapping[str, str]
     limits: AccuracyLimits
     texts: Texts | None = None
     reference: Matrix | None = None
@@ -97,9 +100,14 @@ def judge(
     place = Places(lengths=[len(tokens) for tokens in control.tokens], prompts=prompts)
     base = measure(control.logits, reference) if reference is not None else None
     checked = _judge_control(control, base, reference, place, dtype)
+    quantised = accuracy.quantised if accuracy is not None else {}
+    alike: dict[str, Answers] = {}  # the first arm of each kind of quantised weights
+    for arm in arms:
+        if arm.name in quantised:
+            alike.setdefault(quantised[arm.name], arm)
     judged = tuple(
-        _judge_quantised(arm, control, reference, place, accuracy, dtype=dtype, seed=seed)
-        if accuracy is not None and arm.name in accuracy.quantised
+        _judge_quantised(arm, control, alike[quantised[arm.name]], reference, place, accuracy, dtype=dtype, seed=seed)
+        if accuracy is not None and arm.name in quantised
         else _judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed)
         for arm in arms
     )
@@ -208,6 +216,7 @@ def _judge_arm(
 def _judge_quantised(
     arm: Answers,
     control: Answers,
+    alike: Answers,
     reference: Matrix | None,
     place: Places,
     accuracy: Accuracy,
@@ -215,6 +224,8 @@ def _judge_quantised(
     dtype: str,
     seed: int,
 ) -> ArmParity:
+    """`alike` is the first arm with weights of the same kind: beside its error, that of another such arm is what its
+    policy adds, as that of any arm is beside the control's."""
     against, truth = ("float64", reference) if reference is not None else (control.name, control.logits)
     own = measure(arm.logits, truth)
     left = departures(arm, control)
@@ -228,6 +239,9 @@ def _judge_quantised(
     findings = [_finite(arm.name, own, place)]
     if own.finite.all():
         findings.append(_as_computed(arm, left, noise_bound(own, dtype), place))
+    if alike is not arm and reference is not None:
+        first = measure(alike.logits, truth)
+        findings += _errors(arm.name, own, first, place, np.random.default_rng(seed), of=alike.name)
     texts, logits = accuracy.texts, arm.texts
     if texts is None:
         source = f"{control.name}'s own answers to random prompts"
@@ -341,9 +355,11 @@ _ERRORS: tuple[tuple[str, str, str, Statistic, float], ...] = (
 )
 
 
-def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator) -> Iterator[Finding]:
-    if not own.finite.all():
-        return  # `_finite` fails already, and no quantile of infinities means more
+def _errors(
+    name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator, *, of: str = "the control"
+) -> Iterator[Finding]:
+    if not own.finite.all() or not base.finite.all():
+        return  # whose they are fails by that already, and no quantile of infinities means more
     for key, words, column, statistic, limit in _ERRORS:
         values = getattr(own, column)
         value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)
@@ -355,7 +371,7 @@ def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.ran
             low=low,
             high=high,
             limit=limit,
-            reason=f"{words} of {name} is {statistic(values):.2g}, {value:.3g} times the control's "
+            reason=f"{words} of {name} is {statistic(values):.2g}, {value:.3g} times {of}'s "
             f"({low:.3g} to {high:.3g}), limit {limit:g}"
             + (": ask for more parity.prompts to decide." if verdict == INCONCLUSIVE else "."),
         )
@@ -367,7 +383,7 @@ def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.ran
         verdict=PASS if ok else FAIL,
         value=value,
         limit=WORST_LIMIT,
-        reason=f"The largest error of {name} is {own.error[worst]:.2g}, {value:.3g} times the control's largest, "
+        reason=f"The largest error of {name} is {own.error[worst]:.2g}, {value:.3g} times {of}'s largest, "
         f"limit {WORST_LIMIT:g}" + ("." if ok else f": at {place.text(worst)}."),
     )
 

@@ -238,7 +238,7 @@ class ParityRun:
                 tokens=_read(work / TEXTS)["continuations"], source=f"of {path.name}", more=f"put more into {path.name}"
             )
         return Accuracy(
-            quantised=frozenset(arm.name for arm in quantised),
+            quantised={arm.name: arm.config.model.quantisation for arm in quantised},
             limits=AccuracyLimits(perplexity_ratio=settings.max_perplexity_ratio, kl=settings.max_kl),
             texts=texts,
             reference=_logits(work / REFERENCE / "texts.npy"),

@@ -240,7 +240,7 @@ def quantised(preset: str) -> ArmConfig:
 def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = yardstick()
     mine, _ = answers(arm, plan, fault)
-    accuracy = Accuracy(quantised=frozenset({"int8"}), limits=AccuracyLimits(perplexity_ratio=1.05, kl=0.05))
+    accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, limits=AccuracyLimits(perplexity_ratio=1.05, kl=0.05))
     prompts = [len(prompt) for prompt in plan.prompts]
     return judge(said, [mine], reference, dtype="float32", prompts=prompts, seed=1, accuracy=accuracy)
 

@@ -164,7 +164,9 @@ class TestQuantisedArm:
 
     def outcome(self, arm, reference, control=None, *, float64=True, texts=None):
         control = control or self.answers(blurred(reference, 0.0003, seed=9).astype(np.float32), "eager")
-        accuracy = Accuracy(quantised=frozenset({"int8"}), limits=LIMITS, texts=texts)
+        accuracy = Accuracy(
+            quantised={"int8": "int8-weight-only", "compiled": "int8-weight-only"}, limits=LIMITS, texts=texts
+        )
         given = reference if float64 else None
         return judge(
             control, [arm], given, dtype="float32", prompts=list(range(1, TEXTS + 1)), seed=1, accuracy=accuracy
@@ -184,6 +186,25 @@ class TestQuantisedArm:
         assert parity.verdict == "PASS", parity.arms[0].reasons
         assert parity.arms[0].figures["answers_same"] < TEXTS
         assert [item.name for item in parity.arms[0].findings] == ["finite", "answers", "perplexity", "kl"]
+
+    def test_a_policy_may_add_little_to_the_error_of_the_first_arm_with_such_weights(self):
+        reference = self.reference()
+        first = self.answers(blurred(reference, 0.1))
+        for times, verdict in ((1.0, "PASS"), (2.0, "FAIL")):
+            logits = blurred(blurred(reference, times * 0.1), 0.001, seed=4)
+            arm = self.answers(logits, "compiled")
+            control = self.answers(blurred(reference, 0.0003, seed=9).astype(np.float32), "eager")
+            accuracy = Accuracy(quantised={"int8": "int8-weight-only", "compiled": "int8-weight-only"}, limits=LIMITS)
+            prompts = list(range(1, TEXTS + 1))
+            parity = judge(
+                control, [first, arm], reference, dtype="float32", prompts=prompts, seed=1, accuracy=accuracy
+            )
+            found = {item.name: item for item in parity.arms[1].findings}
+            assert parity.arms[0].verdict == "PASS"
+            assert (parity.arms[1].verdict, found["error"].verdict) == (verdict, verdict)
+            assert found["error"].value == pytest.approx(times, rel=0.01)
+            assert "times int8's" in found["error"].reason
+            assert {found["perplexity"].verdict, found["kl"].verdict} == {"PASS"}
 
     def test_it_is_judged_by_the_control_where_there_is_no_reference(self):
         reference = self.reference()
