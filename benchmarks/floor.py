@@ -13,16 +13,26 @@ from typing import Any
 class StepBytes:
     """What a decode step must read and write, whatever code runs it.
 
-    weights: bytes of all parameters that a token passes through; position: bytes of keys and values that one
-    position of one row holds in all layers. Activations and logits are left out: they fit in the caches.
+    weights: bytes of all parameters that a token passes through; quantised: of those the ones that are held in fewer
+    bits; position: bytes of keys and values that one position of one row holds in all layers. Activations and logits
+    are left out: they fit in the caches.
     """
 
     weights: int
     position: int
+    quantised: int = 0
 
     def total(self, *, batch: int, positions: float) -> float:
         """Bytes of a step: weights once, keys and values of `positions` read, those of `batch` new ones written."""
         return self.weights + self.position * (positions + batch)
+
+    def bytes_a_token(self, *, batch: int, positions: float) -> float:
+        """Bytes of a step for each token that it makes."""
+        return self.total(batch=batch, positions=positions) / batch
+
+    def quantised_share(self, *, batch: int, positions: float) -> float:
+        """The share of a step's bytes, and so of its floor, that quantised weights are."""
+        return self.quantised / self.total(batch=batch, positions=positions)
 
     def floor_tokens_per_s(self, *, batch: int, positions: float, bytes_per_s: float) -> float:
         """Tokens per second of a step that does nothing but move its bytes."""
@@ -34,15 +44,22 @@ def step_bytes(model: Any) -> StepBytes:
 
     An input embedding that is not also the output matrix is left out: a step reads one row of it for each token.
     """
-    parameters = {id(item): item.numel() * item.element_size() for item in model.parameters()}
+    parameters = {id(item): item for item in model.parameters()}
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding is not None and (output is None or output.weight is not embedding.weight):
         parameters.pop(id(embedding.weight), None)
+    from servers.engine.quantisation import is_quantised, stored_bytes  # brings torch along
+
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     position = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    return StepBytes(weights=sum(parameters.values()), position=position)
+    sizes = [(stored_bytes(item), is_quantised(item)) for item in parameters.values()]
+    return StepBytes(
+        weights=sum(size for size, _ in sizes),
+        position=position,
+        quantised=sum(size for size, quantised in sizes if quantised),
+    )
 
 
 def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> dict[str, float]:

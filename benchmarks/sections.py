@@ -152,7 +152,10 @@ class Bench:
 
             torch.cuda.empty_cache()
         rates = {f"{kind}_gb_s": value / 1e9 for kind, value in bandwidth.items()}
-        self.ledger.add("floor", weights_gb=needed.weights / 1e9, kv_bytes_a_position=needed.position, **rates)
+        weights = {"weights_gb": needed.weights / 1e9}
+        if needed.quantised:
+            weights["quantised_gb"] = needed.quantised / 1e9
+        self.ledger.add("floor", **weights, kv_bytes_a_position=needed.position, **rates)
         return needed, bandwidth["best"]
 
 
@@ -244,6 +247,9 @@ def _decode_engine(bench: Bench, batch: int) -> None:
     needed, bytes_per_s = bench.floor
     positions = float(np.mean([decode.positions for decode in steady]))
     bound = needed.floor_tokens_per_s(batch=batch, positions=positions, bytes_per_s=bytes_per_s)
+    moved: Row = {"mb_a_token": needed.bytes_a_token(batch=batch, positions=positions) / 1e6}
+    if needed.quantised:
+        moved["quantised_share_of_floor"] = needed.quantised_share(batch=batch, positions=positions)
     bench.ledger.add(
         "decode",
         through="engine",
@@ -252,6 +258,7 @@ def _decode_engine(bench: Bench, batch: int) -> None:
         step_ms=spread([decode.step_ms for decode in steady]),
         floor_tokens_s=bound,
         share_of_floor=float(np.median(rates)) / bound,
+        **moved,
         **unmeasured,
         samples=rates,
     )

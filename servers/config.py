@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,23 +30,29 @@ def check_name(key: str, name: str) -> None:
 # Modes in which inductor manages CUDA graphs by itself.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
 
+# The oldest NVIDIA GPUs that multiply float8: Ada and Hopper.
+FLOAT8_CAPABILITY = (8, 9)
+
 # What the compiler does that holds the device while it lasts; an eager fallback runs, only slower. A limit hit lasts
 # from the try to the moment when the compiler gave up.
 STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hit", "jit")
 
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+Quantisation = Literal["none", "float8-per-row", "int8-weight-only", "int4-weight-only"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which transformer is served and how it is held. Equal for all arms of a comparable experiment."""
+    """Which transformer is served and how it is held. Equal for all arms of a comparable experiment, but for how the
+    weights of its blocks are quantised."""
 
     id: str = "random:tiny"
     dtype: Literal["auto", Dtype] = "auto"
     device: str = "auto"
     attention: Literal["sdpa", "eager"] = "sdpa"
     seed: int = 0
+    quantisation: Quantisation = "none"
 
     def __post_init__(self) -> None:
         check_fields(self, "model")
@@ -55,6 +62,30 @@ class ModelConfig:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
         if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
             raise ConfigError(f'model.id "{self.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
+        if self.device == "cpu":
+            check_quantisation(self, on_gpu=False)
+        elif self.device.startswith("cuda"):
+            check_quantisation(self, on_gpu=True)
+
+
+def check_quantisation(model: ModelConfig, *, on_gpu: bool) -> None:
+    """Such a device multiplies weights so quantised, in the model's dtype. Raises ConfigError."""
+    asked = f'model.quantisation is "{model.quantisation}"'
+    if model.quantisation in ("none", "int8-weight-only"):
+        return
+    if not on_gpu:
+        raise ConfigError(f'{asked} but the model runs on the CPU, which only knows "int8-weight-only": use that')
+    if model.dtype not in ("auto", "bfloat16"):
+        raise ConfigError(f'{asked} but model.dtype is "{model.dtype}": it needs dtype = "bfloat16"')
+
+
+def check_torchao(model: ModelConfig) -> None:
+    """What quantises the weights is installed, where that is asked for. Raises ConfigError."""
+    if model.quantisation != "none" and importlib.util.find_spec("torchao") is None:
+        raise ConfigError(
+            f'model.quantisation is "{model.quantisation}" and torchao, which does it, is not installed: '
+            "pip install 'tailgate[quantisation]'"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +159,9 @@ class CompileConfig:
     instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly where the
     policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
-    neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled code a start begins with. With
-    `profile` a start takes over from earlier ones which sizes were found to vary. The bounds are what `mark_dynamic`
-    promises of a dimension, empty for the engine's limits.
+    neither, and quantised weights are not joined. `artifact` is a file that `tailgate precompile` wrote, whose compiled
+    code a start begins with. With `profile` a start takes over from earlier ones which sizes were found to vary. The
+    bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
     """
 
     enabled: bool = False
@@ -253,7 +284,8 @@ class CompileConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmConfig:
-    """One server variant. Arms of a comparable experiment differ in `shapes` and `compile` alone."""
+    """One server variant. Arms of a comparable experiment differ in `shapes`, `compile` and the quantisation of the
+    weights alone."""
 
     name: str = "eager"
     preset: str = "eager"
@@ -268,6 +300,11 @@ class ArmConfig:
             raise ConfigError(
                 f'arm "{self.name}": shapes.min_size is {self.shapes.min_size} but engine.slots is '
                 f"{self.engine.slots}: raise engine.slots"
+            )
+        if self.compile.join_projections and self.model.quantisation != "none":
+            raise ConfigError(
+                f'arm "{self.name}": compile.join_projections is true but model.quantisation is '
+                f'"{self.model.quantisation}", and quantised weights are not joined: leave it out'
             )
         if self.compile.capture and self.shapes.kind == "exact":
             raise ConfigError(
@@ -307,8 +344,10 @@ class ArmConfig:
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
     ) -> Self:
-        """The arm that `preset` names, on the given model and engine limits."""
+        """The arm that `preset` names, on the given model and engine limits. Quantised weights are not joined."""
         shapes, compiled = preset_policies(preset)
+        if model is not None and model.quantisation != "none":
+            compiled = dataclasses.replace(compiled, join_projections=False)
         return cls(
             name=name or preset,
             preset=preset,

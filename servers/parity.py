@@ -32,6 +32,7 @@ from servers.engine.borders import prompt_borders
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import Submit
 from servers.engine.model import load_model
+from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError, build
@@ -162,11 +163,14 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
         report("teacher forcing", done, plan.positions)
 
 
-def arm_facts(runner: ModelRunner) -> dict[str, Any]:
-    """What must be equal between arms, as it was loaded and not as it was configured."""
+def arm_facts(runner: ModelRunner, weights: str) -> dict[str, Any]:
+    """What must be equal between arms, as it was loaded and not as it was configured; and in `held`, how the arm holds
+    its weights. `weights` is their checksum before they were quantised."""
     model = runner.model
+    every, quantised = weight_bytes(model)
     return {
-        "weights": checksum(model),
+        "weights": weights,
+        "held": {"quantisation": runner.arm.model.quantisation, "bytes": every, "quantised_bytes": quantised},
         "dtypes": ", ".join(sorted({str(item.dtype).removeprefix("torch.") for item in model.parameters()})),
         "attention": str(getattr(model.config, "_attn_implementation", "unknown")),
         "vocabulary": runner.vocab_size,
@@ -174,6 +178,16 @@ def arm_facts(runner: ModelRunner) -> dict[str, Any]:
         "float32 products": torch.get_float32_matmul_precision(),
         "torch": torch.__version__,
     }
+
+
+def weights_of(model: ModelConfig) -> str:
+    """The checksum of the weights that are loaded before any is quantised. They are gone again afterwards."""
+    loaded = load_model(replace(model, quantisation="none"))
+    digest = checksum(loaded)
+    del loaded
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return digest
 
 
 @torch.no_grad()
@@ -218,8 +232,8 @@ def _widened(value: Any) -> Any:
 
 
 def load_reference(model: ModelConfig) -> nn.Module:
-    """The arms' model with the arms' weights, and attention as plain products."""
-    return load_model(replace(model, attention="eager"))
+    """The arms' model with the arms' weights before any is quantised, and attention as plain products."""
+    return load_model(replace(model, attention="eager", quantisation="none"))
 
 
 @torch.no_grad()
@@ -253,8 +267,10 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     recorder.install()
     runner = ModelRunner(arm, recorder)
     _report("loading", 0, 0)
+    weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
     runner.load()
-    _write_facts(folder, arm_facts(runner))
+    _write_facts(folder, arm_facts(runner, weights or checksum(runner.model)))
+    texts = _given_texts(task, runner.vocab_size) if task["texts"] and arm.name in task["on_texts"] else None
     runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
     plan_path = Path(task["plan"])
     makes_plan = not plan_path.exists()
@@ -273,6 +289,10 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
         plan.write(plan_path)
     forced_logits(runner, plan, logits, _report)
     logits.flush()
+    if texts is not None:
+        logits = _matrix(folder / "texts.npy", texts, runner.vocab_size, np.float32)
+        forced_logits(runner, texts, logits, _report)
+        logits.flush()
 
 
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
@@ -280,10 +300,26 @@ def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     _report("loading", 0, 0)
     model: Any = load_reference(arm.model)
     _write_facts(folder, {"weights": checksum(model)})
-    plan = Plan.read(Path(task["plan"]))
-    logits = _matrix(folder / "logits.npy", plan, int(model.config.get_text_config().vocab_size), np.float64)
-    reference_logits(model, plan, logits, _report)
-    logits.flush()
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    plans = {"logits.npy": Plan.read(Path(task["plan"]))}
+    if task["texts"]:
+        plans["texts.npy"] = _given_texts(task, vocab_size)
+    for name, plan in plans.items():
+        logits = _matrix(folder / name, plan, vocab_size, np.float64)
+        reference_logits(model, plan, logits, _report)
+        logits.flush()
+
+
+def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
+    """The texts of the task, which are of this vocabulary. Raises ConfigError."""
+    texts = Plan.read(Path(task["texts"]))
+    largest = max(token for ids in (*texts.prompts, *texts.continuations) for token in ids)
+    if largest >= vocab_size:
+        raise ConfigError(
+            f"parity.texts has token {largest} but the model's vocabulary has {vocab_size}: write the texts with the "
+            "model's own tokenizer"
+        )
+    return texts
 
 
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
@@ -297,7 +333,7 @@ def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[A
     if size > MAX_LOGITS_BYTES:
         raise ConfigError(
             f"{plan.positions} positions × {vocab_size} tokens of vocabulary are {size / 2**30:.1f} GiB of logits, "
-            f"limit {MAX_LOGITS_BYTES >> 30} GiB: lower parity.prompts or parity.tokens"
+            f"limit {MAX_LOGITS_BYTES >> 30} GiB: lower parity.prompts or parity.tokens, or give fewer parity.texts"
         )
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(plan.positions, vocab_size))
 
@@ -317,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--config", required=True, help="the arm as JSON (ArmConfig.to_dict()); the control's for reference"
     )
-    parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, arms, prompts, tokens, seed")
+    parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, texts, arms, prompts, tokens, seed")
     parser.add_argument("--out", required=True, help="folder for facts, answers and logits")
     options = parser.parse_args(arguments)
     log_to_stderr()

@@ -229,12 +229,21 @@ def recompile_gates(arm: str, facts: CompileFacts, budget: CompileBudget, *, par
     return gates
 
 
-def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, required: bool) -> Gate:
+def parity_gate(
+    arm: str,
+    measured: Mapping[str, Any],
+    answers: Sequence[Mapping[str, Any]],
+    *,
+    required: bool,
+    weights_apart: str = "",
+) -> Gate:
     """Whether the arm computes what the control does, by whatever was measured of it.
 
     `measured` is the result of `tailgate parity` before the traffic, which the experiment may require; `answers` what
     each replica answered after it to the prompts that every arm got. In float32 the answers must be equal; in lower
-    precision rounding may turn a token, and all that follow it, so that they only show that a replica answers.
+    precision rounding may turn a token, and all that follow it, so that they only show that a replica answers. So it
+    is where the weights are not held as the control's are, as `weights_apart` then says: such an arm has parity by the
+    accuracy that was measured, and by nothing else.
     """
     findings: list[tuple[str, str]] = []
     if measured:
@@ -242,18 +251,21 @@ def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping
         reasons = measured.get("reasons")
         text = " ".join(str(reason) for reason in reasons) if isinstance(reasons, list) else ""
         findings.append(
-            (PASS, "It computes what the control does, as nearly as its dtype lets it.")
+            (PASS, _accuracy(measured) or "It computes what the control does, as nearly as its dtype lets it.")
             if verdict == PASS
             else (FAIL if verdict == FAIL else INCONCLUSIVE, f"Parity before the traffic is {verdict}: {text}")
         )
     elif required:
         findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
+    elif weights_apart:
+        reason = f"Its weights are held as {weights_apart}, and what that costs in accuracy was not measured: "
+        findings.append((INCONCLUSIVE, f"{reason}set parity.full = true."))
     if answers:
-        findings.append(judge_answers(arm, answers))
+        findings.append(judge_answers(arm, answers, weights_apart=bool(weights_apart)))
     # A FAIL is said before what is open, and both before what passed.
     findings.sort(key=lambda finding: (FAIL, INCONCLUSIVE, PASS).index(finding[0]))
     same, of = _same_answers(answers)
-    exact = bool(of) and _is_exact(answers)
+    exact = bool(of) and _is_exact(answers) and not weights_apart
     return Gate(
         arm=arm,
         gate="parity",
@@ -266,20 +278,28 @@ def parity_gate(arm: str, measured: Mapping[str, Any], answers: Sequence[Mapping
     )
 
 
-def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _accuracy(measured: Mapping[str, Any]) -> str:
+    """What was measured of a quantised arm's accuracy, in sentences; empty for any other."""
+    rows = measured.get("findings")
+    named = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    return " ".join(str(row.get("reason")) for row in named if row.get("name") in ("perplexity", "kl"))
+
+
+def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, weights_apart: bool = False) -> tuple[str, str]:
     """(verdict, reason) of the answers that the arm's replicas gave after the traffic."""
     silent = [row for row in rows if row.get("error")]
     differ = [row for row in rows if row.get("departs") is not None]
     same, of = _same_answers(rows)
     seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
-    if _is_exact(rows) and differ:
+    if _is_exact(rows) and differ and not weights_apart:
         return FAIL, f"{seen}, first other at {_departure(differ[0])}: in float32 they must be equal."
     if silent:
         who = silent[0].get("replica", arm)
         return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent[0].get('error')}."
     if not of:
         return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
-    return PASS, f"{seen}{', which lower precision allows' if differ else ''}."
+    allowing = "other weights allow" if weights_apart else "lower precision allows"
+    return PASS, f"{seen}{f', which {allowing}' if differ else ''}."
 
 
 def _same_answers(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

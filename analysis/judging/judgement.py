@@ -294,16 +294,20 @@ def _death_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def _parity_gates(run: Run, arm: str) -> list[Gate]:
-    """One gate where parity was measured or is required, or where answers must be equal or are absent.
+    """One gate where parity was measured or is required, where answers must be equal or are absent, or where the
+    weights are quantised differently from the control's.
 
     Answers in lower precision alone judge nothing.
     """
     answers = run.account(arm).answers
     required = mapping(run.records.experiment.get("parity")).get("full") is True
     exact = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
-    if not (run.account(arm).parity or required or exact):
+    # Where whole servers are compared, nothing is said of what they compute.
+    whole = run.records.experiment.get("compare_models") is True
+    apart = "" if whole and not required else run.weights_apart(arm)
+    if not (run.account(arm).parity or required or exact or apart):
         return []
-    return [parity_gate(arm, run.account(arm).parity, answers, required=required)]
+    return [parity_gate(arm, run.account(arm).parity, answers, required=required, weights_apart=apart)]
 
 
 def _share(
@@ -433,7 +437,9 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
         yield check_cross(arm, own)
     intended = run.records.experiment.get("compare_models") is True
     outside = {name: str(external["kind"]) for name in (arm, run.control) if (external := run.account(name).external)}
-    yield check_comparable(arm, run.differences(arm), intended=intended, outside=outside)
+    yield check_comparable(
+        arm, run.differences(arm), intended=intended, outside=outside, weights_apart=run.weights_apart(arm)
+    )
     yield check_equal_work(work_of(run, arm))
     yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
     yield check_lag_apart(arm, run.control, lag_apart(run, arm))

@@ -14,11 +14,12 @@ from analysis.parity.measures import Matrix, Measures
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """What one arm answered: the tokens of its free run for each request, and its logits [positions, vocabulary] along
-    the control's tokens, request after request."""
+    the control's tokens, request after request. `texts` are its logits along the texts that were given, if any."""
 
     name: str
     tokens: Sequence[Sequence[int]]
     logits: Matrix
+    texts: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Whether two arms compute the same: greedy tokens against the control's, logits against a float64 reference.
 
+An arm whose weights are quantised is judged by how well it predicts texts instead: accuracy.py.
+
 Pure decisions over arrays; nothing is run or read here.
 """
 
@@ -16,6 +18,8 @@ from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
 from analysis.judging.wording import counted
+from analysis.parity.accuracy import AccuracyLimits, Texts, judge_accuracy
+from analysis.parity.finding import Finding
 from analysis.parity.flips import Answers, Flip, Places, answered, departures, flips_of, largest_share_of_bound
 from analysis.parity.measures import (
     EPSILON,
@@ -35,16 +39,17 @@ KL_LIMIT = ERROR_LIMIT**2  # a divergence grows with the square of the error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One requirement, judged. `low` and `high` are the interval of `value` where it is an estimate."""
+class Accuracy:
+    """What the arms in `quantised` (name: kind) are judged by.
 
-    name: str
-    verdict: str
-    reason: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    limit: float | None = None
+    Without `texts` these are the control's own answers; else the reference's logits for them are `reference`, None
+    where there is no float64.
+    """
+
+    quantised: Mapping[str, str]
+    limits: AccuracyLimits
+    texts: Texts | None = None
+    reference: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +90,27 @@ def judge(
     dtype: str,
     prompts: Sequence[int],
     seed: int,
+    accuracy: Accuracy | None = None,
 ) -> Parity:
     """The parity of `arms` with `control`. `prompts` are the lengths of the prompts, for the reasons' sake.
 
     Without a reference nothing says how far the control itself is from the truth: float32 is judged by its tokens
-    alone, and lower precision stays INCONCLUSIVE.
+    alone, and lower precision stays INCONCLUSIVE. Quantised arms are then judged against the control.
     """
     place = Places(lengths=[len(tokens) for tokens in control.tokens], prompts=prompts)
     base = measure(control.logits, reference) if reference is not None else None
     checked = _judge_control(control, base, reference, place, dtype)
-    judged = tuple(_judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed) for arm in arms)
+    quantised = accuracy.quantised if accuracy is not None else {}
+    alike: dict[str, Answers] = {}  # the first arm of each kind of quantised weights
+    for arm in arms:
+        if arm.name in quantised:
+            alike.setdefault(quantised[arm.name], arm)
+    judged = tuple(
+        _judge_quantised(arm, control, alike[quantised[arm.name]], reference, place, accuracy, dtype=dtype, seed=seed)
+        if accuracy is not None and arm.name in quantised
+        else _judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed)
+        for arm in arms
+    )
     if checked.verdict != PASS:
         judged = tuple(_doubted(arm, checked) for arm in judged)
     return Parity(verdict=combined([arm.verdict for arm in judged]), control=checked, arms=judged)
@@ -197,6 +213,82 @@ def _judge_arm(
     return ArmParity(name=arm.name, verdict=verdict, findings=tuple(findings), figures=figures)
 
 
+def _judge_quantised(
+    arm: Answers,
+    control: Answers,
+    alike: Answers,
+    reference: Matrix | None,
+    place: Places,
+    accuracy: Accuracy,
+    *,
+    dtype: str,
+    seed: int,
+) -> ArmParity:
+    """`alike` is the first arm with weights of the same kind: beside its error, that of another such arm is what its
+    policy adds, as that of any arm is beside the control's."""
+    against, truth = ("float64", reference) if reference is not None else (control.name, control.logits)
+    own = measure(arm.logits, truth)
+    left = departures(arm, control)
+    figures: dict[str, Any] = {
+        "answers": len(control.tokens),
+        "answers_same": len(control.tokens) - len(left),
+        "positions": len(own),
+        "against": against,
+        **_figures(own),
+    }
+    findings = [_finite(arm.name, own, place)]
+    if own.finite.all():
+        findings.append(_as_computed(arm, left, noise_bound(own, dtype), place))
+    if alike is not arm and reference is not None:
+        first = measure(alike.logits, truth)
+        findings += _errors(arm.name, own, first, place, np.random.default_rng(seed), of=alike.name)
+    texts, logits = accuracy.texts, arm.texts
+    if texts is None:
+        source = f"{control.name}'s own answers to random prompts"
+        texts, logits = Texts(tokens=control.tokens, source=source, more="raise parity.prompts"), arm.logits
+    else:
+        given = accuracy.reference if reference is not None else control.texts
+        if logits is None or given is None:
+            raise ValueError(f"{arm.name} is judged by texts that it or its reference was not given")
+        own, truth = measure(logits, given), given
+    judged, more = judge_accuracy(
+        arm.name, own, logits, truth, texts, accuracy.limits, against=against, rng=np.random.default_rng(seed)
+    )
+    verdict = combined([item.verdict for item in (*findings, *judged)])
+    return ArmParity(name=arm.name, verdict=verdict, findings=(*findings, *judged), figures=figures | more)
+
+
+def _as_computed(arm: Answers, left: Sequence[tuple[int, int]], bound: Floats, place: Places) -> Finding:
+    """The engine answers with what the arm's logits prefer, as far as its answers are the control's and one further.
+
+    The bound is the arm's own: a small difference between two steps may turn a number to the next that its quantised
+    form knows. The leads are within its own logits, so that this bound does not explain them by arithmetic.
+    """
+    ends = dict(left)
+    flips = []
+    for request, tokens in enumerate(arm.tokens):
+        for token in range(min(len(tokens), ends.get(request, len(tokens)) + 1)):
+            position = place.position(request, token)
+            row = np.asarray(arm.logits[position], dtype=np.float64)
+            lead = float(row.max() - row[tokens[token]])
+            flips.append(
+                Flip(position=position, token=tokens[token], free=True, lead=lead, bound=float(bound[position]))
+            )
+    strange = [flip for flip in flips if not flip.explained]
+    worst = max(strange, key=lambda flip: flip.lead / flip.bound, default=None)
+    return Finding(
+        name="answers",
+        verdict=FAIL if strange else PASS,
+        value=float(len(strange)),
+        limit=0.0,
+        reason=f"{counted(len(strange), 'token')} of {arm.name}'s answers are not what it computes; worst at "
+        f"{place.text(worst.position)}: it takes {worst.token}, and its own logits prefer another by {worst.lead:.3g} "
+        f"where noise can turn {worst.bound:.2g}."
+        if worst is not None
+        else f"Every token of {arm.name} is what its own logits prefer, or within noise of it.",
+    )
+
+
 def _finite(name: str, measures: Measures, place: Places) -> Finding:
     broken = np.flatnonzero(~measures.finite)
     return Finding(
@@ -263,9 +355,11 @@ _ERRORS: tuple[tuple[str, str, str, Statistic, float], ...] = (
 )
 
 
-def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator) -> Iterator[Finding]:
-    if not own.finite.all():
-        return  # `_finite` fails already, and no quantile of infinities means more
+def _errors(
+    name: str, own: Measures, base: Measures, place: Places, rng: np.random.Generator, *, of: str = "the control"
+) -> Iterator[Finding]:
+    if not own.finite.all() or not base.finite.all():
+        return  # whose they are fails by that already, and no quantile of infinities means more
     for key, words, column, statistic, limit in _ERRORS:
         values = getattr(own, column)
         value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)
@@ -277,7 +371,7 @@ def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.ran
             low=low,
             high=high,
             limit=limit,
-            reason=f"{words} of {name} is {statistic(values):.2g}, {value:.3g} times the control's "
+            reason=f"{words} of {name} is {statistic(values):.2g}, {value:.3g} times {of}'s "
             f"({low:.3g} to {high:.3g}), limit {limit:g}"
             + (": ask for more parity.prompts to decide." if verdict == INCONCLUSIVE else "."),
         )
@@ -289,7 +383,7 @@ def _errors(name: str, own: Measures, base: Measures, place: Places, rng: np.ran
         verdict=PASS if ok else FAIL,
         value=value,
         limit=WORST_LIMIT,
-        reason=f"The largest error of {name} is {own.error[worst]:.2g}, {value:.3g} times the control's largest, "
+        reason=f"The largest error of {name} is {own.error[worst]:.2g}, {value:.3g} times {of}'s largest, "
         f"limit {WORST_LIMIT:g}" + ("." if ok else f": at {place.text(worst)}."),
     )
 

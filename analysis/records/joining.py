@@ -33,6 +33,7 @@ _MAY_DIFFER = (
 )
 # Runs that differ in these are no trials of one experiment, whatever is accepted.
 _MUST_AGREE = ("arms", "control", "traffic.design", "loop")
+_OF_QUANTISED = ("parity.texts", "parity.max_perplexity_ratio", "parity.max_kl")
 _FILES = ("trace", "conversations")  # another host has them elsewhere: name and content count
 _SECRETS = ("tls_certificate", "tls_key", "tls_client_ca", "tls_ca", "token_file", "token_env")  # only whether
 _VERSIONS = ("tailgate", "torch", "transformers", "triton")
@@ -255,6 +256,11 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
     for row in (*rows, *_resolved(infos)):
         own = {key: value for key, value in row.items() if key not in ("name", "control")}
         found |= dict(_flat(own, f"arms.{row.get('name')}"))
+    # Nor had it quantised weights, or texts to judge them by.
+    found = {key: value for key, value in found.items() if key.rpartition(".")[2] != "quantisation" or value != "none"}
+    is_quantised = any(key.rpartition(".")[2] == "quantisation" for key in found)
+    if not is_quantised:
+        found = {key: value for key, value in found.items() if key not in _OF_QUANTISED}
     found["arms"] = sorted(str(row.get("name")) for row in rows)
     found["control"] = [str(row.get("name")) for row in rows if row.get("control") is True]
     found["loop"] = [str(first_of(infos, key)) for key in ("loop", "open_loop")]
@@ -265,7 +271,7 @@ def _settings(run: RunDocuments) -> dict[str, Any]:
     for name in _FILES:
         found |= dict(_flat(mapping(prompts.get(name)), f"traffic.{name}"))
     versions = mapping(run.environment.get("versions"))
-    found |= {f"versions.{name}": versions.get(name) for name in _VERSIONS}
+    found |= {f"versions.{name}": versions.get(name) for name in (*_VERSIONS, *(("torchao",) if is_quantised else ()))}
     gpus = run.environment.get("gpus")
     found["gpus"] = sorted({str(gpu).partition(",")[0] for gpu in gpus}) if isinstance(gpus, list) else None
     return {key: _comparable(key, value) for key, value in found.items() if value is not None}
@@ -297,7 +303,7 @@ def _comparable(key: str, value: Any) -> Any:
         return value.partition(":")[0]
     if last in _SECRETS:
         return bool(value)
-    return Path(value).name if last in _FILES else value
+    return Path(value).name if last in (*_FILES, "texts") else value
 
 
 def _shown(value: Any) -> str:

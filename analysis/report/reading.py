@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,8 @@ from analysis.report.values import (
     at,
     byte_size,
     count,
+    figure,
+    fine_ratio,
     interval,
     is_number,
     label,
@@ -284,17 +286,36 @@ def parity(summary: Row) -> list[Figure]:
             (before, "greedy answers as the control's", _same_answers, ("figures",)),
         )
         figures = figures_of(measured, shown)
+        accuracy: tuple[Shown, ...] = (
+            (_ACCURACY, "perplexity", figure, ("figures", "perplexity")),
+            (_ACCURACY, "perplexity, to the reference's", _perplexity, ("findings",)),
+            (_ACCURACY, "mean KL in nats a token", _divergence, ("findings",)),
+            (_ACCURACY, "texts", count, ("figures", "texts")),
+            (_ACCURACY, "texts that would decide", count, ("figures", "texts_needed")),
+        )
+        figures += [row for row in figures_of(measured, accuracy) if row.known]
     served = figures_of(
         answers, [("Asked after the traffic", "greedy answers as the control's", _same_as_control, ("answers",))]
     )
     return figures + [row for row in served if row.known]
 
 
-def _finding(findings: object, *, name: str) -> str:
-    """The finding's ratio to the control's, with its interval where it has one."""
+_ACCURACY = "Accuracy of quantised weights"
+
+
+def _perplexity(findings: object) -> str:
+    return _finding(findings, name="perplexity", show=fine_ratio)
+
+
+def _divergence(findings: object) -> str:
+    return _finding(findings, name="kl", show=scientific)
+
+
+def _finding(findings: object, *, name: str, show: Callable[[object], str] = ratio) -> str:
+    """The finding's value, a ratio to the control's unless `show` says else, with its interval where it has one."""
     finding = next((row for row in rows(findings) if row.get("name") == name), {})
-    limits = interval(finding.get("low"), finding.get("high"))
-    shown = ratio(finding.get("value"))
+    limits = interval(finding.get("low"), finding.get("high"), None if show is ratio else show)
+    shown = show(finding.get("value"))
     return shown if DASH in (shown, limits) else f"{shown} {limits}"
 
 
@@ -339,6 +360,7 @@ MOST_FACTS = 8
 KEY_COSTS = {"to serving", "load", "warm-up", "compile time", "disk cache", "artifact", "weights", "KV cache"}
 MEMORY_NAMES = {
     "weights": "weights",
+    "quantised_weights": "of which quantised",
     "kv_cache": "KV cache",
     "graph_pools": "CUDA graphs",
     "device_peak": "device, peak",

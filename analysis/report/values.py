@@ -116,12 +116,17 @@ def ratio(value: object) -> str:
     return f"×{figure(value) if abs(value) >= 10 else format(value, '.2f')}" if is_number(value) else DASH
 
 
+def fine_ratio(value: object) -> str:
+    """A ratio that differs from 1 by little: 1.0034 is "×1.003"."""
+    return f"×{value:.3f}" if is_number(value) and abs(value) < 10 else ratio(value)
+
+
 def interval(low: object, high: object, show: Callable[[object], str] | None = None) -> str:
     """ "[0.61, 1.44]" of ratios, or of what `show` shows, with an en dash for an open end."""
     if not is_number(low) and not is_number(high):
         return DASH
-    show = show or (lambda value: ratio(value).lstrip("×"))
-    return f"[{show(low)}, {show(high)}]"
+    shown = [(show or ratio)(value).lstrip("×") for value in (low, high)]
+    return f"[{', '.join(shown)}]"
 
 
 def byte_size(value: object) -> str:

@@ -307,15 +307,24 @@ class Run:
         return max(1, int((own >= 0).sum()))
 
     def differences(self, arm: str) -> list[str]:
-        """The keys of model and engine in which the arm differs from the control."""
+        """The keys of model and engine in which the arm differs from the control, but for its treatment."""
         own, base = self.account(arm).config, self.account(self.control).config
         different = []
         for part in ("model", "engine"):
             values, control = mapping(own.get(part)), mapping(base.get(part))
             if values and control:
-                keys = sorted({*values, *control})
+                # quantisation is a treatment, as the policies are
+                keys = sorted({*values, *control} - {"quantisation"})
                 different += [f"{part}.{key}" for key in keys if not _alike(key, values.get(key), control.get(key))]
         return different
+
+    def weights_apart(self, arm: str) -> str:
+        """How the arm's weights and the control's are held, where that differs: "int8-weight-only (control: none)"."""
+        own, base = (
+            mapping(self.account(name).config.get("model")).get("quantisation") or "none"
+            for name in (arm, self.control)
+        )
+        return "" if own == base else f"{own} (control: {base})"
 
     def serving_events(self, arm: str) -> list[CompileEvent]:
         """The arm's compile events while it served."""

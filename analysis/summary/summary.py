@@ -180,6 +180,7 @@ def _parity(run: Run) -> dict[str, Any]:
         "arms": [
             {
                 "name": arm,
+                **({"weights": apart} if (apart := run.weights_apart(arm)) else {}),
                 "measured": dict(run.account(arm).parity) or None,
                 "answers": [dict(row) for row in run.account(arm).answers],
             }

@@ -46,7 +46,6 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
             tables[table][key] = getattr(options, name)
     model = override(ModelConfig(), tables["model"], where="model")
     engine = override(EngineConfig(), tables["engine"], where="engine")
-    arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
     changes: dict[str, Any] = {}
     for setting in options.settings:
         set_path(changes, *parse_setting(setting))
@@ -54,6 +53,10 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
     for table, values in changes.items():
         if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
+    # A preset's policy may depend on the model's weights.
+    model = override(model, changes.pop("model", {}), where="model")
+    arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
+    for table, values in changes.items():
         arm = replace(arm, **{table: override(getattr(arm, table), values, where=table)})
     return arm
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.report.values import count, ratio, scientific
+from analysis.report.values import count, fine_ratio, ratio, scientific
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.terminal_table import aligned
@@ -27,14 +27,16 @@ def add_arguments(parser: CommandParser) -> None:
         "Runs every arm by itself on the same prompts, without traffic, and compares its greedy answers with the\n"
         "control's and its logits with a float64 reference of the same weights. In float32 the answers must be\n"
         "equal. In lower precision the error may be 1.5 times the control's, and a token that float64 would not\n"
-        "take must lie within noise of the one that it would. Arms that differ in more than their policy are\n"
-        "refused.\n\n"
+        "take must lie within noise of the one that it would. An arm whose weights are quantised is judged by its\n"
+        "perplexity on the same texts and its mean KL from float64 instead. Arms that differ in more than their\n"
+        "policy and quantisation are refused.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was\n"
         "interrupted.",
         "  tailgate parity demo\n"
         "  tailgate parity demo --set model.dtype=bfloat16\n"
         "  tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128\n"
-        "  tailgate parity canary.toml --set parity.reference=false",
+        "  tailgate parity canary.toml --set parity.reference=false\n"
+        "  tailgate parity int8.toml --set parity.texts=texts.jsonl --set parity.max_kl=0.02",
     )
     add_experiment(parser)
     add_set(parser, "parity.prompts=64")
@@ -100,8 +102,10 @@ def parity_table(document: Mapping[str, Any]) -> str:
     if control["figures"]:
         head += f", off float64 by {scientific(control['figures']['error']['median'])}"
     divergence = f"KL({'float64' if document['reference'] else 'control'}‖arm)"
-    titles = ("arm", "verdict", "error", "p99", "worst", divergence, "other tokens", "same answers")
-    rows = [titles, *(_row(arm) for arm in document["arms"])]
+    quantised = any("perplexity" in arm["figures"] for arm in document["arms"])
+    perplexity = ("perplexity",) if quantised else ()
+    titles = ("arm", "verdict", "error", "p99", "worst", divergence, *perplexity, "other tokens", "same answers")
+    rows = [titles, *(_row(arm, quantised=quantised) for arm in document["arms"])]
     lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
     open_arms = [arm for arm in document["arms"] if arm["reasons"]]
     if open_arms:
@@ -110,7 +114,8 @@ def parity_table(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(arm: Mapping[str, Any], *, quantised: bool) -> tuple[str, ...]:
+    """`quantised`: some arm is, so that there is a column for perplexity."""
     findings = {finding["name"]: finding for finding in arm["findings"]}
     figures = arm["figures"]
 
@@ -118,8 +123,13 @@ def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
         return ratio((findings.get(name) or {}).get("value"))
 
     divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
+    if "kl" in findings:  # on the texts by which it is judged
+        divergence = findings["kl"]["value"]
     flips, unexplained = figures.get("flips"), figures.get("flips_unexplained")
-    if flips is None:
+    if "perplexity" in findings:
+        strange = (findings.get("answers") or {}).get("value")
+        other_tokens = f"{strange:g} not computed" if strange else "–"
+    elif flips is None:
         other_tokens = str(figures["flips_control"])
     elif unexplained:
         other_tokens = f"{unexplained} of {flips} unexplained"
@@ -132,6 +142,7 @@ def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
         times("tail error"),
         times("worst error"),
         f"{scientific(divergence)} {times('divergence')}".removesuffix(" –"),
+        *((fine_ratio((findings.get("perplexity") or {}).get("value")),) if quantised else ()),
         other_tokens,
         f"{figures['answers_same']} of {figures['answers']}",
     )

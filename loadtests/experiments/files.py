@@ -24,7 +24,7 @@ def builtin_text(name: str) -> str:
 
 def resolve_files(table: dict[str, Any], folder: Path) -> None:
     """What `table` names relative to `folder` is absolute: the load generator runs in another folder."""
-    for name in ("traffic", "security", "splitter", "arms"):
+    for name in ("traffic", "security", "splitter", "parity", "arms"):
         if name in table:
             table[name] = resolved(name, table[name], folder)
 
@@ -37,7 +37,7 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
     name = key.rpartition(".")[2]
     if (
-        name not in (*FILE_KEYS, "trace", "conversations", "tokenizer", "artifact")
+        name not in (*FILE_KEYS, "trace", "conversations", "texts", "tokenizer", "artifact")
         or not isinstance(value, str)
         or not value
     ):

@@ -111,7 +111,9 @@ class ParityConfig:
     `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
     every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
     takes half as many again as the engine has slots, from 16 to 64, or as there are borders of shapes where these are
-    more; answers have `tokens` tokens at most.
+    more, and 64 where an arm is quantised differently from the control; answers have `tokens` tokens at most. Such an
+    arm is judged by `max_perplexity_ratio` and `max_kl` (nats a token) on `texts`, a file of token ids; without it on
+    the control's answers.
     """
 
     served: bool = True
@@ -119,6 +121,9 @@ class ParityConfig:
     reference: bool = True
     prompts: Annotated[int, Range(0, 4096)] = 0
     tokens: Annotated[int, Range(1, 4096)] = 24
+    texts: str = ""
+    max_perplexity_ratio: Annotated[float, Range(1, 1000)] = 1.02
+    max_kl: Annotated[float, Range(1e-9, 100)] = 0.05
 
     def __post_init__(self) -> None:
         check_fields(self, "parity")
@@ -182,6 +187,15 @@ class Experiment:
     def own_arms(self) -> tuple[OwnArm, ...]:
         """The arms that tailgate starts."""
         return tuple(arm for arm in self.arms if isinstance(arm, OwnArm))
+
+    @property
+    def quantised_arms(self) -> tuple[OwnArm, ...]:
+        """The own arms whose weights are quantised differently from the control's."""
+        control = self.control
+        if not isinstance(control, OwnArm):
+            return ()
+        own = control.config.model.quantisation
+        return tuple(arm for arm in self.own_arms if arm.config.model.quantisation != own)
 
     @property
     def external_arms(self) -> tuple[ExternalArm, ...]:

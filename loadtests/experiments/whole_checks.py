@@ -27,7 +27,7 @@ def check_whole(experiment: Experiment) -> None:
         _check_comparable(
             experiment, "make them equal, or set compare_models = true at the top if that is the question"
         )
-    elif experiment.parity.full:
+    if experiment.parity.full:
         check_parity(experiment)
     _check_design(experiment)
     _check_carried(experiment)
@@ -77,17 +77,30 @@ def _check_arms(arms: Sequence[ExperimentArm]) -> None:
 
 
 def check_parity(experiment: Experiment) -> None:
-    """Arms differ in `shapes` and `compile` alone, also where the experiment compares models: others have no parity."""
+    """Arms differ in `shapes`, `compile` and the quantisation of their weights alone, also where the experiment
+    compares models: others have no parity. What is quantised has texts to be judged by, and a control that is not."""
     if experiment.external_arms:
         raise ConfigError(
             f'arm "{experiment.external_arms[0].name}" is external and parity looks into the arms that it starts: '
             "leave external arms out, or set parity.full = false"
         )
     _check_comparable(experiment, "make them equal, as parity compares policies alone")
+    control = next(arm for arm in experiment.own_arms if arm.control).config.model
+    if control.quantisation != "none":
+        raise ConfigError(
+            f'the control "{experiment.control.name}" has model.quantisation "{control.quantisation}" and parity holds '
+            "all arms to it: make an arm without quantisation the control, or set parity.full = false"
+        )
+    if experiment.quantised_arms and not control.id.startswith("random:") and not experiment.parity.texts:
+        raise ConfigError(
+            f'arm "{experiment.quantised_arms[0].name}" is quantised, so that parity judges it by texts, and '
+            "parity.texts names none: give a file with a list of token ids on each line"
+        )
 
 
 def _check_comparable(experiment: Experiment, remedy: str) -> None:
-    """Arms differ in `shapes` and `compile` alone. The error names arm, key, both values and the remedy."""
+    """Arms differ in `shapes`, `compile` and the quantisation of their weights alone. The error names arm, key, both
+    values and the remedy."""
     for index, arm in enumerate(experiment.arms):
         if arm in experiment.external_arms:
             raise ConfigError(
@@ -102,6 +115,8 @@ def _check_comparable(experiment: Experiment, remedy: str) -> None:
             mine, other = asdict(getattr(arm.config, part)), asdict(getattr(control.config, part))
             for key, value in mine.items():
                 if value == other[key] or (key == "device" and same_kind_of_device(value, other[key])):
+                    continue
+                if key == "quantisation":  # a treatment, as the policies are
                     continue
                 raise ConfigError(
                     f'arms[{index}].{part}.{key} is {value!r} but the control "{control.name}" has {other[key]!r}: '

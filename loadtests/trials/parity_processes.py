@@ -19,14 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from analysis.parity.accuracy import AccuracyLimits, Texts
 from analysis.parity.flips import Answers
-from analysis.parity.judge import judge
+from analysis.parity.judge import Accuracy, judge
 from analysis.parity.measures import EPSILON
 from analysis.records.documents import vouched, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
 from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.errors import RunError
+from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
@@ -35,7 +37,11 @@ from servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
 REFERENCE = "float64 reference"  # with a space: no arm can be called so
+TEXTS = "given texts.json"  # likewise
 SCHEMA = 1
+# What a measurement says of its own arm and not of the model that all share.
+OWN_FACTS = ("held",)
+_QUANTISED_PROMPTS = 64  # twice as many as set an interval
 
 _POLL_S = 0.1
 _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
@@ -70,16 +76,23 @@ class ParityRun:
         control = arms[0]
         for arm in arms:
             check_arm(arm.config)
+        texts = read_texts(experiment) if experiment.quantised_arms else []
         reference = [REFERENCE] if experiment.parity.reference else []
         self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), *reference)}
         work = self.folder / "parity"
         work.mkdir(parents=True)
+        if texts:
+            prompts, continuations = zip(*texts, strict=True)
+            counts = [len(continuation) for continuation in continuations]
+            _write(work / TEXTS, {"prompts": prompts, "counts": counts, "continuations": continuations})
         _write(
             work / "task.json",
             {
                 "plan": str((work / "plan.json").resolve()),
                 "arms": [arm.config.to_dict() for arm in arms],
-                "prompts": experiment.parity.prompts,
+                "texts": str((work / TEXTS).resolve()) if texts else "",
+                "on_texts": [control.name, *(arm.name for arm in experiment.quantised_arms)],
+                "prompts": experiment.parity.prompts or (_QUANTISED_PROMPTS if experiment.quantised_arms else 0),
                 "tokens": experiment.parity.tokens,
                 "seed": experiment.seed,
             },
@@ -88,15 +101,17 @@ class ParityRun:
         try:
             facts: dict[str, dict[str, Any]] = {}
             for arm in arms:
-                facts[arm.name] = self._measure(arm, arm.name, "arm", facts.get(control.name, {}))
+                shared = {key: value for key, value in facts.get(control.name, {}).items() if key not in OWN_FACTS}
+                facts[arm.name] = self._measure(arm, arm.name, "arm", shared)
             for name in reference:
                 facts[name] = self._measure(control, name, "reference", {"weights": facts[control.name]["weights"]})
             self.status.phase, self.status.detail = "comparing logits", ""
             document = self._judge(work, arms, facts, time.monotonic() - began)
         finally:
             if not self.keep_logits:
-                for path in work.glob("*/logits.npy"):
-                    path.unlink()
+                for name in ("logits.npy", "texts.npy"):
+                    for path in work.glob(f"*/{name}"):
+                        path.unlink()
         _write(self.folder / "parity.json", vouched(document))
         return document
 
@@ -182,6 +197,7 @@ class ParityRun:
                 name=arm.name,
                 tokens=_read(work / arm.name / "answers.json"),
                 logits=np.load(work / arm.name / "logits.npy", mmap_mode="r"),
+                texts=_logits(work / arm.name / "texts.npy"),
             )
             for arm in arms
         ]
@@ -195,6 +211,7 @@ class ParityRun:
             dtype=dtype,
             prompts=[len(prompt) for prompt in plan["prompts"]],
             seed=self.experiment.seed,
+            accuracy=self._accuracy(work),
         )
         return {
             "schema": SCHEMA,
@@ -210,6 +227,29 @@ class ParityRun:
             "facts": facts,
             **outcome.to_dict(),
         }
+
+    def _accuracy(self, work: Path) -> Accuracy | None:
+        """What the quantised arms are judged by; None without such."""
+        settings, quantised = self.experiment.parity, self.experiment.quantised_arms
+        if not quantised:
+            return None
+        texts = None
+        if (work / TEXTS).exists():
+            path = Path(settings.texts)
+            texts = Texts(
+                tokens=_read(work / TEXTS)["continuations"], source=f"of {path.name}", more=f"put more into {path.name}"
+            )
+        return Accuracy(
+            quantised={arm.name: arm.config.model.quantisation for arm in quantised},
+            limits=AccuracyLimits(perplexity_ratio=settings.max_perplexity_ratio, kl=settings.max_kl),
+            texts=texts,
+            reference=_logits(work / REFERENCE / "texts.npy"),
+        )
+
+
+def _logits(path: Path) -> Any:
+    """The matrix in the file, a page at a time; None where there is no file."""
+    return np.load(path, mmap_mode="r") if path.exists() else None
 
 
 def _message(line: str) -> dict[str, Any]:

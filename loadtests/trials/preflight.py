@@ -17,10 +17,18 @@ from typing import Any
 
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.toml_limits import expanded
-from loadtests.trials.environment import count_gpus, gpu_names, sees_gpu
+from loadtests.trials.environment import count_gpus, gpu_capabilities, gpu_names, sees_gpu
+from loadtests.trials.parity_texts import read_texts
 from loadtests.workers.channel_token import channel_token
 from servers import artifact
-from servers.config import ArmConfig, CompileConfig, preset_policies
+from servers.config import (
+    FLOAT8_CAPABILITY,
+    ArmConfig,
+    CompileConfig,
+    check_quantisation,
+    check_torchao,
+    preset_policies,
+)
 from servers.fields import ConfigError
 from servers.security import server_tls
 from servers.splitter.envoy import envoy_path
@@ -32,6 +40,8 @@ def check_experiment(experiment: Experiment) -> None:
     """This machine has what the experiment needs, as far as can be told without starting it."""
     for arm in experiment.own_arms:
         check_arm(arm.config)
+    if experiment.parity.full:
+        read_texts(experiment)  # refused now and not after the arms were loaded
     for other in experiment.external_arms:
         other.external.check(other.name)
     if experiment.traffic.remote_workers:
@@ -76,6 +86,7 @@ def check_arm(config: ArmConfig) -> None:
     on_cpu = device == "cpu" or (device == "auto" and not sees_gpu())
     if on_cpu and config.compile.enabled and config.compile.backend == "inductor":
         check_compiler(config.name)
+    _check_quantisation(config, on_cpu=on_cpu)
     _check_model(config)
     _check_backend(config)
     _check_regions(config)
@@ -91,6 +102,22 @@ def _check_artifact(config: ArmConfig, *, on_cpu: bool) -> None:
     devices = (artifact.processor(),) if on_cpu else sorted(gpus)
     written = artifact.read(config.compile.artifact)
     artifact.check(written, config, on_cpu=on_cpu, devices=devices, threads=config.engine.threads if on_cpu else 0)
+
+
+def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
+    model = config.model
+    try:
+        check_quantisation(model, on_gpu=not on_cpu)
+        check_torchao(model)
+    except ConfigError as error:
+        raise ConfigError(f'arm "{config.name}": {error}') from None
+    newest = max(gpu_capabilities(), default=None) if model.quantisation == "float8-per-row" else None
+    if newest is not None and newest < FLOAT8_CAPABILITY:
+        raise ConfigError(
+            f'arm "{config.name}": model.quantisation is "{model.quantisation}" but the newest GPU here has compute '
+            f"capability {newest[0]}.{newest[1]}, and float8 is multiplied from "
+            f"{FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
+        )
 
 
 def _check_model(config: ArmConfig) -> None:

@@ -162,7 +162,7 @@ def _receive(connection: Connection, arrivals: Arrivals) -> None:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for package in ("torch", "transformers", "grpcio", "triton"):
+    for package in ("torch", "torchao", "transformers", "grpcio", "triton"):
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from servers.config import ModelConfig
 from servers.engine import attention
 from servers.engine.placement import resolve_device, resolve_dtype
+from servers.engine.quantisation import quantise
 from servers.fields import ConfigError
 from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
 
@@ -29,7 +30,7 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
 
 
 def load_model(model: ModelConfig) -> nn.Module:
-    """The model in evaluation mode on its device, in its dtype, with the attention asked for.
+    """The model in evaluation mode on its device, in its dtype, with the attention and the quantisation asked for.
 
     Random weights depend on `model.seed`, the device and the torch version alone, so arms of one run share them. On
     cuda:N, N is this thread's current device afterwards.
@@ -50,6 +51,7 @@ def load_model(model: ModelConfig) -> nn.Module:
     else:
         loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=implementation)
     module: nn.Module = loaded.to(device).eval().requires_grad_(False)
+    quantise(module, model)
     return module
 
 

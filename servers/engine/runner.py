@@ -26,6 +26,7 @@ from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
 from servers.engine.placement import product_name, resolve_device
+from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, StepShape, shape_policy
 from servers.engine.startup import memory_peaks
@@ -306,9 +307,12 @@ class ModelRunner:
         return str(self.model.dtype).removeprefix("torch.")
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes by owner: weights, KV cache, the allocator's peak on a GPU, and what `memory_peaks` sees."""
+        """Bytes by owner: weights and those of them that are quantised, KV cache, the allocator's peak on a GPU, and
+        what `memory_peaks` sees."""
+        every, quantised = weight_bytes(self.model)
         memory = {
-            "weights": sum(item.numel() * item.element_size() for item in self.model.parameters()),
+            "weights": every,
+            **({"quantised_weights": quantised} if quantised else {}),
             "kv_cache": self.cache.memory_bytes(),
         }
         segments: Any = ()

@@ -23,6 +23,19 @@ def test_an_embedding_table_is_not_read_unless_it_is_the_output_too() -> None:
     assert step_bytes(model).weights == every - table  # one table, read once as the output
 
 
+def test_quantised_weights_count_as_they_are_stored_and_have_their_share_of_the_floor() -> None:
+    plain, fewer = (
+        step_bytes(load_model(ModelConfig(device="cpu", quantisation=kind)))  # type: ignore[arg-type]
+        for kind in ("none", "int8-weight-only")
+    )
+    assert (plain.quantised, plain.quantised_share(batch=1, positions=10)) == (0, 0.0)
+    linear = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 176)
+    assert linear < fewer.quantised < 1.1 * linear
+    assert fewer.weights == plain.weights - 4 * linear + fewer.quantised
+    assert fewer.quantised_share(batch=2, positions=48) == fewer.quantised / fewer.total(batch=2, positions=48)
+    assert fewer.bytes_a_token(batch=2, positions=48) == fewer.total(batch=2, positions=48) / 2
+
+
 def test_a_position_holds_keys_and_values_of_the_key_heads_in_every_layer() -> None:
     # random:tiny: 2 layers, 2 key heads of 16, float32
     assert step_bytes(load_model(ModelConfig(device="cpu"))).position == 2 * 2 * 2 * 16 * 4

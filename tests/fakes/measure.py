@@ -50,7 +50,13 @@ def main() -> int:
     if name == options.refuse:
         tell({"refused": "the device is too small: take a larger one"})
         return 2
-    facts = {"weights": "abcd", "dtypes": config["model"]["dtype"], "attention": "sdpa", "pid": 0}
+    facts = {
+        "held": config["model"]["quantisation"],
+        "weights": "abcd",
+        "dtypes": config["model"]["dtype"],
+        "attention": "sdpa",
+        "pid": 0,
+    }
     for fact in options.fact:
         arm, _, rest = fact.partition(":")
         key, _, value = rest.partition("=")
@@ -65,12 +71,20 @@ def main() -> int:
     reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
     reference[:, 7] = 5.0
     tell({"stage": "teacher forcing", "done": len(reference), "total": len(reference)})
+    answered = task["texts"] and (options.what == "reference" or name in task["on_texts"])
+    texts = json.loads(Path(task["texts"]).read_text()) if answered else {"counts": []}
+    given = np.random.default_rng(task["seed"]).standard_normal((sum(texts["counts"]), VOCABULARY))
     if options.what == "reference":
         np.save(folder / "logits.npy", reference)
+        if answered:
+            np.save(folder / "texts.npy", given)
         return 0
     noise = float(dict(item.split("=") for item in options.noise).get(name, 0.001))
     own = np.random.default_rng(len(name)).standard_normal(reference.shape)
     np.save(folder / "logits.npy", (reference + noise * own).astype(np.float32))
+    if answered:
+        own = np.random.default_rng(len(name)).standard_normal(given.shape)
+        np.save(folder / "texts.npy", (given + noise * own).astype(np.float32))
     tokens = [[7] * TOKENS for _ in prompts]
     for item in options.token:
         arm, _, token = item.partition("=")

@@ -23,11 +23,13 @@ from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, memory
 from servers.engine.kv_cache import Window
+from servers.engine.quantisation import is_quantised, stored_bytes
 from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
 from servers.inspect.inspection import inspect_arm
 from servers.inspect.listed_shapes import parse_shapes
 from servers.neighbour import Demand, Neighbour
+from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
 from tests.servers.compiler.reset import reset_compiler
 from tests.servers.engine.test_runner import (
@@ -89,6 +91,31 @@ def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(record
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=1))
     assert "eager_fallback" in {event.kind for event in recorder.drain()}
+
+
+@pytest.mark.parametrize("preset", ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic"])
+@pytest.mark.parametrize(
+    ("kind", "most_bytes"), [("float8-per-row", 0.53), ("int8-weight-only", 0.53), ("int4-weight-only", 0.30)]
+)
+def test_quantised_arms_are_smaller_and_quiet_after_warm_up(
+    kind: str, most_bytes: float, preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers share graphs whatever their scales, and a scale that comes with the traffic is no reason to compile."""
+    # int4's layout pads what a layer reads to 1,024
+    wide = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
+    wide = {**RANDOM_PRESETS["tiny"], **wide, "num_attention_heads": 16, "num_key_value_heads": 4}
+    monkeypatch.setitem(RANDOM_PRESETS, "wide", wide)
+    model = ModelConfig(id="random:wide", device="cuda", dtype="bfloat16", quantisation=kind)  # type: ignore[arg-type]
+    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE), recorder)
+    warm = recorder.drain()
+    held = [item for item in runner.model.parameters() if is_quantised(item)]
+    assert len(held) == 7 * 4
+    assert sum(map(stored_bytes, held)) <= most_bytes * sum(item.numel() * 2 for item in held)
+    graphs = [event for event in warm if event.kind in ("compile", "recompile")]
+    if preset == "compiled-bucketed":
+        assert len(graphs) <= len(list(runner.shapes.planned()))  # and not that for each layer
+    serve(runner, jobs_for(runner.vocab_size, seed=1))
+    assert [(event.kind, event.shape, event.reason) for event in recorder.drain()] == []
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.parity.accuracy import AccuracyLimits
 from analysis.parity.flips import Answers
-from analysis.parity.judge import Parity, judge
+from analysis.parity.judge import Accuracy, Parity, judge
 from servers import parity
 from servers.compiler.events import CompileEvent
 from servers.compiler.recorder import CompileRecorder
@@ -51,7 +52,9 @@ def quiet(stage: str, done: int, total: int) -> None:
     """Nobody listens."""
 
 
-def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None) -> tuple[Answers, parity.Plan]:
+def answers(
+    arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None, *, prompts: int = 10
+) -> tuple[Answers, parity.Plan]:
     """What the arm says, by the way that the measuring process goes. Without a plan it makes one, as the control."""
     reset_compiler()
     recorder = CompileRecorder()
@@ -66,7 +69,7 @@ def answers(arm: ArmConfig, plan: parity.Plan | None, fault: Fault | None = None
         plan_of = plan or parity.make_plan(
             [arm, arm_for("compiled-bucketed", arm.model.dtype)],
             vocab_size=runner.vocab_size,
-            prompts=10,
+            prompts=prompts,
             tokens=12,
             seed=3,
         )
@@ -201,7 +204,7 @@ def test_a_wrong_dtype_fails_and_is_told_by_the_facts() -> None:
     for dtype in ("float32", "bfloat16"):
         runner = ModelRunner(arm_for("eager", dtype), CompileRecorder())
         runner.load()
-        facts[dtype] = parity.arm_facts(runner)
+        facts[dtype] = parity.arm_facts(runner, parity.checksum(runner.model))
     assert facts["float32"]["dtypes"] == "float32"
     assert facts["bfloat16"]["dtypes"] == "bfloat16"
     assert facts["float32"]["weights"] != facts["bfloat16"]["weights"]
@@ -215,6 +218,67 @@ def test_a_control_that_computes_another_model_is_no_measure() -> None:
     outcome = judge(wrong, [said], reference, dtype="float32", prompts=prompts, seed=1)
     assert outcome.verdict == "INCONCLUSIVE"
     assert "it does not compute this model" in outcome.arms[0].reasons[0]
+
+
+# --- Quantised weights ------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
+    """The control's answers to as many prompts as set an interval, and the reference."""
+    arm = arm_for("eager", "float32")
+    said, plan = answers(arm, None, prompts=40)
+    reference = np.zeros(said.logits.shape)
+    parity.reference_logits(parity.load_reference(quantised("eager").model), plan, reference, quiet)
+    return said, plan, reference
+
+
+def quantised(preset: str) -> ArmConfig:
+    arm = arm_for(preset, "float32")
+    return replace(arm, name="int8", model=replace(arm.model, quantisation="int8-weight-only"))
+
+
+def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
+    said, plan, reference = yardstick()
+    mine, _ = answers(arm, plan, fault)
+    accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, limits=AccuracyLimits(perplexity_ratio=1.05, kl=0.05))
+    prompts = [len(prompt) for prompt in plan.prompts]
+    return judge(said, [mine], reference, dtype="float32", prompts=prompts, seed=1, accuracy=accuracy)
+
+
+@pytest.mark.parametrize("preset", ["eager", "compiled-bucketed"])
+def test_an_arm_with_eight_bits_a_weight_is_accurate_though_its_tokens_are_others(preset: str) -> None:
+    outcome = accuracy_of(quantised(preset))
+    assert outcome.verdict == "PASS", outcome.arms[0].reasons
+    figures = outcome.arms[0].figures
+    assert figures["answers_same"] < figures["answers"] == figures["texts"] == 40
+
+
+def stretch_the_scales(runner: ModelRunner) -> None:
+    runner.model.model.layers[1].mlp.down_proj.weight.scale.mul_(1.5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [(stretch_the_scales, "kl"), (forget_the_moves, "kl"), (take_the_second_best_once, "answers")],
+)
+def test_a_planted_fault_fails_a_quantised_arm(fault: Fault, finding: str) -> None:
+    outcome = accuracy_of(quantised("eager"), fault)
+    assert outcome.control.verdict == "PASS"
+    assert verdicts(outcome)[finding] == "FAIL", outcome.arms[0]
+
+
+def test_quantised_arms_show_that_they_began_with_the_control_s_weights() -> None:
+    plain = ModelRunner(arm_for("eager", "float32"), CompileRecorder())
+    plain.load()
+    model = quantised("eager").model
+    assert parity.weights_of(model) == parity.checksum(plain.model)
+    assert parity.weights_of(replace(model, seed=1)) != parity.checksum(plain.model)
+    runner = ModelRunner(quantised("eager"), CompileRecorder())
+    runner.load()
+    held = parity.arm_facts(runner, "digest")["held"]
+    assert held["quantisation"] == "int8-weight-only"
+    assert 0 < held["quantised_bytes"] < held["bytes"]
 
 
 # --- The parts --------------------------------------------------------------------------------------------------------

@@ -12,9 +12,15 @@ from analysis.run.work import WORK_APART, TokenTimes, Work
 
 
 def check_comparable(
-    arm: str, differences: Sequence[str], *, intended: bool, outside: Mapping[str, str] | None = None
+    arm: str,
+    differences: Sequence[str],
+    *,
+    intended: bool,
+    outside: Mapping[str, str] | None = None,
+    weights_apart: str = "",
 ) -> Check:
-    """The arm differs from the control in shapes and compile policy alone, or the experiment allows more.
+    """The arm differs from the control in shapes, compile policy and how its weights are held (`weights_apart`, where
+    they are) alone, or the experiment allows more.
 
     `outside` maps those of the two that are external to their kind: of them nothing can be compared.
     """
@@ -26,7 +32,8 @@ def check_comparable(
             "hardware were not compared, nor the answers" + (", as the experiment intends." if intended else ".")
         )
     elif not differences:
-        reason = f"{arm} differs from the control in its policy alone."
+        weights = f" and its weights, held as {weights_apart}," if weights_apart else ""
+        reason = f"{arm} differs from the control in its policy{weights} alone."
     else:
         reason = f"{arm} also differs from the control in {', '.join(differences)}" + (
             ", as the experiment intends." if intended else ": a difference cannot be laid to the compiler."

@@ -241,12 +241,38 @@ class TestParity:
         measured = {"name": "compiled", "verdict": "PASS", "reasons": []}
         assert self.parity_of(tmp_path, self.answering(1, [1, 2]), measured=measured).verdict == "FAIL"
 
+    def test_quantised_weights_without_a_measured_accuracy_leave_it_open(self, tmp_path):
+        arms = [EAGER, FakeArm(name="compiled", config=QUANTISED)]
+        found = self.parity_of(tmp_path, self.answering(1, [1, 2]), arms=arms)
+        assert found.verdict == "INCONCLUSIVE"
+        assert (
+            "held as int8-weight-only (control: none), and what that costs in accuracy was not measured" in found.reason
+        )
+        measured = {"name": "compiled", "verdict": "PASS", "reasons": []}
+        assert (
+            self.parity_of(tmp_path / "measured", self.answering(1, [1, 2]), measured=measured, arms=arms).verdict
+            == "PASS"
+        )
+
+    def test_quantised_weights_are_a_treatment_and_no_obstacle(self, tmp_path):
+        directory = write_run(
+            tmp_path / "run", replace(SHORT, arms=[EAGER, FakeArm(name="compiled", config=QUANTISED)])
+        )
+        check = next(item for item in judged(directory).checks if item.check == "comparable")
+        assert check.ok
+        assert "in its policy and its weights, held as int8-weight-only (control: none), alone." in check.reason
+
+    def test_whole_servers_are_not_asked_for_the_accuracy_of_their_weights(self, tmp_path):
+        arms = [EAGER, FakeArm(name="compiled", config=QUANTISED)]
+        assert self.parity_of(tmp_path, arms=arms, compare_models=True) is None
+
     def test_parity_that_was_asked_for_and_not_measured_stays_open(self, tmp_path):
         found = self.parity_of(tmp_path, parity={"full": True})
         assert found.verdict == "INCONCLUSIVE"
         assert "it was not measured" in found.reason
 
 
+QUANTISED = {"model": {"id": "random:tiny", "dtype": "float32", "quantisation": "int8-weight-only"}}
 ASKED = {"min_goodput_ratio": 0.95, **QUICK}
 
 

@@ -222,8 +222,8 @@ def row(replica="arm-0", same=6, dtype="float32", **more):
 class TestGateOnRuns:
     """What parity says of an arm that served."""
 
-    def gate(self, rows=(), measured=None, *, required=False):
-        return parity_gate("arm", measured or {}, list(rows), required=required)
+    def gate(self, rows=(), measured=None, *, required=False, apart=""):
+        return parity_gate("arm", measured or {}, list(rows), required=required, weights_apart=apart)
 
     def test_equal_answers_hold(self):
         found = self.gate([row(), row("arm-1")])
@@ -265,6 +265,24 @@ class TestGateOnRuns:
         found = self.gate([row("arm-1", 5, departs=[1, 2])], {"verdict": "PASS"})
         assert found.verdict == "FAIL"
         assert found.reason.startswith("5 of 6")
+
+    def test_quantised_weights_have_parity_by_their_accuracy_and_not_by_their_tokens(self):
+        others = [row(same=1, departs=[0, 2])]
+        open_ = self.gate(others, apart="int8-weight-only (control: none)")
+        assert (open_.verdict, open_.value, open_.limit) == ("INCONCLUSIVE", None, None)
+        assert "held as int8-weight-only (control: none)" in open_.reason
+        assert "set parity.full = true" in open_.reason
+        assert (
+            "1 of 6 greedy answers of arm after the traffic are the control's, which other weights allow"
+            in open_.reason
+        )
+        findings = [{"name": "finite", "reason": "All numbers."}, {"name": "kl", "reason": "The KL is 0.01."}]
+        measured = {"verdict": "PASS", "reasons": [], "findings": findings}
+        passed = self.gate(others, measured, required=True, apart="int8-weight-only (control: none)")
+        assert passed.verdict == "PASS"
+        assert passed.reason.startswith("The KL is 0.01. 1 of 6")
+        silent = self.gate([row(same=0, error="UNAVAILABLE: gone")], measured, apart="x")
+        assert silent.verdict == "INCONCLUSIVE"
 
     def test_nothing_measured_is_no_pass(self):
         assert self.gate(required=True).verdict == "INCONCLUSIVE"

@@ -200,6 +200,18 @@ def test_an_arm_that_was_resolved_otherwise_is_refused(tmp_path):
     assert "arms.compiled.compile.mode max-autotune (there not given)" in said
 
 
+def test_a_run_from_before_there_were_quantised_weights_had_none(tmp_path):
+    one, other = runs_in(tmp_path, SHORT, SHORT)
+    path = other / "experiment.toml"
+    limits = '[parity]\ntexts = "/there/own.jsonl"\nmax_kl = 0.02\n'
+    written = path.read_text().replace("[parity]\n", limits)
+    assert limits in written
+    path.write_text(f'{written}\n[model]\nquantisation = "none"\n')
+    assert joined(tmp_path / "joined", [one, other]).runs
+    path.write_text(f'{written}\n[model]\nquantisation = "int8-weight-only"\n')
+    assert "model.quantisation" in refusal(one, other)
+
+
 def test_no_pressure_is_the_same_as_none_written(tmp_path):
     one, other = runs_in(tmp_path, SHORT, SHORT)
     written = (other / "experiment.toml").read_text()

@@ -157,6 +157,14 @@ def test_serve_flags_become_an_arm() -> None:
     assert arm.shapes.kind == "pad"
 
 
+def test_a_preset_knows_that_its_weights_are_quantised() -> None:
+    options = build_parser().parse_args(
+        ["serve", "--preset", "compiled-bucketed", "--set", "model.quantisation=int8-weight-only"]
+    )
+    arm = preset_arm(options)
+    assert (arm.model.quantisation, arm.compile.join_projections) == ("int8-weight-only", False)
+
+
 def test_weights_are_read_from_text() -> None:
     assert parse_weights("eager=90,compiled=10", "--weight") == {"eager": 90, "compiled": 10}
     with pytest.raises(ConfigError, match="is not NAME=WEIGHT"):

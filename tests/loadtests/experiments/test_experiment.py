@@ -403,6 +403,54 @@ def test_a_missing_experiment_names_the_built_in_ones(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+INT8 = MINIMAL.replace(
+    'preset = "compiled-padded"', 'preset = "compiled-bucketed"\nmodel = { quantisation = "int8-weight-only" }'
+)
+
+
+class TestQuantisation:
+    """Arms may differ in how their weights are held, beside their policy."""
+
+    def test_an_arm_of_its_own_weights_is_comparable_and_its_projections_are_not_joined(self, tmp_path: Path) -> None:
+        experiment = load(write(tmp_path, INT8))
+        config = arm_of(experiment).config
+        assert (config.model.quantisation, config.compile.join_projections) == ("int8-weight-only", False)
+        assert [arm.name for arm in experiment.quantised_arms] == ["compiled"]
+        assert load(write(tmp_path, to_toml(experiment))) == experiment
+
+    def test_projections_that_are_to_be_joined_all_the_same_are_refused(self, tmp_path: Path) -> None:
+        text = INT8.replace("[traffic]", "[arms.compile]\njoin_projections = true\n\n[traffic]")
+        assert "compile.join_projections is true but model.quantisation is" in refusal(tmp_path, text)
+
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [
+            ({"quantisation": "fp4"}, "model.quantisation is 'fp4': use one of none, float8-per-row,"),
+            ({"quantisation": "float8-per-row", "device": "cpu"}, "runs on the CPU, which only knows"),
+            ({"quantisation": "int4-weight-only", "device": "cpu"}, "runs on the CPU, which only knows"),
+            ({"quantisation": "float8-per-row", "device": "cuda", "dtype": "float16"}, 'needs dtype = "bfloat16"'),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, model: dict[str, str], words: str, tmp_path: Path) -> None:
+        settings = [f"model.{key}={value}" for key, value in model.items()]
+        assert words in refusal(tmp_path, MINIMAL, settings=settings)
+
+    def test_parity_needs_a_control_that_is_not_quantised(self, tmp_path: Path) -> None:
+        settings = ["model.quantisation=int8-weight-only", "model.device=cpu"]
+        assert load(write(tmp_path, MINIMAL), settings=settings).quantised_arms == ()
+        message = refusal(tmp_path, MINIMAL, settings=[*settings, "parity.full=true"])
+        assert 'the control "eager" has model.quantisation "int8-weight-only"' in message
+
+    def test_real_weights_are_judged_by_texts_of_the_user_s(self, tmp_path: Path) -> None:
+        settings = ["model.id=org/model", "parity.full=true"]
+        assert "parity.texts names none" in refusal(tmp_path, INT8, settings=settings)
+        load(write(tmp_path, MINIMAL), settings=settings)
+        load(write(tmp_path, INT8), settings=["model.id=org/model"])
+        text = INT8 + '[parity]\ntexts = "own.jsonl"\n'
+        experiment = load(write(tmp_path, text), settings=settings)
+        assert experiment.parity.texts == str(tmp_path / "own.jsonl")
+
+
 @pytest.mark.parametrize(
     ("table", "kind"),
     [

@@ -140,6 +140,61 @@ def test_arms_that_differ_in_more_than_the_policy_are_refused_even_where_models_
         experiment(arms=arms, compare_models=True, parity={"full": True})
 
 
+QUANTISED = [
+    {"name": "eager", "preset": "eager", "control": True},
+    {"name": "padded", "preset": "eager-padded"},
+    {"name": "int8", "preset": "eager", "model": {"quantisation": "int8-weight-only"}},
+]
+
+
+def test_a_quantised_arm_is_judged_by_its_accuracy_and_the_others_as_ever(tmp_path: Path) -> None:
+    noise = ("--noise", "int8=0.05", "--token", "int8=3")
+    outcome = measured(experiment(arms=QUANTISED, parity={"prompts": 40}), tmp_path, "--noise", "int8=0.05")
+    assert outcome["verdict"] == "PASS"
+    padded, int8 = outcome["arms"]
+    assert {item["name"] for item in padded["findings"]} >= {"error", "flips"}
+    assert [item["name"] for item in int8["findings"]] == ["finite", "answers", "perplexity", "kl"]
+    assert int8["figures"]["text_source"] == "eager's own answers to random prompts"
+    assert [outcome["facts"][name]["held"] for name in ("eager", "int8")] == ["none", "int8-weight-only"]
+    titles, *lines = parity_table(outcome).splitlines()[2:5]
+    assert "perplexity" in titles
+    assert "×1.00" in lines[1]
+    wrong = measured(experiment(arms=QUANTISED, parity={"prompts": 40}), tmp_path / "wrong", *noise)
+    assert wrong["verdict"] == "FAIL"
+    assert "1 not computed" in parity_table(wrong)
+    assert "1 token of int8's answers are not what it computes" in parity_table(wrong)
+
+
+def test_a_quantised_arm_answers_enough_prompts_for_an_interval_unless_told_how_many(tmp_path: Path) -> None:
+    outcome = measured(experiment(arms=QUANTISED), tmp_path)
+    assert outcome["requests"] == 64
+    few = measured(experiment(arms=QUANTISED, parity={"prompts": 6}), tmp_path / "few")
+    assert few["verdict"] == "INCONCLUSIVE"
+    assert "so few set no interval: raise parity.prompts, at least 32." in parity_table(few)
+
+
+def test_limits_are_the_experiment_s(tmp_path: Path) -> None:
+    strict = experiment(arms=QUANTISED, parity={"prompts": 40, "max_kl": 1e-6})
+    outcome = measured(strict, tmp_path, "--noise", "int8=0.05")
+    assert outcome["verdict"] == "FAIL"
+    assert "nats a token" in parity_table(outcome)
+    assert "limit 1e-06" in parity_table(outcome)
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_given_texts_are_asked_of_the_control_and_of_quantised_arms_alone(reference: bool, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps([*range(number % 7 + 4)]) for number in range(36)))
+    what = experiment("float32", arms=QUANTISED, parity={"texts": str(path), "reference": reference})
+    quiet = ("--noise", "eager=1e-6", "--noise", "padded=1e-6", "--noise", "int8=0.05")
+    outcome = measured(what, tmp_path / "out", *quiet, keep_logits=True)
+    assert outcome["verdict"] == "PASS", parity_table(outcome)
+    assert outcome["arms"][1]["figures"]["texts"] == 36
+    assert outcome["arms"][1]["figures"]["text_source"] == "of own.jsonl"
+    asked = {"eager", "int8"} | ({"float64 reference"} if reference else set())
+    assert {item.parent.name for item in (tmp_path / "out").rglob("texts.npy")} == asked
+
+
 def test_arms_on_other_devices_of_a_kind_are_not_refused() -> None:
     arms = [
         {"name": "eager", "preset": "eager", "control": True, "device": "cuda:0"},

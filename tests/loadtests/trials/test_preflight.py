@@ -63,6 +63,48 @@ def test_a_gpu_that_is_not_there_is_refused(visible: str | None, usable: int, mo
                 check_arm(arm(device=f"cuda:{index}"))
 
 
+def quantised(kind: str, **model: str) -> ArmConfig:
+    return ArmConfig(name="fewer", model=ModelConfig(quantisation=kind, **model))  # type: ignore[arg-type]
+
+
+def refusal(config: ArmConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_arm(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_quantised_weights_need_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_arm(quantised("int8-weight-only", device="cpu"))
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    check_arm(quantised("none", device="cpu"))
+    assert refusal(quantised("int8-weight-only", device="cpu")) == (
+        'arm "fewer": model.quantisation is "int8-weight-only" and torchao, which does it, is not installed: '
+        "pip install 'tailgate[quantisation]'"
+    )
+
+
+@pytest.mark.parametrize("kind", ["float8-per-row", "int4-weight-only"])
+def test_what_only_a_gpu_multiplies_is_refused_on_a_cpu_that_nobody_named(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: False)
+    assert f'arm "fewer": model.quantisation is "{kind}" but the model runs on the CPU' in refusal(quantised(kind))
+
+
+@pytest.mark.parametrize(("capabilities", "fits"), [("8.0\n", False), ("8.0\n9.0\n", True), ("", True), ("?", True)])
+def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
+    monkeypatch.setattr(environment, "_output", lambda _: capabilities)
+    if fits:
+        check_arm(quantised("float8-per-row"))
+    else:
+        assert "the newest GPU here has compute capability 8.0, and float8 is multiplied from 8.9 on" in refusal(
+            quantised("float8-per-row")
+        )
+
+
 @pytest.fixture(scope="module")
 def reply() -> dict[str, Any]:
     """What torch says: importing its compiler takes seconds."""

@@ -1,0 +1,55 @@
+"""The texts by which quantised arms are judged, as a file gives them: a list of token ids on each line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from loadtests.experiments.model import Experiment
+from servers.fields import ConfigError
+
+MOST_TEXTS = 4096
+_MOST_BYTES = 256 << 20
+
+Text = tuple[list[int], list[int]]  # what is read, and what is predicted after it
+
+
+def read_texts(experiment: Experiment) -> list[Text]:
+    """Each text, cut in two: its first half is read, as far as a prompt may be long, and what follows is predicted,
+    `parity.tokens` of it at most. Empty where no file is named. Raises ConfigError, which names the line."""
+    if not experiment.parity.texts:
+        return []
+    path = Path(experiment.parity.texts)
+    what = f'parity.texts "{path}"'
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{what} has more than {_MOST_BYTES >> 20} MiB: give fewer or shorter texts")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        raise ConfigError(f"{what} cannot be read ({why}): give a file with a list of token ids on each line") from None
+    engines = [arm.config.engine for arm in experiment.own_arms]
+    longest = min(engine.max_prompt_tokens for engine in engines)
+    most = min(experiment.parity.tokens, *(engine.max_new_tokens for engine in engines))
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        ids = _ids(line)
+        if len(ids) < 2:
+            raise ConfigError(f"{what}, line {number}: give a list of two token ids or more, such as [1, 15043, 3186]")
+        read = min((len(ids) + 1) // 2, longest)
+        texts.append((ids[:read], ids[read : read + most]))
+    if not 1 <= len(texts) <= MOST_TEXTS:
+        raise ConfigError(f"{what} has {len(texts)} texts: give 1 to {MOST_TEXTS}")
+    return texts
+
+
+def _ids(line: str) -> list[int]:
+    """The token ids on the line; empty where it is something else."""
+    try:
+        ids = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    valid = isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids)
+    return ids if valid else []
