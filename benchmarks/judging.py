@@ -1,6 +1,6 @@
 """Whether the statistics hold: their errors on made-up servers whose truth is known, as a table.
 
-    python benchmarks/judging.py [comparisons] [promises] [detection] [closed] [--seeds 400] [--processes 2]
+    python benchmarks/judging.py [comparisons] [promises] [detection] [closed] [frontiers] [--seeds 400] [--processes 2]
 
 Each line is a share of seeded runs (or a time) beside what it must reach. The last line on stdout is one JSON object.
 Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.simulation.calibration import calibration_table
 from benchmarks.simulation.closed import closed_loop_table
 from benchmarks.simulation.detection import detection_table
+from benchmarks.simulation.frontiers import frontiers_table
 from benchmarks.simulation.promises import promises_table
 from benchmarks.simulation.table import Table
 
@@ -31,6 +32,7 @@ SECTIONS = {
     "promises": promises_table,
     "detection": detection_table,
     "closed": closed_loop_table,
+    "frontiers": frontiers_table,
 }
 
 

@@ -101,14 +101,14 @@ def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakE
             start=start_of(run, arm),
             rollout=rollout,
             verdict=judgement.verdicts.get(arm),
-            tokens=_tokens(run, arm),
+            tokens=tokens_of(run, arm),
         )
         for arm in run.arms
     ]
 
 
-def _tokens(run: Run, arm: str) -> float | None:
-    """Tokens of an answer, the mean; None where the arm answered nothing, or does not count them."""
+def tokens_of(run: Run, arm: str) -> float | None:
+    """Tokens that come out for a request, the mean; None where the arm answered nothing, or does not count them."""
     rows = run.answered(arm)
     return float(run.requests.output_tokens[rows].mean()) if rows.size and run.account(arm).counts_tokens else None
 
@@ -174,7 +174,7 @@ def weigh(
     tokens: float | None = None,
 ) -> BreakEven:
     """What the arm needs and when it pays; `control` is None for the control itself."""
-    gpus, load, each = _gpus(own.rps, rollout), rollout.load_rps, rollout.gpus_per_replica
+    gpus, load, each = gpus_for(own.rps, rollout), rollout.load_rps, rollout.gpus_per_replica
     cost = Span.all(start.serving_s)
     start_gpu_s = cost.each(lambda value: value * each) if load is None else _product(gpus, start.serving_s)
     saved = requests = hours = Span()
@@ -183,7 +183,7 @@ def weigh(
         requests = _pays(start_gpu_s, saved)
         hours = requests.crossed(own.rps, lambda count, held: count / held / 3600.0 if held else None)
     elif control is not None:
-        saved = _less(_gpus(control.rps, rollout), gpus)
+        saved = _less(gpus_for(control.rps, rollout), gpus)
         seconds = _pays(start_gpu_s, saved)
         requests, hours = _product(seconds, load), seconds.each(lambda value: value / 3600.0)
     return BreakEven(
@@ -209,8 +209,9 @@ def _product(span: Span, factor: float | None) -> Span:
     return Span() if factor is None else span.each(lambda value: value * factor)
 
 
-def _gpus(rps: Span, rollout: Rollout) -> Span:
-    """GPUs for the load: the fewest if a replica holds as much as it may, the most if as little."""
+def gpus_for(rps: Span, rollout: Rollout) -> Span:
+    """GPUs for the rollout's load where a replica holds `rps`: the fewest if it holds as much as it may, the most if as
+    little."""
 
     def needed(load: float, held: float) -> float | None:
         return float(max(1, math.ceil(load / held - 1e-9)) * rollout.gpus_per_replica) if held else None
@@ -330,8 +331,8 @@ def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, An
                 "source": row.source,
                 "trials": row.trials,
                 "start": asdict(row.start),
-                **{name: _span_row(getattr(row, name)) for name in ("rps", "gpus", "start_gpu_s", "saved")},
-                **{name: _span_row(getattr(row, name)) for name in ("requests", "hours", "request_gpu_s")},
+                **{name: span_row(getattr(row, name)) for name in ("rps", "gpus", "start_gpu_s", "saved")},
+                **{name: span_row(getattr(row, name)) for name in ("requests", "hours", "request_gpu_s")},
                 "cost": _cost_row(row, rollout),
                 "verdict": row.verdict,
                 "reason": row.reason,
@@ -347,10 +348,11 @@ def _cost_row(row: BreakEven, rollout: Rollout) -> dict[str, Any] | None:
         return None
     cost = row.request_gpu_s.each(rollout.price_of)
     return {
-        "per_1000_requests": _span_row(cost.each(lambda value: 1e3 * value)),
-        "per_million_tokens": _span_row(cost.each(lambda value: 1e6 * value / row.tokens if row.tokens else None)),
+        "per_1000_requests": span_row(cost.each(lambda value: 1e3 * value)),
+        "per_million_tokens": span_row(cost.each(lambda value: 1e6 * value / row.tokens if row.tokens else None)),
     }
 
 
-def _span_row(span: Span) -> dict[str, float | str | None]:
+def span_row(span: Span) -> dict[str, float | str | None]:
+    """The span as plain values; NEVER is the word "never"."""
     return {name: "never" if value == NEVER else value for name, value in asdict(span).items()}

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import bed, breakeven, charts, comparing, joined, load, outside, reading, values
+from analysis.report import bed, breakeven, charts, comparing, frontier, joined, load, outside, reading, values
 from analysis.report.resources import memory_events
 from analysis.settings.metrics import METRIC_NAMES
 
@@ -117,6 +117,13 @@ def html_report(summary: Mapping[str, Any]) -> str:
             grids=comparing.grids(summary),
             rates=comparing.rates(summary),
             knees=load.knees(summary),
+            frontier={
+                "answer": frontier.answer(summary),
+                "picture": frontier.picture(summary),
+                "holdings": frontier.holdings(summary),
+                "pairs": frontier.pairs(summary),
+                "costs": frontier.costs(summary),
+            },
             payoffs=breakeven.payoffs(summary),
             payoff_ranges=breakeven.RANGES,
             steps=load.steps(summary),

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.report import bed, breakeven, comparing, joined, load, outside, reading
+from analysis.report import bed, breakeven, comparing, frontier, joined, load, outside, reading
 from analysis.report.resources import memory_events
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
@@ -247,6 +247,20 @@ def _parity(summary: Row) -> list[str]:
     return ["### Do the arms compute the same?", _figures(names, figures)] if figures else []
 
 
+def _frontier(summary: Row) -> list[str]:
+    lines = frontier.answer(summary)
+    if not lines:
+        return []
+    costs = frontier.costs(summary)
+    return [
+        "### Which policy to ship",
+        "\n".join(f"- {prose(line)}" for line in lines),
+        _cells(frontier.holdings(summary)),
+        _folded("Pairs", _cells(frontier.pairs(summary))),
+        *([_folded("GPUs by load", _cells(costs))] if costs.rows else []),
+    ]
+
+
 def _search(summary: Row) -> list[str]:
     knees, steps = load.knees(summary), load.steps(summary)
     if not knees.rows:
@@ -337,6 +351,7 @@ def markdown_report(summary: Row) -> str:
     ]
     if deciders := reading.deciders(summary):
         parts += ["### What would decide the open gates", "\n".join(f"- {prose(line)}" for line in deciders)]
+    parts += _frontier(summary)
     parts += _search(summary)
     parts += _break_even(summary)
     parts += [

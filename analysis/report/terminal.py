@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report import comparing, joined, load, reading
+from analysis.report import comparing, frontier, joined, load, reading
 from analysis.report.values import (
     DASH,
     Row,
@@ -58,6 +58,11 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
             console.print()
             console.print(Text(text(arm), "bold"))
             console.print(Group(*lines))
+    if ship := frontier.answer(summary):
+        console.print()
+        console.print(noted("which to ship", ship[0]))
+        for line in ship[1:]:
+            console.print(Text(line))
     if knees := load.knees(summary).rows:
         console.print()
         console.print(_knees(knees))

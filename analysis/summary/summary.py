@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis.foresight.costs import summary_rows as break_even
+from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
@@ -108,6 +109,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
+        **({"frontier": frontier} if (frontier := frontier_rows(run, judgement)) else {}),
         **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
         "advice": {"needed_s": judgement.advice.needed_s, "text": judgement.advice.text},
         "environment": run.records.environment,

@@ -1,0 +1,1 @@
+"""Which policy to ship at which load, and the search that finds out."""

@@ -1,0 +1,190 @@
+"""Which policy to ship at which load, as ranges of load and as sentences.
+
+What is said without "open" or "as seen" follows from a frontier, whose statements are all true at once but for a chance
+of `alpha`. At a load that one replica of two arms holds, both need one replica, and the simpler start is preferred: the
+control first, then whichever serves sooner.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.foresight.costs import Start
+from analysis.frontier.holdings import Frontier, Holding
+from analysis.frontier.search import Left
+from analysis.judging.gates import PASS
+from analysis.judging.wording import bytes_text, digits
+
+_FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRange:
+    """Loads of one replica, in requests/s, above `low_rps` up to `high_rps` (None: all above).
+
+    `pick` is the arm to ship there: of those that surely hold it the one that starts soonest; None where none does.
+    """
+
+    low_rps: float
+    high_rps: float | None
+    holds: tuple[str, ...]
+    open: tuple[str, ...]
+    pick: str | None
+
+
+def by_start(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
+    """The arms, the control first, then those that serve sooner; unknown starts come last."""
+    control, *others = frontier.arms
+    serving = {arm: starts[arm].serving_s if arm in starts else None for arm in others}
+
+    def seconds(arm: str) -> float:
+        known = serving[arm]
+        return math.inf if known is None else known
+
+    return [control, *sorted(others, key=seconds)]
+
+
+def load_ranges(frontier: Frontier, starts: Mapping[str, Start]) -> list[LoadRange]:
+    """All loads from nothing upwards, cut wherever what is known of an arm changes."""
+    cuts = {end for item in frontier.holdings for end in (item.low_rps, item.high_rps) if end is not None}
+    preferred = by_start(frontier, starts)
+    ranges = []
+    for low, high in itertools.pairwise([0.0, *sorted(cuts), None]):
+        assert low is not None
+        inside = math.nextafter(low, math.inf) if high is None else high
+        known = {arm: frontier.of(arm).at(inside) for arm in preferred}
+        holds = tuple(arm for arm in preferred if known[arm] == "holds")
+        ranges.append(
+            LoadRange(
+                low_rps=low,
+                high_rps=high,
+                holds=holds,
+                open=tuple(arm for arm in preferred if known[arm] == "open"),
+                pick=holds[0] if holds else None,
+            )
+        )
+    return ranges
+
+
+def answer(
+    frontier: Frontier,
+    *,
+    objective: str,
+    starts: Mapping[str, Start],
+    verdicts: Mapping[str, str | None] | None = None,
+    left: Sequence[Left] = (),
+) -> list[str]:
+    """The answer, a sentence each: what to ship where, what it costs, what is open.
+
+    `verdicts` are those of the gates; `left` are the arms that the search let go.
+    """
+    known = verdicts or {}
+    others = [(arm, known.get(arm)) for arm in frontier.arms[1:]]
+    return [
+        *_loads(frontier, objective),
+        *_at_the_limit(frontier),
+        *_costs(frontier, starts),
+        *(
+            f"{arm} is {verdict} by its gates, and nothing here changes that."
+            for arm, verdict in others
+            if verdict is not None and verdict != PASS
+        ),
+        *(f"{item.arm} left the search early: it {item.reason}." for item in left),
+        *_open(frontier),
+        f"What is said of loads is true all at once, but for a chance of {digits(100.0 * frontier.alpha)} %.",
+    ]
+
+
+def _loads(frontier: Frontier, objective: str) -> list[str]:
+    control, *treatments = frontier.holdings
+    floor = control.low_rps
+    sentences = []
+    if floor is not None:
+        sentences.append(
+            f"Up to {digits(floor)} requests/s a replica of {control.arm} holds {objective}: nothing is gained in "
+            "load by compiling."
+        )
+    else:
+        sentences.append(f"No load is known that {control.arm} surely holds.")
+    further = sorted(
+        ((item.low_rps, item.arm) for item in treatments if item.low_rps is not None and item.low_rps > (floor or 0.0)),
+        key=lambda pair: -pair[0],
+    )
+    if further:
+        (best_rps, best), *others = further
+        start = "Up to" if floor is None else f"From {digits(floor)} to"
+        more = "".join(f", {arm} to {digits(rps)}" for rps, arm in others)
+        sentences.append(f"{start} {digits(best_rps)} {best} holds {'it' if floor is not None else objective}{more}.")
+    elif treatments:
+        names = " or ".join(item.arm for item in treatments)
+        sentences.append(f"Beyond that nothing is shown to be held by {names}.")
+    ends = [item.high_rps for item in frontier.holdings]
+    known = [end for end in ends if end is not None]
+    if len(known) == len(ends):
+        sentences.append(f"Above {digits(max(known))} requests/s none does.")
+    return sentences
+
+
+def _at_the_limit(frontier: Frontier) -> list[str]:
+    """What to ship where one replica is not enough."""
+    if len(frontier.arms) < 2:
+        return []
+    best = frontier.highest
+    if best is not None:
+        others = [order for order in frontier.orders if order.more == best]
+        least = min((order.least for order in others if order.least is not None and order.least > 1.0), default=None)
+        known = least is not None and all(order.least is not None and order.least > 1.0 for order in others)
+        factor = f", {digits(least)} times or more" if least is not None and known else ""
+        return [f"For more load than one replica holds, {best}: it surely holds more than every other arm{factor}."]
+    beaten = {order.less for order in frontier.orders if order.surely}
+    rest = [arm for arm in frontier.arms if arm not in beaten]
+    return [f"For more load than one replica holds it is open between {_listed(rest)}."]
+
+
+def _costs(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
+    control, *treatments = frontier.arms
+    base = starts.get(control, Start())
+    sentences = []
+    for arm in treatments:
+        own = starts.get(arm, Start())
+        more = [
+            f"{digits(own.serving_s - base.serving_s)} s of start"
+            if own.serving_s is not None and base.serving_s is not None and own.serving_s - base.serving_s > _FEWEST_S
+            else "",
+            f"{bytes_text(own.memory_bytes - base.memory_bytes)}"
+            if own.memory_bytes is not None
+            and base.memory_bytes is not None
+            and own.memory_bytes - base.memory_bytes > _FEWEST_BYTES
+            else "",
+        ]
+        if any(more):
+            sentences.append(f"{arm} costs {' and '.join(filter(None, more))} more than {control}.")
+    return sentences
+
+
+def _open(frontier: Frontier) -> list[str]:
+    """What nobody knows yet: loads by arm, and pairs that are not told apart."""
+    parts = [f"{item.arm} {_open_loads(item)}" for item in frontier.holdings]
+    pairs = [f"{order.more} against {order.less}" for order in frontier.orders if not order.surely]
+    sentences = [f"Open: {'; '.join(parts)}."]
+    if pairs:
+        sentences.append(f"Not told apart at their limits: {', '.join(pairs)}.")
+    return sentences
+
+
+def _open_loads(item: Holding) -> str:
+    if item.steps and item.starts < 2:
+        return "at every load (one start decides nothing)"
+    low, high = item.low_rps, item.high_rps
+    if low is None and high is None:
+        return "at every load (no step was long enough to judge)" if not item.steps else "at every load"
+    if high is None:
+        return f"above {digits(low or 0.0)} requests/s (no step was missed: search higher)"
+    return f"below {digits(high)} requests/s" if low is None else f"from {digits(low)} to {digits(high)} requests/s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,143 @@
+"""Which load each arm surely holds, and which of any two arms holds more: all statements right together.
+
+With a chance of at most `alpha` is any statement wrong, over all arms, all pairs of them and all loads. Half of it is
+for the arms: an interval of each knee, two-sided at alpha / 2 over the number of arms (Bonferroni). Loads cost nothing
+more, since an interval that holds the knee makes every "holds this load" below it and every "does not" above it true.
+The other half is for the pairs: the likelihood ratio that one knee is no higher than another's, both ways for each
+pair, by Holm [1]. Intervals that do not meet order their arms as well, at no cost.
+
+What a start brings is shared by all its steps, so one start decides nothing. `benchmarks/simulation/frontiers.py` shows
+the error on servers whose knees are known, under the search that chooses its loads by what it saw.
+
+References
+----------
+[1] Holm, S. (1979). A simple sequentially rejective multiple test procedure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.judging.load_steps import Step, profile_of
+from analysis.statistics.compare import holm
+from analysis.statistics.knees import KneeProfile, knee_grid, p_not_higher
+
+FEWEST_STARTS = 2
+
+At = Literal["holds", "open", "misses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What one arm holds, in requests/s: surely all up to `low_rps`, surely nothing above `high_rps`; None where open.
+
+    `seen_rps` is the likeliest knee, or the highest rate that was held where no step missed. `starts` and `steps` are
+    those that were judged.
+    """
+
+    arm: str
+    low_rps: float | None
+    seen_rps: float | None
+    high_rps: float | None
+    starts: int
+    steps: int
+
+    def at(self, rps: float) -> At:
+        """Whether the arm surely holds the load, or surely does not."""
+        if self.low_rps is not None and rps <= self.low_rps:
+            return "holds"
+        return "misses" if self.high_rps is not None and rps > self.high_rps else "open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Two arms, the one first that is seen to hold more. `p` is adjusted over all pairs; None where none was made.
+
+    `least` is by which factor it holds more at the least, from the far ends of both intervals; None where one is open.
+    """
+
+    more: str
+    less: str
+    p: float | None
+    surely: bool
+    least: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """What every arm holds, the control first, and every pair of them in order; `alpha` is the error of it all."""
+
+    holdings: tuple[Holding, ...]
+    orders: tuple[Order, ...]
+    alpha: float
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms, the control first."""
+        return tuple(item.arm for item in self.holdings)
+
+    def of(self, arm: str) -> Holding:
+        """What the arm holds."""
+        return next(item for item in self.holdings if item.arm == arm)
+
+    def surely_more(self, one: str, other: str) -> bool:
+        """Whether `one` surely holds more than `other`."""
+        return any(order.surely and (order.more, order.less) == (one, other) for order in self.orders)
+
+    @property
+    def highest(self) -> str | None:
+        """The arm that surely holds more than every other; None where that is open."""
+        found = (arm for arm in self.arms if all(self.surely_more(arm, other) for other in self.arms if other != arm))
+        return next(found, None) if len(self.arms) > 1 else None
+
+
+def frontier_of(steps: Sequence[Step], arms: Sequence[str], *, alpha: float = 0.05) -> Frontier:
+    """The frontier that the steps leave; `arms` are all that were to be searched, the control first.
+
+    Arms without a judged step, or of one start, are open everywhere, and still count for the error of the others.
+    """
+    judged = [step for step in steps if step.held != "undecided"]
+    profiles = _profiles(judged, arms)
+    error = alpha / 2.0 / len(arms)
+    by_arm = {
+        arm: _holding(arm, [step for step in judged if step.arm == arm], profiles.get(arm), error) for arm in arms
+    }
+    pairs = list(itertools.permutations(arms, 2))
+    tested = {pair: min(by_arm[arm].starts for arm in pair) >= FEWEST_STARTS for pair in pairs}
+    p_values = [p_not_higher(*(profiles[arm] for arm in pair)) if tested[pair] else 1.0 for pair in pairs]
+    adjusted = dict(zip(pairs, holm(p_values), strict=True))
+    raw = dict(zip(pairs, p_values, strict=True))
+    orders = []
+    for one, other in itertools.combinations(arms, 2):
+        more, less = (one, other) if raw[one, other] <= raw[other, one] else (other, one)
+        p_value = adjusted[more, less] if tested[more, less] else None
+        least = _over(by_arm[more].low_rps, by_arm[less].high_rps)
+        # The pairs have half of the error; two intervals that do not meet have paid for theirs.
+        surely = (p_value is not None and p_value <= alpha / 2.0) or (least is not None and least >= 1.0)
+        orders.append(Order(more=more, less=less, p=p_value, surely=surely, least=least))
+    return Frontier(holdings=tuple(by_arm.values()), orders=tuple(orders), alpha=alpha)
+
+
+def _profiles(judged: Sequence[Step], arms: Sequence[str]) -> dict[str, KneeProfile]:
+    """The profile of each arm with a judged step, all over one grid."""
+    if not judged:
+        return {}
+    grid = knee_grid([step.rate for step in judged])
+    profiles = {arm: profile_of([step for step in judged if step.arm == arm], grid) for arm in arms}
+    return {arm: profile for arm, profile in profiles.items() if profile is not None}
+
+
+def _holding(arm: str, own: Sequence[Step], profile: KneeProfile | None, error: float) -> Holding:
+    starts = len({step.trial for step in own})
+    low, high = profile.interval(error) if profile is not None and starts >= FEWEST_STARTS else (None, None)
+    seen = None if profile is None else profile.likeliest
+    if profile is not None and not profile.missed:
+        seen = max(step.rate for step in own)
+    return Holding(arm=arm, low_rps=low, seen_rps=seen, high_rps=high, starts=starts, steps=len(own))
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None

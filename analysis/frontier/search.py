@@ -1,0 +1,213 @@
+"""Which arm is started next, and how long: a search that keeps to a budget of time.
+
+The budget is shared out over rounds, and each round over the arms that are still in the search. An arm leaves when it
+surely holds less than another (successive elimination [1]): far arms leave soon, and what they would have taken goes to
+those between which the answer lies. The control never leaves, since every answer begins with it. An arm whose knee is
+known closely enough, and that is told apart from all others in the search, gets no more. Once that is so of all, the
+rest of the budget goes to the knees of those that left, but for arms that no load could speak for.
+
+Halving the arms by what was seen, whether sure or not (sequential halving), was tried with the intervals of that day: it
+named the best arm in 0 of 10 simulated searches of 90 minutes instead of 9, since one more start of the far arm would
+have decided.
+
+Pure: the same steps and the same budget give the same decision.
+
+References
+----------
+[1] Even-Dar, E., Mannor, S. and Mansour, Y. (2006). Action elimination and stopping conditions for the multi-armed
+    bandit and reinforcement learning problems. Journal of Machine Learning Research 7, 1079-1105.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
+from analysis.judging.wording import digits
+
+FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
+_MOST_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """`total_s` for the whole search. A start costs `around_s` more than its steps and its warm-up: splitter, ramp-up,
+    stopping. It takes `steps` steps of `step_s` at most. `lanes` arms run at once, on devices of their own.
+
+    A knee is known closely enough when the far end of its interval is `resolution` above the near one.
+    """
+
+    total_s: float
+    step_s: float
+    steps: int = 8
+    around_s: float = 0.0
+    lanes: int = 1
+    resolution: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One fresh start of an arm and how many steps it takes: around what its steps until then leave open."""
+
+    arm: str
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """An arm that left the search, for the reason that is said."""
+
+    arm: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What is done next. `turns` come one after the other; there are none where `stop` says why the search ends."""
+
+    number: int
+    rounds: int
+    turns: tuple[Turn, ...]
+    left: tuple[Left, ...]
+    stop: str = ""
+
+
+def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:
+    """How many rounds the budget has: one whole start of every arm each, two at least and eight at most."""
+    return max(FEWEST_STARTS, min(_MOST_ROUNDS, int(budget.total_s / _all_s(start_s, budget.steps, budget))))
+
+
+def least_s(start_s: Mapping[str, float], budget: Budget) -> float:
+    """The least time that a search takes: the shortest start of every arm, as often as an arm needs to say anything."""
+    return FEWEST_STARTS * _all_s(start_s, FEWEST_STEPS, budget)
+
+
+def _all_s(start_s: Mapping[str, float], steps: int, budget: Budget) -> float:
+    """One start of every arm with so many steps, as long as the longest of those that run at once."""
+    ordered = sorted((_turn_s(arm, steps, start_s, budget) for arm in start_s), reverse=True)
+    return sum(ordered[:: budget.lanes])
+
+
+def next_round(
+    frontier: Frontier,
+    *,
+    start_s: Mapping[str, float],
+    budget: Budget,
+    spent_s: float,
+    number: int,
+    before: Sequence[Left] = (),
+) -> Round:
+    """The round `number` (from 1), after the steps of the earlier ones have left `frontier`.
+
+    `start_s` is what a start of each arm takes until it serves, as seen or guessed; `before` are the arms that have
+    left already. The round never plans more time than is left.
+    """
+    rounds = max(number, rounds_of(start_s, budget))
+    gone = {item.arm for item in before}
+    left: list[Left] = []
+    staying = [arm for arm in frontier.arms if arm not in gone]
+    if number > 1:
+        left = _leaving(frontier, staying)
+        staying = [arm for arm in staying if arm not in {item.arm for item in left}]
+    wanting = [arm for arm in staying if _open(frontier, arm, staying, budget)]
+    if not wanting:
+        wanting = _returning(frontier, start_s, budget)
+    remaining_s = budget.total_s - spent_s
+
+    def ended(why: str) -> Round:
+        return Round(number=number, rounds=rounds, turns=(), left=tuple(left), stop=why)
+
+    if not wanting:
+        return ended("the answer is not open any more")
+    # What is over after the last planned round goes on to the arms that are left.
+    share_s = remaining_s / (rounds - number + 1)
+    turns = _turns(frontier, wanting, start_s, budget, share_s)
+    if not turns:
+        turns = _turns(frontier, wanting, start_s, budget, remaining_s)
+    if not turns:
+        return ended(f"{digits(max(0.0, remaining_s) / 60.0)} minutes are left, less than one more start takes")
+    return Round(number=number, rounds=rounds, turns=turns, left=tuple(left))
+
+
+def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
+    """Who leaves, and why: all but the control that surely hold less than another arm that is still there."""
+    control, holdings = frontier.arms[0], {arm: frontier.of(arm) for arm in staying}
+    left = []
+    for arm in staying:
+        above = [other for other in staying if frontier.surely_more(other, arm)]
+        if arm != control and above:
+            best = max(above, key=lambda other: _seen(holdings[other]))
+            reason = f"surely holds less than {best}{_as_seen(holdings[arm], holdings[best])}"
+            left.append(Left(arm=arm, reason=reason))
+    return left
+
+
+def _seen(holding: Holding) -> float:
+    return holding.seen_rps or 0.0
+
+
+def _as_seen(own: Holding, best: Holding) -> str:
+    if own.seen_rps is None or best.seen_rps is None:
+        return " (none of its steps was held)" if own.seen_rps is None else ""
+    return f" ({digits(own.seen_rps)} against {digits(best.seen_rps)} requests/s as seen)"
+
+
+def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) -> bool:
+    """Whether more steps of the arm could change an answer: its knee is not known closely, or not told apart."""
+    if _width(frontier.of(arm)) > 1.0 + budget.resolution:
+        return True
+    others = (other for other in staying if other != arm)
+    return any(not frontier.surely_more(arm, other) and not frontier.surely_more(other, arm) for other in others)
+
+
+def _returning(frontier: Frontier, start_s: Mapping[str, float], budget: Budget) -> list[str]:
+    """The arms whose own knee is still open, and that no arm beats which starts as soon."""
+    return [
+        item.arm
+        for item in frontier.holdings
+        if _width(item) > 1.0 + budget.resolution
+        and not any(
+            start_s[other] <= start_s[item.arm] and frontier.surely_more(other, item.arm) for other in frontier.arms
+        )
+    ]
+
+
+def _width(holding: Holding) -> float:
+    """How open an arm is: the factor between the ends of its interval."""
+    return math.inf if not holding.low_rps or holding.high_rps is None else holding.high_rps / holding.low_rps
+
+
+def _turns(
+    frontier: Frontier,
+    wanting: Sequence[str],
+    start_s: Mapping[str, float],
+    budget: Budget,
+    share_s: float,
+) -> tuple[Turn, ...]:
+    """Turns that take at most `share_s`, the most open arms first; each arm the same time, in one start or more.
+
+    An arm of one start decides nothing, so that two short starts come before a long one.
+    """
+    ordered = sorted(wanting, key=lambda arm: -_width(frontier.of(arm)))
+    while ordered:
+        each_s = share_s / math.ceil(len(ordered) / budget.lanes)
+        if all(_turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s for arm in ordered):
+            break
+        ordered = ordered[:-1]
+    turns = []
+    for arm in ordered:
+        starts = max(1, int(each_s / _turn_s(arm, budget.steps, start_s, budget)))
+        lacking = FEWEST_STARTS - frontier.of(arm).starts
+        if lacking * _turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s:
+            starts = max(starts, lacking)
+        count = int((each_s / starts - start_s[arm] - budget.around_s) / budget.step_s + 1e-9)
+        count = min(budget.steps, count)
+        turns += [Turn(arm=arm, steps=count, seconds=_turn_s(arm, count, start_s, budget))] * starts
+    return tuple(turns)
+
+
+def _turn_s(arm: str, steps: int, start_s: Mapping[str, float], budget: Budget) -> float:
+    return start_s[arm] + budget.around_s + steps * budget.step_s

@@ -1,0 +1,144 @@
+"""What all reports say of which policy to ship."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from analysis.report.tables import Table
+from analysis.report.values import DASH, Row, at, byte_size, count, figure, is_number, rate, rows, seconds, text
+
+WIDTH, LABELS, ROW, AXIS = 960.0, 220.0, 30.0, 28.0  # of the picture, in its own units
+_TICKS = (1, 2, 5)
+
+
+def answer(summary: Row) -> list[str]:
+    """The answer, a sentence each; empty where no search was made."""
+    sentences = at(summary, "frontier", "answer")
+    return [text(line) for line in sentences] if isinstance(sentences, list) else []
+
+
+def holdings(summary: Row) -> Table:
+    """What each arm surely holds and surely does not, the control first, and what it costs to start."""
+    return Table(
+        kinds={"Arm": "arm"},
+        rows=[
+            {
+                "Arm": text(row.get("arm")),
+                "Surely holds": rate(row.get("low_rps")),
+                "As seen": rate(row.get("seen_rps")),
+                "Surely not above": rate(row.get("high_rps")),
+                "Start": seconds(at(row, "start", "serving_s")),
+                "Device memory": byte_size(at(row, "start", "memory_bytes")),
+                "Starts": count(row.get("starts")),
+                "Steps": count(row.get("steps")),
+            }
+            for row in rows(summary, "frontier", "arms")
+        ],
+    )
+
+
+def pairs(summary: Row) -> Table:
+    """Every pair of arms, the one first that is seen to hold more."""
+    return Table(
+        kinds={"Holds more": "arm", "Than": "arm", "Order": "words"},
+        rows=[
+            {
+                "Holds more": text(row.get("more")),
+                "Than": text(row.get("less")),
+                "Order": "surely" if row.get("surely") is True else "open",
+                "At least": f"×{figure(row.get('least'))}" if is_number(row.get("least")) else DASH,
+                "p, adjusted": figure(row.get("p")),
+            }
+            for row in rows(summary, "frontier", "pairs")
+        ],
+    )
+
+
+def costs(summary: Row) -> Table:
+    """GPUs of each arm by load, as seen with their interval; a star where no other arm may need as few."""
+    arms = [text(row.get("arm")) for row in rows(summary, "frontier", "arms")]
+    by_load: dict[float, dict[str, str]] = {}
+    for row in rows(summary, "frontier", "costs"):
+        load = row.get("load_rps")
+        if is_number(load):
+            star = " *" if row.get("surely_fewest") is True else ""
+            by_load.setdefault(load, {})[text(row.get("arm"))] = f"{_span(row.get('gpus'))}{star}"
+    return Table(
+        kinds={},
+        rows=[
+            {"Load": rate(load), **{f"GPUs, {arm}": cells.get(arm, DASH) for arm in arms}}
+            for load, cells in sorted(by_load.items())
+        ],
+    )
+
+
+def _span(limits: object) -> str:
+    low, seen, high = (figure(at(limits, key)) for key in ("low", "seen", "high"))
+    return seen if low == seen == high else f"{seen} ({low} to {high})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """An arm in the picture: where its load is surely held, and where it is open, from `held` to `open`."""
+
+    arm: str
+    index: int
+    y: float
+    held: float
+    open: float
+    seen: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Loads of one replica on a log axis, a bar an arm; (place, label) of the ticks."""
+
+    width: float
+    height: float
+    left: float
+    bars: tuple[Bar, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def picture(summary: Row) -> Picture | None:
+    """The frontier as a picture; None where no arm has an end to show."""
+    arms = rows(summary, "frontier", "arms")
+    ends = [value for row in arms for key in ("low_rps", "seen_rps", "high_rps") if is_number(value := row.get(key))]
+    ends = [value for value in ends if value > 0]
+    if not ends:
+        return None
+    first, last = math.log(min(ends) / 2.0), math.log(max(ends) * 1.5)
+
+    def place(value: object, otherwise: float) -> float:
+        if not is_number(value) or value <= 0:
+            return otherwise
+        return LABELS + (math.log(value) - first) / (last - first) * (WIDTH - LABELS)
+
+    bars = [
+        Bar(
+            arm=text(row.get("arm")),
+            index=index,
+            y=index * ROW,
+            held=place(row.get("low_rps"), LABELS),
+            open=place(row.get("high_rps"), WIDTH),
+            seen=place(row.get("seen_rps"), -1.0) if is_number(row.get("seen_rps")) else None,
+            words=f"{text(row.get('arm'))}: surely holds {rate(row.get('low_rps'))}, surely not above "
+            f"{rate(row.get('high_rps'))}",
+        )
+        for index, row in enumerate(arms)
+    ]
+    ticks = [
+        tick * 10.0**power
+        for power in range(math.floor(first / math.log(10)), math.ceil(last / math.log(10)) + 1)
+        for tick in _TICKS
+        if first < math.log(tick * 10.0**power) < last
+    ]
+    return Picture(
+        width=WIDTH,
+        height=len(bars) * ROW + AXIS,
+        left=LABELS,
+        bars=tuple(bars),
+        ticks=tuple((place(tick, LABELS), figure(tick)) for tick in ticks),
+    )

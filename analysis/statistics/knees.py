@@ -1,0 +1,132 @@
+"""Where a server's knee lies, and which of two servers has the higher one, from steps of load that were held or missed.
+
+A step at a rate is held with probability Phi((log knee + luck - drag - log rate) / spread), as a dose is survived in a
+probit assay [1]. `spread` is of the knee from step to step; `luck` is normal and shared by all steps of one start;
+`drag` is what the queue of a missed step takes off the next. All three are nuisances: the likelihood of a knee is the
+highest over a grid of them. What the likelihood ratio [2] then rules out is held against F with as many degrees of
+freedom as there are starts but one, ten at the least: steps near the knee are few, and chi-square would be a little too
+narrow. `benchmarks/simulation/frontiers.py` shows how often an interval holds the true knee.
+
+References
+----------
+[1] Finney, D. J. (1971). Probit Analysis, 3rd edition.
+[2] Wilks, S. S. (1938). The large-sample distribution of the likelihood ratio for testing composite hypotheses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special, stats
+
+from analysis.arrays import Floats, Ints
+
+# In log rate. No server is taken to be steadier than 3 % from step to step.
+_SPREADS = np.geomspace(0.03, 0.4, 7)
+# Of starts: no two are taken to be more alike than 1 %, the allowance that the gates make for restarts.
+_LUCKS = (0.01, 0.04, 0.12)
+# By how much a step that was missed lowers what the next one of its start holds.
+_DRAGS = (0.0, 0.07, 0.15)
+# Between what 5 would make too wide and chi-square too narrow: see the simulation above.
+_FEWEST_DEGREES = 10
+_BEYOND = 2.5  # log rate past the lowest and the highest step
+_KNEES = 801
+
+
+def knee_grid(rates: Sequence[float]) -> Floats:
+    """The log rates at which knees are weighed, for steps at these rates: one at least."""
+    logs = np.log(np.asarray(rates, dtype=np.float64))
+    return np.linspace(logs.min() - _BEYOND, logs.max() + _BEYOND, _KNEES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KneeProfile:
+    """The log likelihood of each knee of a grid, the highest over spread and luck, and what it was made of."""
+
+    grid: Floats
+    likelihood: Floats
+    held: int
+    missed: int
+    starts: int
+
+    @property
+    def degrees(self) -> float:
+        """Of the F that likelihood ratios are held against: a start is what can be repeated."""
+        return float(max(_FEWEST_DEGREES, self.starts - 1))
+
+    @property
+    def likeliest(self) -> float | None:
+        """The likeliest knee, as a rate; the middle where several are. None where no step was held, or none missed."""
+        if not self.held or not self.missed:
+            return None
+        return math.exp(float(np.mean(self.grid[self.likelihood >= self.likelihood.max() - 1e-9])))
+
+    def interval(self, error: float) -> tuple[float | None, float | None]:
+        """The knees, as rates, that the steps do not contradict at two-sided level `error`; None for an open end.
+
+        Without any step both ends are open; with steps of one kind alone, one end is.
+        """
+        within = 0.5 * float(stats.f.isf(error, 1, self.degrees))
+        inside = np.flatnonzero(self.likelihood >= self.likelihood.max() - within)
+        first, last = inside[0] - 1, inside[-1] + 1  # outward, so that the grid never makes it narrower
+        low = None if first < 0 or not self.held else math.exp(self.grid[first])
+        high = None if last >= len(self.grid) or not self.missed else math.exp(self.grid[last])
+        return low, high
+
+
+def knee_profile(rates: Sequence[float], held: Sequence[bool], starts: Sequence[int], *, grid: Floats) -> KneeProfile:
+    """The profile of a server's knee from steps at `rates`, each of one of the `starts`; flat where there are none.
+
+    The rates of a start rise. Steps at one rate may contradict each other.
+    """
+    order = np.lexsort((rates, starts))
+    steps = np.log(np.asarray(rates, dtype=np.float64))[order]
+    kept = np.asarray(held, dtype=np.bool_)[order]
+    start = np.asarray(starts, dtype=np.int64)[order]
+    behind = np.zeros(len(steps))  # 1 for a step whose start missed the one before it
+    behind[1:] = ~kept[:-1] & (start[1:] == start[:-1])
+    profile = np.full(len(grid), -np.inf)
+    for drag, spread in itertools.product(_DRAGS, _SPREADS):
+        each = special.log_ndtr(np.where(kept, 1.0, -1.0) * (grid[:, None] - steps - drag * behind) / spread)
+        by_start = _by_start(each, start)
+        for luck in _LUCKS:
+            profile = np.maximum(profile, sum((_smoothed(row, luck, grid) for row in by_start), np.zeros(len(grid))))
+    return KneeProfile(
+        grid=grid,
+        likelihood=profile,
+        held=int(kept.sum()),
+        missed=int((~kept).sum()),
+        starts=len(np.unique(start)),
+    )
+
+
+def _by_start(each: Floats, start: Ints) -> list[Floats]:
+    """The log likelihood of the steps of each start, over the grid."""
+    return [each[:, start == number].sum(axis=1) for number in np.unique(start)]
+
+
+def _smoothed(likelihood: Floats, luck: float, grid: Floats) -> Floats:
+    """The log likelihood of one start with its luck integrated out; the grid is even, and flat beyond its ends."""
+    cell = float(grid[1] - grid[0])
+    reach = math.ceil(4.0 * luck / cell)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) * cell / luck) ** 2)
+    top = float(likelihood.max())
+    padded = np.pad(np.exp(likelihood - top), reach, mode="edge")
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(np.convolve(padded, weights / weights.sum(), mode="valid")))
+
+
+def p_not_higher(one: KneeProfile, other: KneeProfile) -> float:
+    """The p-value of H0: the knee of `one` is at most that of `other`, by the signed root of the likelihood ratio.
+
+    Both are profiles over the same grid. 0.5 or more where `one` is not seen to be higher.
+    """
+    best = float(one.likelihood.max() + other.likelihood.max())
+    # The best pair of knees that obeys H0: for each knee of `other`, the likeliest of `one` up to it.
+    obeying = float((np.maximum.accumulate(one.likelihood) + other.likelihood).max())
+    root = math.sqrt(max(0.0, 2.0 * (best - obeying)))
+    return float(stats.t.sf(root, min(one.degrees, other.degrees)))

@@ -1,0 +1,192 @@
+"""What a frontier promises on servers whose knees are known, searched under a budget: errors of all statements, and
+how often the right policy is named.
+
+`python benchmarks/judging.py frontiers` prints the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from analysis.arrays import Floats
+from analysis.foresight.costs import Start
+from analysis.frontier.answer import by_start, load_ranges
+from analysis.frontier.holdings import Frontier, frontier_of
+from analysis.frontier.search import Budget, Left, next_round
+from analysis.judging.load_steps import Step, bracket
+from benchmarks.simulation.calibration import means
+from benchmarks.simulation.table import Table
+from loadtests.traffic.rate_steps import closer, staircase
+
+ALPHA = 0.05
+LOW, HIGH = 2.0, 64.0  # of the staircase
+BUDGET = Budget(total_s=3 * 3600.0, step_s=30.0, around_s=20.0)
+
+# Knees in requests/s, the control first, and what each takes to start.
+FIFTHS = {"eager": 10.0, "padded": 12.0, "dynamic": 14.4, "bucketed": 17.28}
+EQUAL = dict.fromkeys(FIFTHS, 10.0)
+TWINS = {"eager": 10.0, "padded": 10.0, "dynamic": 25.0, "bucketed": 25.0}
+START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0, "bucketed": 110.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How servers waver: their knee from step to step, with every start, and after a step that was missed.
+
+    `spread` and `luck` are standard deviations in log rate. `drag`: by how much the queue of a missed step lowers what
+    is held of the next. `tails`: whether the noise of steps is Student's t of 3 degrees of freedom.
+    """
+
+    spread: float = 0.05
+    luck: float = 0.01
+    drag: float = 0.0
+    tails: bool = False
+
+
+KINDS = {
+    "steady": Kind(),
+    "noisy": Kind(spread=0.15, luck=0.02),
+    "lucky starts": Kind(luck=0.06),
+    "dragging": Kind(spread=0.1, luck=0.02, drag=0.1),
+    "long tails": Kind(spread=0.08, luck=0.02, tails=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A search that has ended: what it says, the time that it took, who left early."""
+
+    frontier: Frontier
+    spent_s: float
+    left: tuple[Left, ...]
+    starts: Mapping[str, int]
+
+
+def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Outcome:
+    """Servers with these knees, searched as `next_round` says."""
+    rng = np.random.default_rng([seed, 13])
+    arms = list(knees)
+    steps: list[Step] = []
+    left: list[Left] = []
+    starts = dict.fromkeys(arms, 0)
+    spent_s, number, trial = 0.0, 1, 0
+    while True:
+        frontier = frontier_of(steps, arms, alpha=ALPHA)
+        turns = next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, number=number, before=left)
+        left += turns.left
+        if turns.stop:
+            return Outcome(frontier=frontier, spent_s=spent_s, left=tuple(left), starts=starts)
+        for turn in turns.turns:
+            trial += 1
+            around = bracket(turn.arm, steps).to_search
+            first = around == (None, None)
+            rates = staircase(LOW, HIGH, turn.steps) if first else closer([around], turn.steps, low=LOW, high=HIGH)
+            steps += _one_start(turn.arm, knees[turn.arm], rates, kind, trial, rng)
+            starts[turn.arm] += 1
+            spent_s += turn.seconds
+        number += 1
+
+
+def _one_start(
+    arm: str, knee: float, rates: tuple[float, ...], kind: Kind, trial: int, rng: np.random.Generator
+) -> list[Step]:
+    noise = rng.standard_t(3.0, len(rates)) if kind.tails else rng.standard_normal(len(rates))
+    limits = math.log(knee) + kind.luck * rng.standard_normal() + kind.spread * noise
+    steps: list[Step] = []
+    for rate, limit in zip(rates, limits.tolist(), strict=True):
+        dragged = kind.drag if steps and steps[-1].held == "missed" else 0.0
+        held = math.log(rate) <= limit - dragged
+        steps.append(
+            Step(
+                arm=arm,
+                trial=trial,
+                rate=rate,
+                requests=100,
+                good=100 if held else 50,
+                failed=0,
+                offered_rps=rate,
+                goodput_rps=rate if held else rate / 2.0,
+                held="held" if held else "missed",
+                reason="",
+            )
+        )
+    return steps
+
+
+def wrong(frontier: Frontier, knees: Mapping[str, float]) -> bool:
+    """Whether any statement is false: of what an arm holds, or of which of two holds more."""
+    of_loads = any(
+        (item.low_rps is not None and item.low_rps > knees[item.arm])
+        or (item.high_rps is not None and item.high_rps < knees[item.arm])
+        for item in frontier.holdings
+    )
+    return of_loads or any(order.surely and knees[order.more] <= knees[order.less] for order in frontier.orders)
+
+
+def picks(frontier: Frontier, knees: Mapping[str, float]) -> Floats:
+    """For a load halfway up to each knee from the one below: whether the simplest arm that holds it is the pick."""
+    starts = {arm: Start(serving_s=START_S[arm]) for arm in knees}
+    ranges = load_ranges(frontier, starts)
+    ordered = sorted(knees.values())
+    loads = [
+        ordered[0] / math.sqrt(1.2),
+        *(math.sqrt(low * high) for low, high in itertools.pairwise(ordered)),
+    ]
+    right = []
+    for load in loads:
+        truth = next(arm for arm in by_start(frontier, starts) if knees[arm] >= load)
+        shown = next(item for item in ranges if item.high_rps is None or load <= item.high_rps)
+        right.append(shown.pick == truth)
+    return np.array(right, dtype=np.float64)
+
+
+def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Floats:
+    """(any statement false, the arm that holds most named, share of the budget taken, share of right picks)."""
+    outcome = search(knees, kind, seed, budget=budget)
+    highest = max(knees, key=lambda arm: knees[arm])
+    return np.array(
+        [
+            wrong(outcome.frontier, knees),
+            outcome.frontier.highest == highest,
+            outcome.spent_s / budget.total_s,
+            picks(outcome.frontier, knees).mean(),
+        ],
+        dtype=np.float64,
+    )
+
+
+def inside(kind: Kind, starts: int, seed: int) -> Floats:
+    """Whether the 95 % interval of one arm holds its knee: a staircase, then further starts around what is open."""
+    rng = np.random.default_rng([seed, 17])
+    knee = float(np.exp(rng.uniform(np.log(4.0), np.log(30.0))))
+    steps: list[Step] = []
+    for trial in range(1, starts + 1):
+        around = bracket("arm", steps).to_search
+        rates = closer([around], 8, low=LOW, high=HIGH) if steps else staircase(LOW, HIGH, 8)
+        steps += _one_start("arm", knee, rates, kind, trial, rng)
+    shown = bracket("arm", steps)
+    return np.array([(shown.low_rps or 0.0) <= knee <= (shown.high_rps or math.inf)], dtype=np.float64)
+
+
+def frontiers_table(table: Table) -> None:
+    """All rows."""
+    for name, kind in KINDS.items():
+        for starts in (2, 4):
+            (share,) = means(partial(inside, kind, starts), table.seeds, processes=table.processes)
+            table.add(f"95 % interval of a knee holds the truth, {name}, {starts} starts", share, least=0.92)
+    for name, kind in KINDS.items():
+        for label, knees in (("equal", EQUAL), ("two pairs of twins", TWINS), ("20 % apart", FIFTHS)):
+            shares = means(partial(promise, knees, kind), table.seeds, processes=table.processes)
+            table.add(f"frontier: any statement false, {name}, {label}", shares[0], most=0.08)
+            if knees is FIFTHS:
+                # What the budget is enough for; the others are shown.
+                least = 0.8 if name == "steady" else None
+                table.add(f"frontier: the arm that holds most is named, {name}, {label}", shares[1], least=least)
+                table.add(f"  the simplest arm that holds a load is picked, {name}, {label}", shares[3])
+            table.add(f"  share of the budget, {name}, {label}", shares[2], most=1.0)
