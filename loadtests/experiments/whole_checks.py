@@ -181,18 +181,12 @@ def _check_design(experiment: Experiment) -> None:
 def _check_carried(experiment: Experiment) -> None:
     """Compiled code and profiles come to an arm by one way, and by one that exists."""
     shared = experiment.trials.compile_cache == "shared"
-    cards = sorted({arm.config.model.device for arm in experiment.own_arms if arm.config.model.device != "cpu"})
     for index, arm in enumerate(experiment.own_arms):
         policy = arm.config.compile
         if policy.artifact and shared:
             raise ConfigError(
                 f'arms[{index}].compile.artifact is set but trials.compile_cache is "shared", so that every arm would '
                 'find its code, and it theirs: use compile_cache = "fresh"'
-            )
-        if policy.artifact and experiment.trials.swap_devices and len(cards) > 1:
-            raise ConfigError(
-                f"arms[{index}].compile.artifact is set but arms change places on {', '.join(cards)}, and compiled "
-                "code names its card: use trials.swap_devices = false"
             )
         if policy.profile and not (shared or policy.artifact):
             raise ConfigError(

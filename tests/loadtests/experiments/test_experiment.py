@@ -274,11 +274,6 @@ def test_any_valid_experiment_survives_a_round_trip(
             "only inductor keeps compiled code",
         ),
         (
-            'preset = "compiled-padded"',
-            'preset = "compiled-padded"\ndevice = "cuda:1"\n[arms.compile]\nartifact = "x"\n[model]\ndevice = "cuda:0"',
-            "artifact is set but arms change places on cuda:0, cuda:1",
-        ),
-        (
             "[traffic]\nrate = 2",
             "[arms.compile]\nartifact = 'x'\n[trials]\ncompile_cache = 'shared'\n[traffic]\nrate = 2",
             'artifact is set but trials.compile_cache is "shared"',
