@@ -6,6 +6,7 @@ Only this file and recorder.py, which says what the compiler did, touch torch._d
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 from torch import nn
+from torch._dynamo.decorators import mark_unbacked
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
@@ -23,6 +25,8 @@ from servers.fields import ConfigError
 
 # A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
 UnprovenBounds = ConstraintViolationError
+# The model's code asks for the size of a dimension whose size is not to be known.
+UnknownSize = torch._dynamo.exc.UserError
 
 
 class UnforeseenShapeError(RuntimeError):
@@ -55,6 +59,11 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     torch._dynamo.config.accumulated_recompile_limit = max(256, known, policy.recompile_limit)
     if policy.join_projections and policy.backend == "inductor":
         torch._inductor.config.pre_grad_custom_pass = _JoinLinears()
+    if policy.unbacked and "max" not in inspect.signature(mark_unbacked).parameters:
+        raise ConfigError(
+            f"compile.unbacked is {list(policy.unbacked)} but torch {torch.__version__} takes no bounds of such "
+            "dimensions, without which no model compiles: drop it, or take torch 2.13"
+        )
     if policy.mark_dynamic:
         # Two dimensions that happen to be equal in the first batch are not one dimension.
         torch.fx.experimental._config.use_duck_shape = False  # type: ignore[attr-defined]
@@ -163,6 +172,16 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
         torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
     else:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def hide_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], name: str) -> None:
+    """Tell the compiler that this dimension varies within `bounds` (low, high), and no size of it.
+
+    Dimensions of one `name` are equal. A graph holds what it was told as assertions, so a size out of bounds raises.
+    """
+    low, high = bounds
+    if low < high:
+        mark_unbacked(tensor, dimension, shape_id=name, min=low, max=high)
 
 
 def fix_address(tensor: torch.Tensor) -> None:
