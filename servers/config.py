@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from servers.fields import ConfigError, Range, build, check_fields, check_range
+from servers.fields import ConfigError, Range, build, check_choice, check_fields, check_range
 from servers.ladders import check_rising, default_lengths, doubling
 from servers.presets import RANDOM_PRESETS
 
@@ -161,7 +161,8 @@ class CompileConfig:
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
     neither, and quantised weights are not joined. `artifact` is a file that `tailgate precompile` wrote, whose compiled
     code a start begins with. With `profile` a start takes over from earlier ones which sizes were found to vary. The
-    bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits.
+    bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits. Of `unbacked` dimensions the
+    compiler is told the bounds and no size, so that it can be specialised on none.
     """
 
     enabled: bool = False
@@ -175,6 +176,7 @@ class CompileConfig:
     eager_regions: tuple[str, ...] = ()
     recompile_limit: Annotated[int, Range(0, 100_000)] = 0
     mark_dynamic: bool = False
+    unbacked: tuple[Literal["batch", "context"], ...] = ()
     batch_bounds: tuple[int, ...] = ()
     length_bounds: tuple[int, ...] = ()
     context_bounds: tuple[int, ...] = ()
@@ -208,6 +210,12 @@ class CompileConfig:
             )
         if self.mark_dynamic and self.dynamic is False:
             raise ConfigError("compile.mark_dynamic is true but compile.dynamic is false: drop one of them")
+        for name in self.unbacked:
+            check_choice("compile.unbacked", name, ("batch", "context"))
+        if self.unbacked and not self.mark_dynamic:
+            raise ConfigError(
+                f"compile.unbacked is {list(self.unbacked)} but compile.mark_dynamic is false: set it to true"
+            )
         for key in ("batch_bounds", "length_bounds", "context_bounds"):
             bounds = getattr(self, key)
             if not bounds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import re
@@ -129,6 +130,9 @@ UnprovenBounds: type[Exception] = (
     _reach("torch.fx.experimental.symbolic_shapes:ConstraintViolationError") or _UnknownError
 )
 
+# The model's code asks for the size of a dimension whose size is not to be known.
+UnknownSize: type[Exception] = _reach("torch._dynamo.exc:UserError") or _UnknownError
+
 # What inductor takes as a pass over its graphs.
 GraphPass: Any = _reach("torch._inductor.custom_graph_pass:CustomGraphPass") or object
 
@@ -187,6 +191,17 @@ def use_graph_pass(graph_pass: object) -> None:
 def mark_dynamic(tensor: torch.Tensor, dimension: int, low: int, high: int) -> None:
     """The dimension varies within the bounds, and one graph must fit all of it."""
     torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
+
+
+def bounds_unbacked() -> bool:
+    """Whether this torch takes bounds of an unbacked dimension."""
+    mark = _reach("torch._dynamo.decorators:mark_unbacked")
+    return mark is not None and "max" in inspect.signature(mark).parameters
+
+
+def mark_unbacked(tensor: torch.Tensor, dimension: int, low: int, high: int, name: str) -> None:
+    """The dimension varies within [low, high], and the compiler knows no size of it. Those of one name are equal."""
+    _reach("torch._dynamo.decorators:mark_unbacked")(tensor, dimension, shape_id=name, min=low, max=high)
 
 
 def maybe_mark_dynamic(tensor: torch.Tensor, dimension: int) -> None:

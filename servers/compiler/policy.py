@@ -19,6 +19,7 @@ from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
 
 UnprovenBounds = internals.UnprovenBounds
+UnknownSize = internals.UnknownSize
 
 
 class UnforeseenShapeError(RuntimeError):
@@ -44,6 +45,11 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
     if policy.join_projections and policy.backend == "inductor":
         internals.use_graph_pass(_JoinLinears())
+    if policy.unbacked and not internals.bounds_unbacked():
+        raise ConfigError(
+            f"compile.unbacked is {list(policy.unbacked)} but torch {torch.__version__} takes no bounds of such "
+            "dimensions, without which no model compiles: drop it, or take torch 2.13"
+        )
     if policy.mark_dynamic:
         internals.keep_equal_sizes_apart()
 
@@ -151,6 +157,16 @@ def mark_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], 
         internals.mark_dynamic(tensor, dimension, low, high)
     else:
         internals.maybe_mark_dynamic(tensor, dimension)
+
+
+def hide_dimension(tensor: torch.Tensor, dimension: int, bounds: Sequence[int], name: str) -> None:
+    """Tell the compiler that this dimension varies within `bounds` (low, high), and no size of it.
+
+    Dimensions of one `name` are equal. A graph holds what it was told as assertions, so a size out of bounds raises.
+    """
+    low, high = bounds
+    if low < high:
+        internals.mark_unbacked(tensor, dimension, low, high, name)
 
 
 def fix_address(tensor: torch.Tensor) -> None:

@@ -181,6 +181,13 @@ class ModelRunner:
         for _ in range(WARMUP_CALLS):
             try:
                 self.run(step, shape)
+            except compiler_policy.UnknownSize as error:
+                if not self.arm.compile.unbacked:
+                    raise
+                raise ConfigError(
+                    f"compile.unbacked is {list(self.arm.compile.unbacked)} but the model asks for such a size "
+                    f"({str(error).strip().partition(chr(10))[0]}): leave it out"
+                ) from None
             except compiler_policy.UnprovenBounds as error:
                 if shape.kind in self._unpromised or self.arm.compile.has_bounds:
                     raise
@@ -398,21 +405,26 @@ class ModelRunner:
         if not policy.mark_dynamic:
             return
         promised = kind not in self._unpromised
+
+        def mark(tensor: torch.Tensor, dimension: int, bounds: tuple[int, ...], name: str) -> None:
+            if name in policy.unbacked:
+                compiler_policy.hide_dimension(tensor, dimension, bounds, name)
+            else:
+                compiler_policy.mark_dimension(tensor, dimension, bounds, promised=promised)
+
         low = max(2, self.arm.shapes.min_size)
         rows = self.cache_rows if kind == "decode" else engine.prefill_batch
         for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-            compiler_policy.mark_dimension(tensor, 0, policy.batch_bounds or (low, rows), promised=promised)
+            mark(tensor, 0, policy.batch_bounds or (low, rows), "batch")
         if kind != "decode":
             for tensor in varying[:2]:
-                compiler_policy.mark_dimension(
-                    tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), promised=promised
-                )
+                mark(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), "length")
         if kind != "prefill":
             longest = engine.max_prompt_tokens
             if kind == "decode":
                 # The whole of the cache is a size of its own: a mask that is not cut compiles apart from one that is.
                 longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
-            compiler_policy.mark_dimension(fixed[-1], 0, policy.context_bounds or (low, longest), promised=promised)
+            mark(fixed[-1], 0, policy.context_bounds or (low, longest), "context")
 
     def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
         graph = self._graphs.get(shape)

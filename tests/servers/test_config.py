@@ -91,6 +91,8 @@ def test_max_length_is_prompt_plus_generated() -> None:
         ({"enabled": True, "eager_regions": [""]}, 'compile.eager_regions holds ""'),
         ({"enabled": True, "regional": True, "regions": ["lm_head"]}, "regional is the repeated block alone"),
         ({"enabled": True, "fullgraph": True, "eager_regions": ["lm_head"]}, "a graph ends where an eager module"),
+        ({"enabled": True, "unbacked": ["batch"]}, "compile.mark_dynamic is false: set it to true"),
+        ({"enabled": True, "mark_dynamic": True, "unbacked": ["length"]}, "use one of batch, context"),
         ({"enabled": True, "guarded": True, "strict": True}, "compile.guarded and compile.strict are both true"),
     ],
 )

@@ -441,6 +441,35 @@ def test_the_longest_context_needs_no_graph_of_its_own(
     assert [len(job.output) for job in longest] == [12, 12], "a strict arm refuses what needs a graph"
 
 
+@pytest.mark.parametrize(("prefill_batch", "chunk"), [(1, 0), (3, 16)])
+def test_unbacked_dimensions_are_served_by_one_graph_a_step(
+    prefill_batch: int, chunk: int, recorder: CompileRecorder
+) -> None:
+    arm = ArmConfig.from_preset(
+        "compiled-strict", engine=replace(ENGINE, prefill_batch=prefill_batch, prefill_chunk=chunk)
+    )
+    policy = replace(arm.compile, backend="eager", unbacked=("batch", "context"))
+    runner = runner_for(replace(arm, compile=policy), recorder)
+    assert [event.kind for event in recorder.drain()] == ["compile"] * (3 if chunk else 2)
+    jobs = jobs_for(runner.vocab_size, seed=7)
+    serve(runner, jobs)
+    assert recorder.drain() == []
+    assert_greedy_like_generate(runner, jobs)
+
+
+def test_a_model_that_asks_for_an_unbacked_size_is_refused_in_one_line(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "largest", split_at_two)
+    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
+    policy = replace(arm.compile, backend="eager", unbacked=("batch",))
+    with pytest.raises(
+        ConfigError, match=r"compile\.unbacked is \['batch'\] but the model asks for such a size"
+    ) as told:
+        runner_for(replace(arm, compile=policy), recorder)
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.slow
 def test_bounds_that_the_user_gave_must_hold(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "largest", split_at_two)
