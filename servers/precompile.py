@@ -53,8 +53,8 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
     unkept = sum(event.cache == "bypass" for event in compiles)
     size, seconds, graphs = Path(path).stat().st_size, (now_ns() - begun_ns) / 1e9, int(written.facts["graphs"])
     words = (
-        f'{path}: {graphs} graphs of arm "{arm.name}" for {written.facts["device"]} in {size / 2**20:.1f} MiB, '
-        f"compiled in {seconds:.1f} s; load it with compile.artifact"
+        f"{path}\n{graphs} graphs of {arm.name} in {size / 2**20:.1f} MiB, compiled in {seconds:.1f} s\n"
+        f"for {written.facts['device']}; load it with compile.artifact"
     )
     if unkept:
         words += f"\n{unkept} of {len(compiles)} graphs cannot be kept: they compile at every start"

@@ -30,7 +30,9 @@ ENDING: dict[str, tuple[str, ...]] = {
     "export": ("RUN", "--format", "csv"),
     "forecast": ("TRACE",),
     "inspect": ("--arm", "eager", "--slots", "2", "--shapes", "prefill 1x12, decode 2@30"),
+    "precompile": ("--arm", "compiled-naive", "--slots", "1", "--max-prompt-tokens", "16", "--out", "ARTIFACT"),
 }
+_LOADS_A_MODEL = ("inspect", "precompile")
 # Others have a test of their own below; a worker finds nothing out.
 APART = {"run", "serve", "split", "parity", "worker"}
 
@@ -43,7 +45,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     trace = folder / "trace.csv"
     rows = "".join(f"2023-11-16 18:15:{second:02}.0,{40 + 7 * second},20\n" for second in range(60))
     trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    yield {"RUN": str(folder / "run"), "EARLIER": str(folder / "earlier"), "TRACE": str(trace)}
+    run = folder / "run"
+    yield {"RUN": f"{run}", "EARLIER": f"{folder / 'earlier'}", "TRACE": f"{trace}", "ARTIFACT": f"{run}.compiled"}
     shutil.rmtree(folder)
 
 
@@ -67,9 +70,8 @@ def test_every_command_is_tried_at_a_terminal() -> None:
     assert without == {"worker"}
 
 
-# inspect starts the real model, twice.
 @pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=pytest.mark.slow if name == "inspect" else ()) for name in ENDING]
+    "command", [pytest.param(name, marks=pytest.mark.slow if name in _LOADS_A_MODEL else ()) for name in ENDING]
 )
 def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], tmp_path: Path) -> None:
     arguments = [given.get(argument, argument) for argument in ENDING[command]]
