@@ -1,13 +1,14 @@
 """Whether `tailgate compare` sees what is there: releases with a planted fault, and equal ones of another day.
 
-    python benchmarks/releases.py [decode] [memory] [equal] [--seeds 5] [--trials 6] [--seconds 20]
+    python benchmarks/releases.py [decode] [memory] [equal] [--seeds 5] [--trials 6] [--seconds 20] [--lanes 1]
 
 First a folder of baselines, a run for each seed. Then for each seed the same build with every engine step 10 % longer,
 with 30 % more memory, and twice as it was (see benchmarks/planted_arm.py), each compared with the folder. Real servers
 with a tiny model on the CPU, real Envoy and Locust, and traffic of its own for each run. Each line is a share of
 comparisons beside what it must reach; the last line on stdout is one JSON object. Exit code 1 when a line misses its
-goal. Five seeds take about an hour and a half on two processors, which must be quiet. The runs are kept under --out,
-and one that is there already is not run again.
+goal. Five seeds take about an hour and a half on two processors, which must be quiet. With --lanes as many runs go on
+side by side, each pinned to processors of its own: give each four or more. The runs are kept under --out, and one that
+is there already is not run again.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -74,11 +78,40 @@ served = false
 PLANTED_ARM = (sys.executable, "-m", "benchmarks.planted_arm")
 
 
+class Lanes:
+    """Disjoint sets of this host's processors, equal in number; a run takes one and gives it back."""
+
+    def __init__(self, count: int, processors: Sequence[int]) -> None:
+        """Raises ValueError where a lane would have no processor."""
+        each = len(processors) // count if count > 0 else 0
+        if not each:
+            raise ValueError(f"{count} lanes on {len(processors)} processors: give 1 to {len(processors)}")
+        self.count = count
+        self._free: SimpleQueue[frozenset[int]] = SimpleQueue()
+        for lane in range(count):
+            self._free.put(frozenset(processors[lane * each : (lane + 1) * each]))
+
+    @contextmanager
+    def one(self) -> Iterator[frozenset[int]]:
+        """A lane that nobody else has meanwhile."""
+        lane = self._free.get()
+        try:
+            yield lane
+        finally:
+            self._free.put(lane)
+
+
+def all_processors() -> Lanes:
+    """One lane of all processors that this process may use."""
+    return Lanes(1, sorted(os.sched_getaffinity(0)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How the runs are made."""
 
     folder: Path
+    lanes: Lanes = field(default_factory=all_processors)
     trials: int
     seconds: float
     rate: float = 4.0
@@ -113,7 +146,7 @@ def run_dir(plan: Plan, name: str, *, seed: int, planted: str) -> Path:
     if made := [path for path in out.glob("*/") if (path / "summary.json").exists()]:
         return made[0]
     out.mkdir(parents=True, exist_ok=True)
-    experiment = plan.folder / "release.toml"
+    experiment = out / "release.toml"
     experiment.write_text(
         EXPERIMENT.format(seconds=plan.seconds, trials=plan.trials, rate=plan.rate, lag_ms=plan.lag_ms, more=plan.more)
     )
@@ -123,9 +156,11 @@ def run_dir(plan: Plan, name: str, *, seed: int, planted: str) -> Path:
         f"sys.exit(main({arguments!r}, arm_command={list(plan.arm_command)!r}))"
     )
     environment = {**child_environment(), VARIABLE: planted, "PYTHONPATH": str(ROOT)}
-    with (out / "log.txt").open("w") as log:
+    with plan.lanes.one() as lane, (out / "log.txt").open("w") as log:
+        # All that the run starts has the processors of the lane.
+        pinned = f"import os; os.sched_setaffinity(0, {sorted(lane)}); {code}"
         subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+            [sys.executable, "-c", pinned], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
         )
     made = [path for path in out.glob("*/") if (path / "summary.json").exists()]
     if not made:
@@ -140,19 +175,31 @@ def compared(plan: Plan, baselines: History, candidate: Path) -> dict[str, Any]:
     return compare_releases(baselines, later, arms=arms, limits=plan.limits)
 
 
+def run_dirs(plan: Plan, kinds: Sequence[Kind], seeds: int) -> dict[str, Path]:
+    """The directory of each run by its name, baselines first; as many at once as there are lanes."""
+    runs = [(f"baseline-{seed}", 1000 + seed, "") for seed in range(seeds)]
+    runs += [
+        (f"{kind.name}-{seed}-{copy}", 2000 + 10 * seed + copy, kind.planted)
+        for seed in range(seeds)
+        for kind in kinds
+        for copy in range(kind.per_seed)
+    ]
+    with ThreadPoolExecutor(plan.lanes.count) as pool:
+        made = {name: pool.submit(run_dir, plan, name, seed=seed, planted=planted) for name, seed, planted in runs}
+        return {name: future.result() for name, future in made.items()}
+
+
 def outcomes(
     plan: Plan, kinds: Sequence[Kind], seeds: int, note: Callable[[Mapping[str, Any]], None]
 ) -> list[dict[str, Any]]:
     """What came of each comparison, one row each."""
     rows = []
-    earlier = [run_dir(plan, f"baseline-{seed}", seed=1000 + seed, planted="") for seed in range(seeds)]
-    baselines = History(releases=by_time([read_release(path) for path in earlier]))
+    made = run_dirs(plan, kinds, seeds)
+    baselines = History(releases=by_time([read_release(made[f"baseline-{seed}"]) for seed in range(seeds)]))
     for seed in range(seeds):
         for kind in kinds:
             for copy in range(kind.per_seed):
-                name = f"{kind.name}-{seed}-{copy}"
-                candidate = run_dir(plan, name, seed=2000 + 10 * seed + copy, planted=kind.planted)
-                document = compared(plan, baselines, candidate)
+                document = compared(plan, baselines, made[f"{kind.name}-{seed}-{copy}"])
                 failed = [row["figure"] for row in document["figures"] if row["verdict"] == "FAIL"]
                 own = [row for row in document["figures"] if row["figure"] == kind.figure]
                 row = {
@@ -196,13 +243,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=20.0, help="of traffic in each trial (default %(default)s)")
+    parser.add_argument("--lanes", type=int, default=1, help="runs side by side, each on processors of its own")
     parser.add_argument("--out", default="runs/releases", help="where the runs are kept (default %(default)s)")
     parser.add_argument(
         "--without-references", action="store_true", help="take the machine for the same, and measure none of it"
     )
     options = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if kind.name in (options.kinds or names)]
+    try:
+        lanes = Lanes(options.lanes, sorted(os.sched_getaffinity(0)))
+    except ValueError as error:
+        parser.error(str(error))
     plan = Plan(
+        lanes=lanes,
         folder=Path(options.out).resolve(),
         trials=options.trials,
         seconds=options.seconds,

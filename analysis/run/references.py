@@ -19,7 +19,8 @@ from analysis.run.trials import Trial
 
 # Figures of a reference that are of the card, and those that are of its host; of the last two less is better.
 CARD_FIGURES = ("matmul_tflops", "read_gb_per_s")
-HOST_FIGURES = ("launch_us", "python_ms")
+PYTHON = "python_ms"
+HOST_FIGURES = ("launch_us", PYTHON)
 FIGURES = (*CARD_FIGURES, *HOST_FIGURES)
 
 
@@ -28,7 +29,7 @@ _SIZES = {
     "matmul_tflops": ("matrix", "dtype", "rest_ms"),
     "read_gb_per_s": ("read_bytes",),
     "launch_us": ("launches", "processors"),
-    "python_ms": ("processors",),
+    PYTHON: ("processors",),
 }
 # No machine is so slow or so fast.
 _LEAST, _MOST = 1e-9, 1e12
@@ -56,7 +57,26 @@ def speed_of(figure: str, value: float) -> float:
 
 def references_of(trials: Iterable[Trial]) -> tuple[Reference, ...]:
     """All references of the trials, in their order. Figures whose work was not of the usual size are left out."""
-    return _of_one_size([item for trial in trials for item in _of_trial(trial)])
+    return _of_one_host(_of_one_size([item for trial in trials for item in _of_trial(trial)]))
+
+
+def _of_one_host(rows: Sequence[Reference]) -> tuple[Reference, ...]:
+    """The references with Python's time taken together over the devices of a host, before a trial and after it.
+
+    Where processors take turns, Python ran on all of them whichever device was measured: what two devices of one host
+    differ by is the moment.
+    """
+    known: dict[tuple[int, str, str], list[float]] = {}
+    for row in rows:
+        if row.sizes[PYTHON] != (None,) and PYTHON in row.figures:
+            known.setdefault((row.trial, row.host, row.when), []).append(math.log(row.figures[PYTHON]))
+    together = {place: math.exp(sum(values) / len(values)) for place, values in known.items()}
+    return tuple(
+        replace(row, figures={**row.figures, PYTHON: together[row.trial, row.host, row.when]})
+        if row.sizes[PYTHON] != (None,) and PYTHON in row.figures
+        else row
+        for row in rows
+    )
 
 
 def _of_one_size(rows: Sequence[Reference]) -> tuple[Reference, ...]:

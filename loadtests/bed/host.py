@@ -1,9 +1,13 @@
-"""A host as the kernel shows it: processors, steal, load, pressure, frequency, memory."""
+"""A host as the kernel shows it: processors, steal, load, pressure, frequency, memory.
+
+Processors are those that the run may use: what others do on the rest is not in its way.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,12 @@ _PROC, _SYS = Path("/proc"), Path("/sys")
 
 
 class Host:
-    """This host. `proc` and `sys` are where the kernel's files lie."""
+    """This host. `proc` and `sys` are where the kernel's files lie; `allowed` are the processors that the run may use,
+    by default those of this process."""
 
-    def __init__(self, proc: Path = _PROC, sys: Path = _SYS) -> None:
+    def __init__(self, proc: Path = _PROC, sys: Path = _SYS, allowed: Set[int] | None = None) -> None:
         self._proc = proc
+        self._allowed = os.sched_getaffinity(0) if allowed is None else allowed
         self._sys = sys
         found = sorted(sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
         self._frequencies = found[:: max(1, len(found) // _FREQUENCIES)][:_FREQUENCIES]
@@ -32,13 +38,16 @@ class Host:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Of the machine: cpu, cpus, kernel, virtual (what it runs in, null where nothing shows that it does)."""
+        """Of the machine: cpu, cpus, those that the run may use (null where it may use all), kernel, virtual (what it
+        runs in, null where nothing shows that it does)."""
         lines = self._text("cpuinfo").splitlines() if (self._proc / "cpuinfo").exists() else []
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         hypervisor = any("hypervisor" in line.split() for line in lines if line.startswith("flags"))
+        cpus = len([line for line in lines if line.startswith("processor")])
         return {
             "cpu": models[0] if models else platform.processor() or platform.machine(),
-            "cpus": len([line for line in lines if line.startswith("processor")]) or None,
+            "cpus": cpus or None,
+            "cpus_allowed": len(self._allowed) if len(self._allowed) < cpus else None,
             "kernel": platform.release(),
             "virtual": self._vendor() or "hypervisor" if hypervisor else None,
         }
@@ -53,13 +62,22 @@ class Host:
         return (self._proc / name).read_text(encoding="utf-8")
 
     def _processors(self) -> Sequence[Any]:
-        lines = self._text("stat").splitlines()
         # user, nice, system, idle, iowait, irq, softirq, steal; guests are counted in user
-        user, nice, system, _, _, irq, softirq, steal = (int(field) for field in lines[0].split()[1:9])
-        cpus = sum(line.startswith("cpu") for line in lines) - 1
-        return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S, cpus
+        own, _ = self._stat()
+        rows = [[int(field) for field in line.split()[1:9]] for line in own]
+        busy = sum(user + nice + system + irq + softirq for user, nice, system, _, _, irq, softirq, _ in rows)
+        return busy / _TICKS_PER_S, sum(row[-1] for row in rows) / _TICKS_PER_S, len(rows)
+
+    def _stat(self) -> tuple[list[str], list[str]]:
+        """The kernel's lines of the processors that the run may use, and of all."""
+        lines = [line for line in self._text("stat").splitlines() if line.startswith("cpu") and line[3].isdigit()]
+        own = [line for line in lines if int(line[3:].split()[0]) in self._allowed]
+        return own or lines, lines
 
     def _load(self) -> float:
+        own, all_lines = self._stat()
+        if len(own) < len(all_lines):
+            raise OSError(f"the load is of all {len(all_lines)} processors, and the run may use {len(own)}")
         return float(self._text("loadavg").split()[0])
 
     def _memory(self) -> Sequence[int]:

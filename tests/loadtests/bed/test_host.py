@@ -12,6 +12,9 @@ intr 12345 0 0
 """
 
 
+BOTH = frozenset({0, 1})
+
+
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     """A kernel's files with round numbers in them."""
@@ -38,7 +41,7 @@ def test_a_host_is_read_from_the_kernels_files(proc: Path, tmp_path: Path) -> No
         folder = tmp_path / "sys" / "devices/system/cpu" / cpu / "cpufreq"
         folder.mkdir(parents=True)
         (folder / "scaling_cur_freq").write_text(f"{khz}\n")
-    row, said = read(Host(proc, tmp_path / "sys"))
+    row, said = read(Host(proc, tmp_path / "sys", BOTH))
     assert row == {
         "cpu_s": 1.61,  # user, nice, system and both kinds of interrupts
         "steal_s": 0.07,
@@ -54,11 +57,24 @@ def test_a_host_is_read_from_the_kernels_files(proc: Path, tmp_path: Path) -> No
     assert said == {}
 
 
+def test_what_others_do_on_processors_that_the_run_may_not_use_is_not_in_its_way(proc: Path, tmp_path: Path) -> None:
+    host = Host(proc, tmp_path / "sys", allowed={1})
+    row, said = read(host)
+    assert (row["cpu_s"], row["steal_s"], row["cpus"]) == (0.81, 0.04, 1)
+    assert said["load1"] == "the load is of all 2 processors, and the run may use 1"
+    assert host.facts()["cpus_allowed"] is None, "this kernel lists one processor only"
+
+
+def test_a_host_whose_processors_are_numbered_otherwise_is_read_whole(proc: Path, tmp_path: Path) -> None:
+    row, _ = read(Host(proc, tmp_path / "sys", allowed={64}))
+    assert row["cpus"] == 2
+
+
 def test_what_a_kernel_does_not_show_is_said_and_the_rest_is_read(proc: Path, tmp_path: Path) -> None:
     for what in ("cpu", "memory", "io"):
         (proc / "pressure" / what).unlink()
     (proc / "meminfo").write_text("MemTotal:  1000 kB\n")  # an old kernel
-    row, said = read(Host(proc, tmp_path / "sys"))
+    row, said = read(Host(proc, tmp_path / "sys", BOTH))
     assert set(row) == {"cpu_s", "steal_s", "cpus", "load1"}
     unread = {"pressure_cpu_s", "pressure_memory_s", "pressure_io_s", "frequency_mhz"}
     assert set(said) == unread | {"memory_bytes", "memory_limit_bytes"}
@@ -67,7 +83,7 @@ def test_what_a_kernel_does_not_show_is_said_and_the_rest_is_read(proc: Path, tm
 
 
 def test_a_host_without_such_files_is_not_guessed(tmp_path: Path) -> None:
-    host = Host(tmp_path / "none", tmp_path / "none")
+    host = Host(tmp_path / "none", tmp_path / "none", BOTH)
     row, said = read(host)
     assert row == {}
     assert {"cpu_s", "load1", "memory_bytes"} <= set(said)
