@@ -60,6 +60,7 @@ def measured(arm: ArmConfig, plan: parity.Plan | None, seed: int, fault: float =
         given = replace(given, continuations=tuple(map(tuple, free)))
     logits = np.zeros((given.positions, runner.vocab_size), dtype=np.float32)
     parity.forced_logits(runner, given, logits, quiet)
+    free.append(parity.late_logits(runner, given, logits[sum(given.counts) :], quiet))
     recorder.remove()
     return Answers(name=arm.name, tokens=free, logits=logits), given
 
@@ -80,7 +81,7 @@ def calibrate(model_id: str, dtype: Dtype, seeds: int) -> dict[str, Any]:
         if seed < COMPILED_SEEDS:
             answers.append((equal["compiled-padded"], measured(arms["compiled-padded"], plan, seed)[0]))
         answers += [(judged, measured(arms["eager-padded"], plan, seed, fault)[0]) for fault, judged in faulty.items()]
-        lengths = [len(prompt) for prompt in plan.prompts]
+        lengths = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
         outcome = judge(control, [arm for _, arm in answers], reference, dtype=dtype, prompts=lengths, seed=seed)
         for (judged, _), arm in zip(answers, outcome.arms, strict=True):
             judged.append(arm)

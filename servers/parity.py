@@ -15,8 +15,8 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,21 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from servers.clock import now_ns
+from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
-from servers.engine.borders import prompt_borders
-from servers.engine.engine import Arrivals, Engine
+from servers.engine.borders import late_contexts, prompt_borders
+from servers.engine.encoder import EncoderRunner
+from servers.engine.engine import REFUSED, Arrivals, Engine
 from servers.engine.messages import Submit
 from servers.engine.model import load_model
 from servers.engine.quantisation import weight_bytes
 from servers.engine.runner import ModelRunner
+from servers.engine.runners import runner_for
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError, build
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
+from servers.vectors import make_batches, reference_vectors, served_vectors
 
 log = logging.getLogger("tailgate.parity")
 
@@ -48,18 +52,34 @@ Report = Callable[[str, int, int], None]  # what goes on, done, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Borders:
+    """The borders of one arm, as lengths of prompts in tokens, and those of them that no prompt of the plan has."""
+
+    prompts: tuple[int, ...]
+    unasked_prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What every arm answers: prompts, how many tokens to answer each with, and, once the control has answered, the
-    continuations along which all logits are compared."""
+    continuations along which all logits are compared. `borders` are those of each arm, by its name.
+
+    `late_prompt` is one more request, fed `late_tokens` and never asked to answer by itself: its logits are compared at
+    `late_places`, counted from its first answer, where contexts are longer than any prompt.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...] = ()
+    borders: Mapping[str, Borders] = field(default_factory=dict)
+    late_prompt: tuple[int, ...] = ()
+    late_tokens: tuple[int, ...] = ()
+    late_places: tuple[int, ...] = ()
 
     @property
     def positions(self) -> int:
-        """Rows of the logits: one for each token of each continuation."""
-        return sum(self.counts)
+        """Rows of the logits: one for each token of each continuation, then one for each late place."""
+        return sum(self.counts) + len(self.late_places)
 
     def write(self, path: Path) -> None:
         """`path` holds the plan."""
@@ -71,18 +91,21 @@ class Plan:
         return build(cls, json.loads(path.read_text(encoding="utf-8")), where="plan")
 
 
-def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int) -> Plan:
+def make_plan(
+    arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int, least: int = 0
+) -> Plan:
     """Fresh random prompts that reach every length at which an arm changes its shape.
 
     Lengths are those of `prompt_borders` of every arm, one token and the longest prompt first, and the rest spread
     evenly over orders of magnitude. Answers differ in length, so that rows fall free at different steps. With `prompts`
-    0, half as many again as the engine has slots, from 16 to 64, or as there are borders where these are more. A number
-    that is too small for all borders is logged with one that is not.
+    0, half as many again as the engine has slots, from 16 to 64, or as there are borders where these are more, and
+    `least` at least. A number that is too small for all borders is logged with one that is not, and the plan says which
+    borders are not asked.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
     borders = sorted(frozenset[int]().union(*map(prompt_borders, arms)))
-    count = prompts or max(min(64, max(16, engine.slots + engine.slots // 2)), len(borders) + len(borders) // 2)
+    count = prompts or max(min(64, max(16, engine.slots + engine.slots // 2)), len(borders) + len(borders) // 2, least)
     if count < len(borders):
         log.warning(
             "%d prompts reach %d of %d borders: give parity.prompts = %d", count, count, len(borders), len(borders)
@@ -93,10 +116,24 @@ def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, token
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
     most = min(tokens, engine.max_new_tokens)
+    late = sorted(frozenset[int]().union(*map(late_contexts, arms)))
+    # beside the others, whose numbers are what they were without it
+    late_rng = random.Random(f"parity late {seed}")
     return Plan(
         prompts=tuple(tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths),
-        counts=tuple(rng.randint((most + 1) // 2, most) for _ in lengths),
+        # two tokens at least where there may be: the first is of the prefill, and a decode step is asked too
+        counts=tuple(rng.randint(max((most + 1) // 2, min(2, most)), most) for _ in lengths),
+        borders={arm.name: _borders(arm, frozenset(lengths)) for arm in arms},
+        late_prompt=tuple(late_rng.randrange(vocab_size) for _ in range(longest if late else 0)),
+        late_tokens=tuple(late_rng.randrange(vocab_size) for _ in range(late[-1] - longest if late else 0)),
+        # the token at place n of an answer is decoded from n positions more than the prompt has
+        late_places=tuple(context - longest for context in late),
     )
+
+
+def _borders(arm: ArmConfig, lengths: frozenset[int]) -> Borders:
+    prompts = prompt_borders(arm)
+    return Borders(prompts=tuple(sorted(prompts)), unasked_prompts=tuple(sorted(prompts - lengths)))
 
 
 # --- An arm -----------------------------------------------------------------------------------------------------------
@@ -105,11 +142,13 @@ def make_plan(arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, token
 def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, plan: Plan) -> list[list[int]]:
     """The greedy answers [request][token] that the engine itself gives, requests joining while others run.
 
-    Raises RuntimeError, with the engine's own words where it has some, when a request fails or loses tokens.
+    Raises RuntimeError, with the engine's own words where it has some, when a request fails or loses tokens;
+    UnforeseenShapeError, once all were asked, when a strict arm refuses any.
     """
     engine, arrivals = Engine(arm, runner, recorder.drain), Arrivals()
     answers: list[list[int]] = [[] for _ in plan.prompts]
     waiting = list(range(len(answers)))
+    refused: list[str] = []
     turn = 0
     while waiting or not engine.idle:
         # requests join while others run, and none waits for a row
@@ -131,8 +170,13 @@ def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, pla
             for name, token in output.tokens:
                 answers[int(name)].append(token)
             for finished in output.finished:
-                if finished.status != "OK":
+                if finished.status == REFUSED:
+                    length = len(plan.prompts[int(finished.request_id)])
+                    refused.append(f"request {finished.request_id} (prompt of {length} tokens): {finished.message}")
+                elif finished.status != "OK":
                     raise RuntimeError(f"request {finished.request_id} ended {finished.status}: {finished.message}")
+    if refused:
+        raise UnforeseenShapeError(f"{len(refused)} of {len(answers)} requests are refused, first {refused[0]}")
     for request, (answer, count) in enumerate(zip(answers, plan.counts, strict=True)):
         if len(answer) != count:
             raise RuntimeError(f"the engine answered request {request} with {len(answer)} tokens instead of {count}")
@@ -160,10 +204,34 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
             outcome = scheduler.record(job, plan.continuations[request][len(job.output)])
             if outcome is not None and (move := scheduler.release(job.request_id)) is not None:
                 runner.move(move)
-        report("teacher forcing", done, plan.positions)
+        report("teacher forcing", done, sum(plan.counts))
 
 
-def arm_facts(runner: ModelRunner, weights: str) -> dict[str, Any]:
+def late_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> list[int]:
+    """`out` [late places, vocabulary] holds the logits at the late places; the tokens that they prefer are returned.
+
+    The request stands alone, so that the steps to its borders have one row."""
+    if not plan.late_places:
+        return []
+    scheduler = Scheduler(runner.arm.engine)
+    fed = (*plan.late_tokens, 0)  # the last answer is compared and fed nowhere
+    scheduler.submit(Job(request_id="late", prompt=list(plan.late_prompt), max_tokens=len(fed), recv_ns=0))
+    rows = {place: row for row, place in enumerate(plan.late_places)}
+    while (step := scheduler.next_step()) is not None:
+        logits = runner.logits(step)
+        (job,) = step.jobs
+        if step.chunks and step.chunks[0][1] < len(job.prompt):
+            continue
+        place = len(job.output)
+        if place in rows:
+            out[rows[place]] = logits[0].cpu().numpy()
+        if scheduler.record(job, fed[place]) is not None:
+            scheduler.release(job.request_id)
+        report("late contexts", place + 1, len(fed))
+    return [int(token) for token in out.argmax(axis=1)]
+
+
+def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:
     """What must be equal between arms, as it was loaded and not as it was configured; and in `held`, how the arm holds
     its weights. `weights` is their checksum before they were quantised."""
     model = runner.model
@@ -256,16 +324,28 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
         out[at : at + len(continuation)] = logits.cpu().numpy()
         at += len(continuation)
         report("float64", at, plan.positions)
+    if plan.late_places:
+        ids = torch.tensor([[*plan.late_prompt, *plan.late_tokens]], device=device)
+        places = torch.tensor([len(plan.late_prompt) - 1 + place for place in plan.late_places], device=device)
+        with NothingBelowFloat64():
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0]
+        out[at:] = logits.cpu().numpy()
+        report("float64", plan.positions, plan.positions)
 
 
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """`folder` holds facts.json, answers.json and logits.npy of `arm`. The control (no plan yet) writes the plan."""
+    """`folder` holds facts.json, answers.json and logits.npy of `arm`, or refused.json where it is strict and refuses a
+    shape; of an encoder facts.json and vectors.npy. The control (no plan yet) writes the plan; one that refuses is no
+    measure: ConfigError."""
     recorder = CompileRecorder()
     recorder.install()
-    runner = ModelRunner(arm, recorder)
+    runner = runner_for(arm, recorder)
+    if isinstance(runner, EncoderRunner):
+        _run_encoder(arm, runner, recorder, task, folder)
+        return
     _report("loading", 0, 0)
     weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
     runner.load()
@@ -276,18 +356,42 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     makes_plan = not plan_path.exists()
     if makes_plan:
         arms = [ArmConfig.from_dict(table) for table in task["arms"]]
-        sizes = {name: task[name] for name in ("prompts", "tokens", "seed")}
+        sizes = {name: task[name] for name in ("prompts", "tokens", "seed", "least")}
         plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
     else:
         plan = Plan.read(plan_path)
+    try:
+        _leave_answers(arm, runner, recorder, plan, texts, plan_path if makes_plan else None, folder)
+    except UnforeseenShapeError as error:
+        if makes_plan:
+            raise ConfigError(
+                f"the control refuses what it is asked: {error}; take a control that is not strict"
+            ) from None
+        (folder / "refused.json").write_text(json.dumps({"reason": str(error)}), encoding="utf-8")
+        log.warning("%s", error)
+
+
+def _leave_answers(
+    arm: ArmConfig,
+    runner: ModelRunner,
+    recorder: CompileRecorder,
+    plan: Plan,
+    texts: Plan | None,
+    new_plan: Path | None,
+    folder: Path,
+) -> None:
+    """Answers and logits are in `folder`, and the plan with the answers as its continuations in `new_plan`, if any."""
     logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
     _report("free run", 0, 0)
     answers = free_run(arm, runner, recorder, plan)
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
-    if makes_plan:
+    if new_plan is not None:
         plan = replace(plan, continuations=tuple(map(tuple, answers)))
-        plan.write(plan_path)
+        plan.write(new_plan)
     forced_logits(runner, plan, logits, _report)
+    late = late_logits(runner, plan, logits[sum(plan.counts) :], _report)
+    if late:  # an answer like the others: what the arm prefers there
+        (folder / "answers.json").write_text(json.dumps([*answers, late]), encoding="utf-8")
     logits.flush()
     if texts is not None:
         logits = _matrix(folder / "texts.npy", texts, runner.vocab_size, np.float32)
@@ -295,11 +399,36 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
         logits.flush()
 
 
+def _run_encoder(
+    arm: ArmConfig, runner: EncoderRunner, recorder: CompileRecorder, task: dict[str, Any], folder: Path
+) -> None:
+    """The control writes the plan, and beside it which text stands in which row of the vectors."""
+    _report("loading", 0, 0)
+    runner.load()
+    _write_facts(folder, arm_facts(runner, checksum(runner.model)))
+    runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
+    plan_path = Path(task["plan"])
+    arms = [ArmConfig.from_dict(table) for table in task["arms"]]
+    if plan_path.exists():
+        plan = Plan.read(plan_path)
+    else:
+        plan = make_plan(arms, vocab_size=runner.vocab_size, prompts=task["prompts"], tokens=1, seed=task["seed"])
+        plan.write(plan_path)
+    batches = make_batches(arms, len(plan.prompts))
+    (folder / "rows.json").write_text(json.dumps(batches.rows), encoding="utf-8")
+    np.save(folder / "vectors.npy", served_vectors(arm, runner, recorder, plan.prompts, batches, _report))
+
+
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """`folder` holds facts.json and logits.npy of the float64 reference for the control `arm`."""
+    """`folder` holds facts.json and logits.npy, or vectors.npy, of the float64 reference for the control `arm`."""
     _report("loading", 0, 0)
     model: Any = load_reference(arm.model)
     _write_facts(folder, {"weights": checksum(model)})
+    if arm.model.embeds:
+        texts = Plan.read(Path(task["plan"])).prompts
+        vectors = reference_vectors(model, arm.model.pooling, texts, NothingBelowFloat64, _report)
+        np.save(folder / "vectors.npy", vectors)
+        return
     vocab_size = int(model.config.get_text_config().vocab_size)
     plans = {"logits.npy": Plan.read(Path(task["plan"]))}
     if task["texts"]:

@@ -54,8 +54,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure over texts with its 95 % interval, which few texts do not set. `needed` texts would decide it against
-    the limit with a power of .8; None where the figure lies on the limit."""
+    """A figure over texts with its 95 % interval, which few texts do not set, nor copies of one. `needed` texts would
+    decide it against the limit with a power of .8; None where the figure lies on the limit, or no number would."""
 
     value: float
     low: float | None
@@ -84,11 +84,11 @@ def judge_accuracy(
     # A text of which nothing is known weighs nothing.
     lost = np.add.reduceat(np.where(known, own - np.where(known, due, 0.0), 0.0), starts)
     apart = np.add.reduceat(np.where(known, measures.divergence, 0.0), starts)
-    total = int(counts.sum())
+    total, known_texts = int(counts.sum()), int((counts > 0).sum())
     if not total:
         reason = f"{against} rules out every token of {texts.source}: they are no texts of this model."
         return [Finding(name="perplexity", verdict=INCONCLUSIVE, reason=reason)], {}
-    seen = f"{len(counts)} texts ({total} tokens, {texts.source})"
+    seen = f"{known_texts} texts ({total} tokens, {texts.source})"
     perplexity = estimated(lost, counts, limits.perplexity_ratio, rng, of_divergence=False)
     divergence = estimated(apart, counts, limits.kl, rng, of_divergence=True)
     own_perplexity, due_perplexity = (_perplexity(values[known]) for values in (own, due))
@@ -102,7 +102,7 @@ def judge_accuracy(
         ),
         _finding(
             "kl",
-            f"The mean KL divergence of {name} from {against} on these {len(counts)} texts is "
+            f"The mean KL divergence of {name} from {against} on these {known_texts} texts is "
             f"{divergence.value:.3g} nats a token",
             divergence,
             limits.kl,
@@ -115,7 +115,7 @@ def judge_accuracy(
         if item.verdict == INCONCLUSIVE and estimate.needed is not None
     ]
     figures = {
-        "texts": len(counts),
+        "texts": known_texts,
         "text_tokens": total,
         "text_source": texts.source,
         "perplexity": own_perplexity,
@@ -148,9 +148,11 @@ def estimated(sums: Floats, counts: Floats, limit: float, rng: np.random.Generat
 
     `sums` [texts] add up a text's tokens, of which it has `counts`. Tokens of a text share a context and resemble each
     other, so that the unit is the text. The interval is the bootstrap-t of the ratio estimator, on the log scale
-    because divergences are skewed (Efron & Tibshirani 1993, chapter 12); fewer than LEAST_TEXTS set none. Texts that
-    lose exactly the same, as equal arms do, leave an interval without width; an infinite one makes all infinite.
+    because divergences are skewed (Efron & Tibshirani 1993, chapter 12); fewer than LEAST_TEXTS set none, and texts
+    without a token count for none of them. Where nothing is lost at all, as by equal arms, the interval has no width;
+    texts that lose exactly the same are copies of one, which sets none. An infinite sum makes all infinite.
     """
+    sums, counts = sums[counts > 0], counts[counts > 0]
     texts = len(sums)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         centre, error = _on_log_scale(sums, counts, of_divergence)
@@ -158,7 +160,8 @@ def estimated(sums: Floats, counts: Floats, limit: float, rng: np.random.Generat
         if texts < LEAST_TEXTS:
             return Estimate(value=value, low=None, high=None, needed=LEAST_TEXTS)
         if not error > 0:
-            return Estimate(value=value, low=value, high=value, needed=None)
+            sure = not np.any(sums) or math.isinf(value)
+            return Estimate(value=value, low=value if sure else None, high=value if sure else None, needed=None)
         picks = rng.integers(0, texts, size=(_DRAWS, texts))
         centres, errors = _on_log_scale(sums[picks], counts[picks], of_divergence)
         scaled = (centres - centre) / errors
@@ -187,7 +190,9 @@ def _finding(name: str, seen: str, estimate: Estimate, limit: float, texts: Text
         verdict = PASS if estimate.high <= limit else FAIL if estimate.low > limit else INCONCLUSIVE
     around = "" if few else f" ({estimate.low:.5g} to {estimate.high:.5g})"
     rest = "."
-    if few:
+    if few and estimate.needed is None:
+        rest = f"; they all lose exactly the same, as copies of one text do, which set no interval: {texts.more}."
+    elif few:
         rest = f"; so few set no interval: {texts.more}, at least {LEAST_TEXTS}."
     elif verdict == INCONCLUSIVE:
         rest = f": {texts.more}, {_number(estimate.needed)} to decide."

@@ -19,11 +19,14 @@ from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
 from analysis.judging.wording import counted
 from analysis.parity.accuracy import AccuracyLimits, Texts, judge_accuracy
+from analysis.parity.borders import Borders, judge_borders
+from analysis.parity.evenness import judge_evenness
 from analysis.parity.finding import Finding
 from analysis.parity.flips import Answers, Flip, Places, answered, departures, flips_of, largest_share_of_bound
 from analysis.parity.measures import (
     EPSILON,
     ERROR_LIMIT,
+    LEAST_REQUESTS,
     Matrix,
     Measures,
     Statistic,
@@ -91,8 +94,12 @@ def judge(
     prompts: Sequence[int],
     seed: int,
     accuracy: Accuracy | None = None,
+    borders: Mapping[str, Borders] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Parity:
-    """The parity of `arms` with `control`. `prompts` are the lengths of the prompts, for the reasons' sake.
+    """The parity of `arms` with `control`. `prompts` are the lengths of the prompts, for the reasons' sake; `borders`
+    are those of each arm by its name, with what was left unasked. Arms in `refused`, which are not among
+    `arms`, refused a request for the reason given: they fail, whatever the control is.
 
     Without a reference nothing says how far the control itself is from the truth: float32 is judged by its tokens
     alone, and lower precision stays INCONCLUSIVE. Quantised arms are then judged against the control.
@@ -106,14 +113,28 @@ def judge(
         if arm.name in quantised:
             alike.setdefault(quantised[arm.name], arm)
     judged = tuple(
-        _judge_quantised(arm, control, alike[quantised[arm.name]], reference, place, accuracy, dtype=dtype, seed=seed)
+        _judge_quantised(
+            arm, control, base, alike[quantised[arm.name]], reference, place, accuracy, dtype=dtype, seed=seed
+        )
         if accuracy is not None and arm.name in quantised
         else _judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed)
         for arm in arms
     )
+    if borders:
+        judged = tuple(_also(arm, judge_borders(arm.name, borders)) if arm.name in borders else arm for arm in judged)
     if checked.verdict != PASS:
-        judged = tuple(_doubted(arm, checked) for arm in judged)
+        judged = tuple(doubted(arm, checked) for arm in judged)
+    judged += tuple(_judge_refusal(name, reason) for name, reason in (refused or {}).items())
     return Parity(verdict=combined([arm.verdict for arm in judged]), control=checked, arms=judged)
+
+
+def _judge_refusal(name: str, reason: str) -> ArmParity:
+    finding = Finding(name="refused", verdict=FAIL, reason=f"{name} refuses what it is asked: {reason}.")
+    return ArmParity(name=name, verdict=FAIL, findings=(finding,))
+
+
+def _also(arm: ArmParity, finding: Finding) -> ArmParity:
+    return replace(arm, verdict=combined([arm.verdict, finding.verdict]), findings=(*arm.findings, finding))
 
 
 def _judge_control(
@@ -158,7 +179,7 @@ def _judge_control(
     )
 
 
-def _doubted(arm: ArmParity, control: ArmParity) -> ArmParity:
+def doubted(arm: ArmParity, control: ArmParity) -> ArmParity:
     """Nothing can be blamed on an arm whose measure is broken."""
     doubt = Finding(name="control", verdict=INCONCLUSIVE, reason=" ".join(control.reasons))
     opened = (replace(item, verdict=INCONCLUSIVE) for item in arm.findings if item.verdict == FAIL)
@@ -216,6 +237,7 @@ def _judge_arm(
 def _judge_quantised(
     arm: Answers,
     control: Answers,
+    base: Measures | None,
     alike: Answers,
     reference: Matrix | None,
     place: Places,
@@ -239,6 +261,7 @@ def _judge_quantised(
     findings = [_finite(arm.name, own, place)]
     if own.finite.all():
         findings.append(_as_computed(arm, left, noise_bound(own, dtype), place))
+        findings += judge_evenness(arm.name, own, base, place, dtype)
     if alike is not arm and reference is not None:
         first = measure(alike.logits, truth)
         findings += _errors(arm.name, own, first, place, np.random.default_rng(seed), of=alike.name)
@@ -360,20 +383,29 @@ def _errors(
 ) -> Iterator[Finding]:
     if not own.finite.all() or not base.finite.all():
         return  # whose they are fails by that already, and no quantile of infinities means more
+    few = len(place.lengths) < LEAST_REQUESTS
     for key, words, column, statistic, limit in _ERRORS:
         values = getattr(own, column)
         value, low, high = ratio_interval(values, getattr(base, column), place.request, statistic, rng)
         verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
+        verdict = INCONCLUSIVE if few else verdict
+        around = f"({len(place.lengths)} prompts set no interval)" if few else f"({low:.3g} to {high:.3g})"
         yield Finding(
             name=key,
             verdict=verdict,
             value=value,
-            low=low,
-            high=high,
+            low=None if few else low,
+            high=None if few else high,
             limit=limit,
             reason=f"{words} of {name} is {statistic(values):.2g}, {value:.3g} times {of}'s "
-            f"({low:.3g} to {high:.3g}), limit {limit:g}"
-            + (": ask for more parity.prompts to decide." if verdict == INCONCLUSIVE else "."),
+            f"{around}, limit {limit:g}"
+            + (
+                f": give parity.prompts = {LEAST_REQUESTS} at least."
+                if few
+                else ": ask for more parity.prompts to decide."
+                if verdict == INCONCLUSIVE
+                else "."
+            ),
         )
     worst = int(np.argmax(own.error))
     value = float(own.error[worst] / base.error.max()) if base.error.max() > 0 else math.inf

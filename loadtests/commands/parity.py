@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ def add_arguments(parser: CommandParser) -> None:
         "control's and its logits with a float64 reference of the same weights. In float32 the answers must be\n"
         "equal. In lower precision the error may be 1.5 times the control's, and a token that float64 would not\n"
         "take must lie within noise of the one that it would. An arm whose weights are quantised is judged by its\n"
-        "perplexity on the same texts and its mean KL from float64 instead. Arms that differ in more than their\n"
-        "policy and quantisation are refused.\n\n"
+        "perplexity on the same texts and its mean KL from float64 instead. Encoders are judged by the cosine of\n"
+        "every text's vector with the control's and with float64's. Arms that differ in more than their policy and\n"
+        "quantisation are refused.\n\n"
         "Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was\n"
         "interrupted.",
         "  tailgate parity demo\n"
@@ -87,7 +88,8 @@ def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> i
         "arms": {arm["name"]: arm["verdict"] for arm in outcome["arms"]},
         "reasons": {arm["name"]: arm["reasons"] for arm in outcome["arms"] if arm["reasons"]},
     }
-    words = f"{parity_table(outcome)}\n\nreport: {folder / 'parity.json'}"
+    table = vector_table(outcome) if "width" in outcome else parity_table(outcome)
+    words = f"{table}\n\nreport: {folder / 'parity.json'}"
     stdout.write(words, line, as_json=as_json)
     return int(outcome["exit_code"])
 
@@ -106,6 +108,29 @@ def parity_table(document: Mapping[str, Any]) -> str:
     perplexity = ("perplexity",) if quantised else ()
     titles = ("arm", "verdict", "error", "p99", "worst", divergence, *perplexity, "other tokens", "same answers")
     rows = [titles, *(_row(arm, quantised=quantised) for arm in document["arms"])]
+    return _table(head, rows, document)
+
+
+def vector_table(document: Mapping[str, Any]) -> str:
+    """The outcome of encoders for a terminal, as `parity_table`."""
+    head = f"parity of {document['name']} · {document['dtype']} · {document['texts']} texts, alone and in batches: "
+    head += f"{count(document['rows'])} vectors of {document['width']} · control {document['control']['name']}"
+    own = document["control"]["figures"].get("cosine")
+    if own:
+        head += f", cosine with float64 at least {_cosine(own['least'])}"
+    rows = [("arm", "verdict", "cosine with control: least", "median", "with float64: least", "median")]
+    for arm in document["arms"]:
+        figures = (arm["figures"].get(key) or {} for key in ("cosine_control", "cosine"))
+        values = [_cosine(item.get(name)) for item in figures for name in ("least", "median")]
+        rows.append((arm["name"], arm["verdict"], *values))
+    return _table(head, rows, document)
+
+
+def _cosine(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6f}"
+
+
+def _table(head: str, rows: Sequence[tuple[str, ...]], document: Mapping[str, Any]) -> str:
     lines = [head, "", *aligned([(*row, "") for row in rows], left=2)]
     open_arms = [arm for arm in document["arms"] if arm["reasons"]]
     if open_arms:
@@ -122,6 +147,8 @@ def _row(arm: Mapping[str, Any], *, quantised: bool) -> tuple[str, ...]:
     def times(name: str) -> str:
         return ratio((findings.get(name) or {}).get("value"))
 
+    if "refused" in findings:
+        return (arm["name"], arm["verdict"], *["–"] * (7 if quantised else 6))
     divergence = (figures.get("divergence") or figures["divergence_control"])["mean"]
     if "kl" in findings:  # on the texts by which it is judged
         divergence = findings["kl"]["value"]

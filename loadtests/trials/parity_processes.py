@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from analysis.parity.accuracy import AccuracyLimits, Texts
+from analysis.parity.borders import Borders
 from analysis.parity.flips import Answers
 from analysis.parity.judge import Accuracy, judge
 from analysis.parity.measures import EPSILON
+from analysis.parity.vectors import Embedded, TextRows, judge_vectors
 from analysis.records.documents import vouched, write_json
 from analysis.summary.summary import EXIT_CODES
 from loadtests.experiments.model import Experiment, OwnArm
@@ -92,7 +94,8 @@ class ParityRun:
                 "arms": [arm.config.to_dict() for arm in arms],
                 "texts": str((work / TEXTS).resolve()) if texts else "",
                 "on_texts": [control.name, *(arm.name for arm in experiment.quantised_arms)],
-                "prompts": experiment.parity.prompts or (_QUANTISED_PROMPTS if experiment.quantised_arms else 0),
+                "prompts": experiment.parity.prompts,
+                "least": _QUANTISED_PROMPTS if experiment.quantised_arms else 0,
                 "tokens": experiment.parity.tokens,
                 "seed": experiment.seed,
             },
@@ -105,11 +108,13 @@ class ParityRun:
                 facts[arm.name] = self._measure(arm, arm.name, "arm", shared)
             for name in reference:
                 facts[name] = self._measure(control, name, "reference", {"weights": facts[control.name]["weights"]})
-            self.status.phase, self.status.detail = "comparing logits", ""
-            document = self._judge(work, arms, facts, time.monotonic() - began)
+            embeds = control.config.model.embeds
+            self.status.phase, self.status.detail = f"comparing {'vectors' if embeds else 'logits'}", ""
+            judge_work = self._judge_vectors if embeds else self._judge
+            document = judge_work(work, arms, facts, time.monotonic() - began)
         finally:
             if not self.keep_logits:
-                for name in ("logits.npy", "texts.npy"):
+                for name in ("logits.npy", "texts.npy", "vectors.npy"):
                     for path in work.glob(f"*/{name}"):
                         path.unlink()
         _write(self.folder / "parity.json", vouched(document))
@@ -192,6 +197,8 @@ class ParityRun:
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
         plan = _read(work / "plan.json")
+        refusals = {arm.name: work / arm.name / "refused.json" for arm in arms}
+        refused = {name: str(_read(path)["reason"]) for name, path in refusals.items() if path.exists()}
         answers = [
             Answers(
                 name=arm.name,
@@ -200,18 +207,22 @@ class ParityRun:
                 texts=_logits(work / arm.name / "texts.npy"),
             )
             for arm in arms
+            if arm.name not in refused
         ]
         reference = np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if REFERENCE in facts else None
-        dtypes = str(facts[arms[0].name]["dtypes"]).split(", ")
-        dtype = max(dtypes, key=lambda item: EPSILON.get(item, 0.0))
+        dtype = _dtype_of(facts[arms[0].name])
         outcome = judge(
             answers[0],
             answers[1:],
             reference,
             dtype=dtype,
-            prompts=[len(prompt) for prompt in plan["prompts"]],
+            prompts=[
+                len(prompt) for prompt in (*plan["prompts"], *([plan["late_prompt"]] if plan["late_places"] else []))
+            ],
             seed=self.experiment.seed,
             accuracy=self._accuracy(work),
+            borders=_borders(plan),
+            refused=refused,
         )
         return {
             "schema": SCHEMA,
@@ -220,8 +231,40 @@ class ParityRun:
             "dtype": dtype,
             "reference": reference is not None,
             "requests": len(plan["prompts"]),
+            "borders": plan["borders"],
             "positions": len(answers[0].logits),
             "vocabulary": answers[0].logits.shape[1],
+            "seed": self.experiment.seed,
+            "seconds": seconds,
+            "facts": facts,
+            **outcome.to_dict(),
+        }
+
+    def _judge_vectors(
+        self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
+    ) -> dict[str, Any]:
+        lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
+        texts, batches = zip(*_read(work / arms[0].name / "rows.json"), strict=True)
+        embedded = [Embedded(name=arm.name, vectors=np.load(work / arm.name / "vectors.npy")) for arm in arms]
+        reference = np.load(work / REFERENCE / "vectors.npy") if REFERENCE in facts else None
+        dtype = _dtype_of(facts[arms[0].name])
+        outcome = judge_vectors(
+            embedded[0],
+            embedded[1:],
+            reference,
+            rows=TextRows(texts=texts, batches=batches, lengths=lengths),
+            dtype=dtype,
+            least=self.experiment.parity.min_cosine or None,
+        )
+        return {
+            "schema": SCHEMA,
+            "name": self.experiment.name,
+            "exit_code": EXIT_CODES[outcome.verdict],
+            "dtype": dtype,
+            "reference": reference is not None,
+            "texts": len(lengths),
+            "rows": len(texts),
+            "width": embedded[0].vectors.shape[1],
             "seed": self.experiment.seed,
             "seconds": seconds,
             "facts": facts,
@@ -237,7 +280,9 @@ class ParityRun:
         if (work / TEXTS).exists():
             path = Path(settings.texts)
             texts = Texts(
-                tokens=_read(work / TEXTS)["continuations"], source=f"of {path.name}", more=f"put more into {path.name}"
+                tokens=_read(work / TEXTS)["continuations"],
+                source=f"of {path.name}",
+                more=f"put more into {path.name}, where equal texts count once",
             )
         return Accuracy(
             quantised={arm.name: arm.config.model.quantisation for arm in quantised},
@@ -245,6 +290,11 @@ class ParityRun:
             texts=texts,
             reference=_logits(work / REFERENCE / "texts.npy"),
         )
+
+
+def _dtype_of(facts: Mapping[str, Any]) -> str:
+    """The coarsest of the dtypes that the arm was loaded in."""
+    return max(str(facts["dtypes"]).split(", "), key=lambda item: EPSILON.get(item, 0.0))
 
 
 def _logits(path: Path) -> Any:
@@ -262,3 +312,9 @@ def _message(line: str) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _borders(plan: Mapping[str, Any]) -> dict[str, Borders]:
+    return {
+        name: Borders(**{key: tuple(sizes) for key, sizes in table.items()}) for name, table in plan["borders"].items()
+    }

@@ -16,7 +16,8 @@ Text = tuple[list[int], list[int]]  # what is read, and what is predicted after 
 
 def read_texts(experiment: Experiment) -> list[Text]:
     """Each text, cut in two: its first half is read, as far as a prompt may be long, and what follows is predicted,
-    `parity.tokens` of it at most. Empty where no file is named. Raises ConfigError, which names the line."""
+    `parity.tokens` of it at most. Texts that are equal as they are asked are one text: copies tell nothing new. Empty
+    where no file is named. Raises ConfigError, which names the line."""
     if not experiment.parity.texts:
         return []
     path = Path(experiment.parity.texts)
@@ -31,7 +32,7 @@ def read_texts(experiment: Experiment) -> list[Text]:
     engines = [arm.config.engine for arm in experiment.own_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
     most = min(experiment.parity.tokens, *(engine.max_new_tokens for engine in engines))
-    texts = []
+    texts: dict[tuple[tuple[int, ...], int], Text] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -39,10 +40,11 @@ def read_texts(experiment: Experiment) -> list[Text]:
         if len(ids) < 2:
             raise ConfigError(f"{what}, line {number}: give a list of two token ids or more, such as [1, 15043, 3186]")
         read = min((len(ids) + 1) // 2, longest)
-        texts.append((ids[:read], ids[read : read + most]))
+        asked = ids[: read + most]
+        texts.setdefault((tuple(asked), read), (asked[:read], asked[read:]))
     if not 1 <= len(texts) <= MOST_TEXTS:
         raise ConfigError(f"{what} has {len(texts)} texts: give 1 to {MOST_TEXTS}")
-    return texts
+    return list(texts.values())
 
 
 def _ids(line: str) -> list[int]:

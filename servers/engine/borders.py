@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from servers.config import ArmConfig
+from servers.ladders import default_batches
+
+
+def late_contexts(arm: ArmConfig) -> frozenset[int]:
+    """Contexts of decode steps, in positions, that lie on a border or just past it, where no prompt is so long: the
+    borders of a context that an answer reaches only as it grows, its longest one among them."""
+    longest, policy = arm.engine.longest_context, arm.compile
+    ends = {longest, *arm.shapes.context_ladder, *policy.context_bounds}
+    first = arm.engine.max_prompt_tokens + 1
+    return frozenset(end + past for end in ends for past in (0, 1) if first < end + past <= longest)
 
 
 def prompt_borders(arm: ArmConfig) -> frozenset[int]:
@@ -23,3 +33,16 @@ def prompt_borders(arm: ArmConfig) -> frozenset[int]:
         ends |= {end - 2 for end in policy.context_bounds}
     ends |= {end - 1 for end in arm.shapes.context_ladder}
     return frozenset(length + past for length in ends for past in (0, 1) if 1 <= length + past <= longest)
+
+
+def batch_borders(arm: ArmConfig) -> frozenset[int]:
+    """Sizes of an encoder's batches that lie on a border or just past it: one and two texts, the largest batch, the
+    steps of a ladder, the smallest size that is not padded up, and the ends of given bounds."""
+    slots, shapes, bounds = arm.engine.slots, arm.shapes, arm.compile.batch_bounds
+    ends = {1, slots}
+    if shapes.kind == "buckets":
+        ends |= set(shapes.batch_ladder or default_batches(slots))
+    elif shapes.kind == "exact":
+        ends |= {shapes.min_size - 1, shapes.min_size, 2}
+    ends |= {bounds[0] - 1, bounds[1]} if bounds else set()
+    return frozenset(size + past for size in ends for past in (0, 1) if 1 <= size + past <= slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ from analysis.parity.flips import Answers
 from analysis.parity.judge import Accuracy, Parity, judge
 from servers import parity
 from servers.compiler.events import CompileEvent
+from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.borders import prompt_borders
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
+from servers.fields import ConfigError
 from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
@@ -78,6 +81,8 @@ def answers(
             plan_of = replace(plan_of, continuations=tuple(map(tuple, free)))
         logits = np.zeros((plan_of.positions, runner.vocab_size), dtype=np.float32)
         parity.forced_logits(runner, plan_of, logits, quiet)
+        late = parity.late_logits(runner, plan_of, logits[sum(plan_of.counts) :], quiet)
+        free = [*free, late] if late else free
         if arm.compile.enabled and fault is None:
             assert not stalls(recorder.drain())
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
@@ -106,7 +111,7 @@ def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
 def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = control(arm.model.dtype)
     mine, _ = answers(arm, plan, fault)
-    prompts = [len(prompt) for prompt in plan.prompts]
+    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
     return judge(said, [mine], reference, dtype=arm.model.dtype, prompts=prompts, seed=1)
 
 
@@ -214,7 +219,7 @@ def test_a_wrong_dtype_fails_and_is_told_by_the_facts() -> None:
 def test_a_control_that_computes_another_model_is_no_measure() -> None:
     said, plan, reference = control("float32")
     wrong, _ = answers(arm_for("eager", "float32"), plan, perturb_a_weight)
-    prompts = [len(prompt) for prompt in plan.prompts]
+    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
     outcome = judge(wrong, [said], reference, dtype="float32", prompts=prompts, seed=1)
     assert outcome.verdict == "INCONCLUSIVE"
     assert "it does not compute this model" in outcome.arms[0].reasons[0]
@@ -242,7 +247,7 @@ def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = yardstick()
     mine, _ = answers(arm, plan, fault)
     accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, limits=AccuracyLimits(perplexity_ratio=1.05, kl=0.05))
-    prompts = [len(prompt) for prompt in plan.prompts]
+    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
     return judge(said, [mine], reference, dtype="float32", prompts=prompts, seed=1, accuracy=accuracy)
 
 
@@ -251,7 +256,7 @@ def test_an_arm_with_eight_bits_a_weight_is_accurate_though_its_tokens_are_other
     outcome = accuracy_of(quantised(preset))
     assert outcome.verdict == "PASS", outcome.arms[0].reasons
     figures = outcome.arms[0].figures
-    assert figures["answers_same"] < figures["answers"] == figures["texts"] == 40
+    assert figures["answers_same"] < figures["answers"] == figures["texts"] == 41
 
 
 def stretch_the_scales(runner: ModelRunner) -> None:
@@ -298,10 +303,65 @@ def test_the_plan_reaches_both_ends_and_both_sides_of_every_bucket() -> None:
     assert parity.make_plan(arms, vocab_size=259, prompts=24, tokens=99, seed=4) != plan
 
 
-def test_a_strict_arm_that_was_not_warmed_at_a_border_fails_parity_with_the_reason() -> None:
+def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
-    with pytest.raises(RuntimeError, match="ended FAILED_PRECONDITION: UnforeseenShapeError: no graph fits prefill"):
+    with pytest.raises(
+        UnforeseenShapeError, match=r"requests are refused, first request \d+ \(prompt of .* no graph fits"
+    ):
         answers(ArmConfig(name="strict", compile=policy, engine=ENGINE), None)
+
+
+@pytest.mark.parametrize("is_control", [False, True])
+def test_a_refusal_is_an_answer_of_an_arm_and_no_control(is_control: bool, tmp_path: Path) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal")
+    arm = ArmConfig(name="strict", compile=policy, engine=ENGINE)
+    plan = replace(
+        parity.make_plan([arm], vocab_size=259, prompts=2, tokens=2, seed=1),
+        continuations=((1, 2), (1, 2)),
+        counts=(2, 2),
+    )
+    task = {"plan": str(tmp_path / "plan.json"), "texts": "", "on_texts": [], "arms": [arm.to_dict()]}
+    task |= {"prompts": 2, "tokens": 2, "seed": 1, "least": 0}
+    reset_compiler()
+    try:
+        if is_control:
+            with pytest.raises(ConfigError, match=r"the control refuses what it is asked: .* that is not strict"):
+                parity.run_arm(arm, task, tmp_path)
+        else:
+            plan.write(tmp_path / "plan.json")
+            parity.run_arm(arm, task, tmp_path)
+            assert "no graph fits" in json.loads((tmp_path / "refused.json").read_text())["reason"]
+    finally:
+        reset_compiler()
+
+
+def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
+    arm = arm_for("eager-padded", "float32")
+    arm = replace(arm, shapes=ShapeConfig(kind="buckets", context_ladder=(16, 44, 48, 52)))
+    plan = parity.make_plan([arm_for("eager", "float32"), arm], vocab_size=259, prompts=0, tokens=3, seed=1)
+    assert [len(plan.late_prompt) + place for place in plan.late_places] == [44, 45, 48, 49, 51]
+    assert len(plan.late_prompt) == ENGINE.max_prompt_tokens
+    said, _ = answers(arm, plan=replace(plan, continuations=tuple((1,) * count for count in plan.counts)))
+    assert len(said.tokens[-1]) == 5
+
+
+def break_late_decodes(runner: ModelRunner) -> None:
+    """Only decode steps from the longest context are wrong."""
+    run = runner.run
+
+    def wrong(step: Any, shape: Any) -> Any:
+        logits, greedy = run(step, shape)
+        if step.kind == "decode" and max(job.context for job in step.jobs) - 1 >= 51:
+            logits = logits.flip(-1)
+        return logits, greedy
+
+    runner.run = wrong  # type: ignore[method-assign]
+
+
+def test_a_fault_at_the_longest_context_alone_fails() -> None:
+    outcome = parity_of(arm_for("eager-padded", "bfloat16"), break_late_decodes)
+    assert verdicts(outcome)["worst error"] == "FAIL"
+    assert "prompt of 40 tokens" in " ".join(outcome.arms[0].reasons)
 
 
 def many_borders() -> ArmConfig:
@@ -314,6 +374,10 @@ def test_a_plan_with_too_few_prompts_says_how_many_reach_every_border(caplog: py
     borders = len(prompt_borders(many_borders()))
     plan = parity.make_plan([many_borders()], vocab_size=9, prompts=20, tokens=2, seed=1)
     assert len(plan.prompts) == 20
+    asked, own = {len(prompt) for prompt in plan.prompts}, plan.borders["many"]
+    assert set(own.prompts) == prompt_borders(many_borders())
+    assert set(own.unasked_prompts) == set(own.prompts) - asked
+    assert len(own.unasked_prompts) == borders - 20
     assert caplog.messages == [f"20 prompts reach 20 of {borders} borders: give parity.prompts = {borders}"]
 
 
@@ -323,6 +387,12 @@ def test_a_plan_without_a_count_fills_the_slots(tmp_path: Path) -> None:
     plan = parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1)
     assert len(plan.prompts) > 64
     assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many_borders())
+    assert plan.borders["many"].unasked_prompts == ()
+    many = parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1, least=500)
+    assert len(many.prompts) == 500
+    few = parity.make_plan([arm_for("eager", "float32")], vocab_size=9, prompts=0, tokens=2, seed=1, least=64)
+    assert len(few.prompts) == 64
+    assert len(parity.make_plan([many_borders()], vocab_size=9, prompts=0, tokens=2, seed=1, least=64).prompts) > 64
     plan.write(tmp_path / "plan.json")
     assert parity.Plan.read(tmp_path / "plan.json") == plan
 

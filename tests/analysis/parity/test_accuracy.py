@@ -114,6 +114,31 @@ def test_equal_arms_leave_an_interval_without_width():
     ]
 
 
+def test_texts_that_all_lose_the_same_are_copies_and_set_no_interval():
+    copies = estimated(np.full(64, 0.08), np.full(64, 8.0), 1.02, np.random.default_rng(1), of_divergence=False)
+    assert copies.value == pytest.approx(math.exp(0.01))
+    assert (copies.low, copies.high, copies.needed) == (None, None, None)
+    reference, arm = (np.tile(logits, (TEXTS, 1)) for logits in (logits_of(texts=1), blurred(logits_of(texts=1), 0.1)))
+    found, _ = judged(arm, reference, drawn(logits_of(texts=1)) * TEXTS)
+    assert {item.verdict for item in found.values()} == {"INCONCLUSIVE"}
+    assert "they all lose exactly the same, as copies of one text do" in found["kl"].reason
+
+
+def test_texts_of_which_no_token_is_known_are_no_texts():
+    sums, counts = np.zeros(40), np.zeros(40)
+    sums[0], counts[0] = 0.08, 8.0
+    few = estimated(sums, counts, 1.02, np.random.default_rng(1), of_divergence=False)
+    assert (few.low, few.high, few.needed) == (None, None, LEAST_TEXTS)
+    reference = logits_of()
+    reference[:, 40:] = -np.inf
+    arm = blurred(np.where(np.isfinite(reference), reference, -30.0), 0.1)
+    tokens = drawn(reference)
+    unknown = [[45] * TOKENS if text >= LEAST_TEXTS - 1 else tokens[text] for text in range(TEXTS)]
+    found, figures = judged(arm, reference, unknown)
+    assert figures["texts"] == LEAST_TEXTS - 1
+    assert {(item.verdict, item.low) for item in found.values()} == {("INCONCLUSIVE", None)}
+
+
 def test_one_token_that_the_arm_rules_out_costs_everything():
     reference = logits_of()
     arm = blurred(reference, 0.1)
@@ -185,7 +210,14 @@ class TestQuantisedArm:
         parity = self.outcome(self.answers(blurred(reference, 0.1)), reference)
         assert parity.verdict == "PASS", parity.arms[0].reasons
         assert parity.arms[0].figures["answers_same"] < TEXTS
-        assert [item.name for item in parity.arms[0].findings] == ["finite", "answers", "perplexity", "kl"]
+        assert [item.name for item in parity.arms[0].findings] == [
+            "finite",
+            "answers",
+            "worst prompt",
+            "worst position",
+            "perplexity",
+            "kl",
+        ]
 
     def test_a_policy_may_add_little_to_the_error_of_the_first_arm_with_such_weights(self):
         reference = self.reference()
@@ -210,7 +242,7 @@ class TestQuantisedArm:
         reference = self.reference()
         parity = self.outcome(self.answers(blurred(reference, 0.1)), reference, float64=False)
         assert parity.verdict == "PASS"
-        assert "times eager's" in parity.arms[0].findings[2].reason
+        assert "times eager's" in next(item for item in parity.arms[0].findings if item.name == "perplexity").reason
 
     def test_a_great_loss_fails(self):
         reference = self.reference()
@@ -246,6 +278,30 @@ class TestQuantisedArm:
         assert parity.arms[0].figures["texts"] == 40
         with pytest.raises(ValueError, match="int8 is judged by texts that it or its reference was not given"):
             self.outcome(self.answers(reference), reference, control, float64=False, texts=texts)
+
+    @pytest.mark.parametrize("float64", [True, False])
+    def test_nonsense_at_one_border_fails_the_only_arm_of_its_kind_though_texts_are_given(self, float64):
+        reference = self.reference()
+        given = logits_of(seed=3, texts=40)
+        texts = Texts(tokens=drawn(given), source="of own.jsonl", more="put more into own.jsonl")
+        control = self.answers(blurred(reference, 0.0003).astype(np.float32), "eager", texts=given)
+        logits = blurred(reference, 0.1)
+        logits[:TOKENS] = logits_of(seed=8)[:TOKENS]
+        arm = self.answers(logits, texts=blurred(given, 0.1))
+        accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, limits=LIMITS, texts=texts, reference=given)
+        parity = judge(
+            control,
+            [arm],
+            reference if float64 else None,
+            dtype="float32",
+            prompts=list(range(1, TEXTS + 1)),
+            seed=1,
+            accuracy=accuracy,
+        )
+        assert parity.verdict == "FAIL"
+        found = {item.name: item.verdict for item in parity.arms[0].findings}
+        assert (found["worst prompt"], found["perplexity"], found["kl"]) == ("FAIL", "PASS", "PASS")
+        assert "request 0 (prompt of 1 tokens)" in " ".join(parity.arms[0].reasons)
 
     def test_a_control_that_computes_something_else_leaves_it_open(self):
         reference = self.reference()

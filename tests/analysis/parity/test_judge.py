@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from analysis.judging.gates import judge_answers, parity_gate
+from analysis.parity.borders import Borders
 from analysis.parity.flips import Answers, Places
 from analysis.parity.judge import KL_LIMIT, WORST_LIMIT, judge
 from analysis.parity.measures import ERROR_LIMIT, measure, noise_bound, ratio_interval
@@ -103,6 +104,30 @@ def test_a_bias_on_likely_tokens_shows_in_the_divergence_alone():
     divergence = found(parity)["divergence"]
     assert divergence.verdict == "FAIL"
     assert divergence.low > KL_LIMIT
+
+
+@pytest.mark.parametrize(("requests", "verdict"), [(1, "INCONCLUSIVE"), (7, "INCONCLUSIVE"), (8, "PASS")])
+def test_few_prompts_set_no_interval_and_pass_nothing(requests, verdict):
+    reference = reference_of()[: requests * TOKENS]
+    control, arm = (
+        Answers(name=name, tokens=[[7] * TOKENS] * requests, logits=noisy(reference, seed=seed))
+        for name, seed in (("eager", 1), ("arm", 2))
+    )
+    parity = judge(control, [arm], reference, dtype="bfloat16", prompts=PROMPTS, seed=1)
+    assert parity.verdict == verdict
+    error = found(parity)["error"]
+    assert (error.low is None) == (error.high is None) == (verdict != "PASS")
+    assert ("set no interval), limit 1.5: give parity.prompts = 8 at least." in error.reason) == (verdict != "PASS")
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1.0, "INCONCLUSIVE"), (1.8, "FAIL")])
+def test_a_border_that_was_not_asked_leaves_open_what_did_not_fail(times, verdict):
+    reference = reference_of()
+    arm, control = answers(noisy(reference, times, seed=2)), answers(noisy(reference), "eager")
+    borders = {"eager": Borders(prompts=(1, 2)), "arm": Borders(prompts=(1, 16, 17), unasked_prompts=(17,))}
+    parity = judge(control, [arm], reference, dtype="bfloat16", prompts=PROMPTS, seed=1, borders=borders)
+    assert parity.verdict == verdict
+    assert found(parity)["borders"].verdict == "INCONCLUSIVE"
 
 
 class TestFlips:

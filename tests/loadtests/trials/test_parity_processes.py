@@ -11,11 +11,11 @@ from analysis.records.documents import read_document
 from analysis.records.schemas import REQUESTS, STEPS
 from analysis.records.tables import read_table
 from loadtests.commands.main import main
-from loadtests.commands.parity import parity_table
+from loadtests.commands.parity import parity_table, vector_table
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials.errors import RunError
-from loadtests.trials.parity_processes import ParityRun
+from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import PROMPTS
@@ -45,8 +45,8 @@ def experiment(dtype: str = "bfloat16", **tables: Any) -> Experiment:
 
 
 def measured(what: Experiment, folder: Path, *flags: str, **more: Any) -> dict[str, Any]:
-    command = [sys.executable, str(FAKE_MEASURE), *flags]
-    return ParityRun(what, folder=folder, shared_cache=folder / "cache", command=command, **more).run()
+    more.setdefault("command", [sys.executable, str(FAKE_MEASURE), *flags])
+    return ParityRun(what, folder=folder, shared_cache=folder / "cache", **more).run()
 
 
 def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
@@ -57,7 +57,7 @@ def test_every_arm_is_measured_alone_and_the_outcome_is_kept_without_the_logits(
     outcome = measured(experiment(), tmp_path, status=status)
     assert read_document(tmp_path / "parity.json").content == outcome
     assert (outcome["verdict"], outcome["exit_code"]) == ("PASS", 0)
-    assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (6, 48, 50)
+    assert (outcome["requests"], outcome["positions"], outcome["vocabulary"]) == (16, 128, 50)
     assert [arm["name"] for arm in outcome["arms"]] == ["padded"]
     assert outcome["control"]["name"] == "eager"
     assert list(status.replicas) == ["eager", "padded", "float64 reference"]  # the control answers first
@@ -82,7 +82,7 @@ def test_an_arm_that_errs_more_fails_with_its_numbers(tmp_path: Path) -> None:
     assert "FAIL" in line
     assert "×4." in line
     assert "padded: The typical error of padded is" in table
-    assert "parity of small · bfloat16 · 6 answers, 48 positions × 50 logits · control eager" in table
+    assert "parity of small · bfloat16 · 16 answers, 128 positions × 50 logits · control eager" in table
 
 
 def test_without_a_reference_lower_precision_stays_open(tmp_path: Path) -> None:
@@ -91,11 +91,36 @@ def test_without_a_reference_lower_precision_stays_open(tmp_path: Path) -> None:
     assert "KL(control‖arm)" in parity_table(outcome)
 
 
+def test_a_border_that_no_request_asks_leaves_its_arm_open_and_is_kept(tmp_path: Path) -> None:
+    outcome = measured(experiment(), tmp_path, "--unasked", "padded=16")
+    assert (outcome["verdict"], outcome["exit_code"]) == ("INCONCLUSIVE", 3)
+    assert outcome["borders"]["padded"] == {"prompts": [1, 2, 16], "unasked_prompts": [16]}
+    assert outcome["borders"]["eager"]["unasked_prompts"] == []
+    assert "padded: No request asks 1 of the 3 borders of padded (prompts of 16 tokens)" in parity_table(outcome)
+
+
+@pytest.mark.parametrize("arms", [False, True])
+def test_an_arm_that_refuses_a_border_fails_and_the_others_are_judged(arms: bool, tmp_path: Path) -> None:
+    what = experiment(arms=QUANTISED, parity={"prompts": 40}) if arms else experiment()
+    outcome = measured(what, tmp_path, "--unforeseen", "padded")
+    assert (outcome["verdict"], outcome["exit_code"]) == ("FAIL", 99)
+    verdicts = {arm["name"]: arm["verdict"] for arm in outcome["arms"]}
+    assert verdicts == {"padded": "FAIL", **({"int8": "PASS"} if arms else {})}
+    table = parity_table(outcome)
+    assert "padded: padded refuses what it is asked: 2 of 16 requests are refused, first request 0." in table
+
+
+def test_too_few_prompts_for_an_interval_leave_parity_open(tmp_path: Path) -> None:
+    outcome = measured(experiment(parity={"prompts": 4}), tmp_path)
+    assert outcome["verdict"] == "INCONCLUSIVE"
+    assert "(4 prompts set no interval), limit 1.5: give parity.prompts = 8 at least." in parity_table(outcome)
+
+
 def test_float32_answers_must_be_equal(tmp_path: Path) -> None:
     quiet = ["--noise", "eager=1e-6", "--noise", "padded=1e-6"]
     outcome = measured(experiment("float32"), tmp_path, *quiet, "--token", "padded=9")
     assert outcome["verdict"] == "FAIL"
-    assert "5 of 6" in parity_table(outcome)
+    assert "15 of 16" in parity_table(outcome)
     assert "first at request 2 (prompt of 3 tokens), token 4 of 8: eager takes 7 and padded 9" in parity_table(outcome)
 
 
@@ -153,7 +178,8 @@ def test_a_quantised_arm_is_judged_by_its_accuracy_and_the_others_as_ever(tmp_pa
     assert outcome["verdict"] == "PASS"
     padded, int8 = outcome["arms"]
     assert {item["name"] for item in padded["findings"]} >= {"error", "flips"}
-    assert [item["name"] for item in int8["findings"]] == ["finite", "answers", "perplexity", "kl"]
+    names = ["finite", "answers", "worst prompt", "worst position", "perplexity", "kl", "borders"]
+    assert [item["name"] for item in int8["findings"]] == names
     assert int8["figures"]["text_source"] == "eager's own answers to random prompts"
     assert [outcome["facts"][name]["held"] for name in ("eager", "int8")] == ["none", "int8-weight-only"]
     titles, *lines = parity_table(outcome).splitlines()[2:5]
@@ -184,7 +210,7 @@ def test_limits_are_the_experiment_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reference", [True, False])
 def test_given_texts_are_asked_of_the_control_and_of_quantised_arms_alone(reference: bool, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(json.dumps([*range(number % 7 + 4)]) for number in range(36)))
+    path.write_text("\n".join(json.dumps([number, *range(number % 7 + 3)]) for number in range(36)))
     what = experiment("float32", arms=QUANTISED, parity={"texts": str(path), "reference": reference})
     quiet = ("--noise", "eager=1e-6", "--noise", "padded=1e-6", "--noise", "int8=0.05")
     outcome = measured(what, tmp_path / "out", *quiet, keep_logits=True)
@@ -320,3 +346,45 @@ def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: 
     assert outcome["facts"]["eager"] == outcome["facts"]["eager-padded"]
     assert outcome["facts"]["eager"]["dtypes"] == "bfloat16"
     assert 0.001 < outcome["control"]["figures"]["error"]["median"] < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_encoders_are_measured_by_the_engine_and_judged_by_their_vectors(tmp_path: Path) -> None:
+    what = experiment(
+        "float32",
+        model={"id": "random:bert-tiny", "task": "embed"},
+        engine={"slots": 4, "max_prompt_tokens": 24, "max_wait_ms": 2.0},
+    )
+    outcome = measured(what, tmp_path / "whole", command=PARITY_COMMAND)
+    assert (outcome["verdict"], outcome["exit_code"], outcome["width"]) == ("PASS", 0, 128)
+    assert outcome["rows"] > 2 * outcome["texts"] > 0
+    (arm,) = outcome["arms"]
+    assert arm["figures"]["cosine"]["least"] > 0.9999
+    assert not list(tmp_path.rglob("vectors.npy"))
+    table = vector_table(outcome)
+    assert f"{outcome['texts']} texts, alone and in batches" in table
+    assert "padded  PASS" in table
+
+
+def test_the_table_of_encoders_names_what_is_off_and_leaves_open_what_is_not_known() -> None:
+    outcome = {
+        "name": "small",
+        "dtype": "float32",
+        "texts": 3,
+        "rows": 9,
+        "width": 8,
+        "control": {"name": "eager", "figures": {}},
+        "arms": [
+            {
+                "name": "padded",
+                "verdict": "FAIL",
+                "figures": {"cosine_control": {"least": 0.5, "median": None}},
+                "reasons": ["2 vectors of 9 of padded are off eager's."],
+            }
+        ],
+    }
+    lines = vector_table(outcome).splitlines()
+    assert lines[0].endswith("3 texts, alone and in batches: 9 vectors of 8 · control eager")
+    assert lines[3].split() == ["padded", "FAIL", "0.500000", "–", "–", "–"]
+    assert lines[-1] == "padded: 2 vectors of 9 of padded are off eager's."

@@ -40,6 +40,15 @@ def test_the_first_half_is_read_and_the_rest_predicted_within_the_engine_s_limit
     assert texts(path, tokens=1)[2] == ([0, 1, 2, 3, 4], [5])
 
 
+def test_texts_that_are_asked_alike_are_one_text(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("[1, 2, 3, 4]\n" * 40 + "[1,2,3,4]\n[1, 2, 3, 5]\n")
+    assert texts(path) == [([1, 2], [3, 4]), ([1, 2], [3, 5])]
+    # the same beginning, read and predicted, of two long texts
+    path.write_text("\n".join(json.dumps([*range(20), end]) for end in (7, 8)))
+    assert texts(path) == [([*range(8)], [*range(8, 14)])]
+
+
 @pytest.mark.parametrize("line", ["[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000])
 def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
@@ -54,7 +63,7 @@ def test_a_line_that_is_no_text_is_named(line: str, tmp_path: Path) -> None:
         (None, "cannot be read (No such file or directory)"),
         (b"\xff\xfe", "cannot be read (no UTF-8)"),
         (b"\n\n", "has 0 texts: give 1 to 4096"),
-        (b"[1, 2]\n" * 4097, "has 4097 texts: give 1 to 4096"),
+        (b"".join(b"[1, %d]\n" % number for number in range(4097)), "has 4097 texts: give 1 to 4096"),
     ],
 )
 def test_a_file_without_texts_is_refused_in_one_line(content: bytes | None, words: str, tmp_path: Path) -> None:

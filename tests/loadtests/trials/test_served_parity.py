@@ -9,9 +9,20 @@ import pytest
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.trials import served_parity
-from loadtests.trials.served_parity import PROMPTS, TOKENS, Question, ask, compared, departure, questions
+from loadtests.trials.served_parity import (
+    PROMPTS,
+    TOKENS,
+    Question,
+    ask,
+    ask_vectors,
+    compared,
+    compared_vectors,
+    cosine,
+    departure,
+    questions,
+)
 from servers.config import ArmConfig
-from servers.rpc import inference_pb2_grpc
+from servers.rpc import inference_pb2, inference_pb2_grpc
 from tests.fakes.arm import Arm
 
 
@@ -115,7 +126,55 @@ def test_an_arm_that_works_is_waited_for_and_one_that_does_not_is_left(
     monkeypatch.setattr(served_parity, "_WORK_EVERY_S", 0.1)
     asked = [Question(prompt=(1,), max_tokens=2)]
     said = ask(busy_channel, asked, check=nothing, still_s=0.4, worked_s=lambda: 7.0)
-    assert said == "it stands still: no token came and its processes did nothing for 0.4 s"
+    assert said == "it stands still: no answer came and its processes did nothing for 0.4 s"
     busy = itertools.count()
     longer = [Question(prompt=(1,) * 40, max_tokens=2)]
     assert ask(busy_channel, longer, check=nothing, still_s=0.4, worked_s=lambda: float(next(busy))) == [[5, 5]]
+
+
+def test_every_text_has_a_vector_of_unit_length(channel: grpc.Channel) -> None:
+    given = ask_vectors(
+        channel, [Question(prompt=(1, 2, 3), max_tokens=0), Question(prompt=(1,), max_tokens=0)], check=nothing
+    )
+    assert not isinstance(given, str)
+    assert [len(vector) for vector in given] == [2, 2]
+    assert given[0] != given[1]
+
+
+class _LongVectors(inference_pb2_grpc.InferenceServicer):
+    def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return inference_pb2.EmbedResponse(values=[3.0, 4.0], tokens=1)
+
+
+def test_a_vector_that_is_not_of_unit_length_is_none() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
+    inference_pb2_grpc.add_InferenceServicer_to_server(_LongVectors(), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+        said = ask_vectors(opened, [Question(prompt=(1, 2), max_tokens=0)], check=nothing)
+    server.stop(0.0).wait()
+    assert said == "the vector of 2 tokens has 2 values and length 5, not 1"
+
+
+def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
+    near, far = [[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.8, 0.6]]
+    arms = {"eager-0": "eager", "near-0": "near", "far-0": "far", "gone-0": "gone"}
+    rows = compared_vectors(
+        {"eager-0": near, "near-0": near, "far-0": far, "gone-0": "UNAVAILABLE: gone"},
+        arms,
+        first="eager-0",
+        least=0.99,
+    )
+    assert [(row["same"], row["of"], row["departs"], row["error"]) for row in rows] == [
+        (2, 2, None, None),
+        (2, 2, None, None),
+        (1, 2, 1, None),
+        (0, 2, None, "UNAVAILABLE: gone"),
+    ]
+    assert rows[2]["cosine"] == pytest.approx(0.96)
+
+
+def test_vectors_of_other_sizes_or_without_direction_are_opposite() -> None:
+    assert cosine([1.0, 0.0], [1.0, 0.0, 0.0]) == cosine([0.0, 0.0], [1.0, 0.0]) == -1.0
+    assert cosine([0.0, 2.0], [0.0, 3.0]) == 1.0

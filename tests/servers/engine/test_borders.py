@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
-from servers.engine.borders import prompt_borders
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine.borders import batch_borders, late_contexts, prompt_borders
 from servers.engine.shapes import shape_policy
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
@@ -58,3 +58,29 @@ def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-strict"])
 def test_borders_are_prompts_that_the_engine_takes(preset: str) -> None:
     assert prompt_borders(ArmConfig.from_preset(preset, engine=ENGINE)) <= set(range(1, 41))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        (ShapeConfig(), {1, 2, 3, 20}),
+        (ShapeConfig(min_size=4), {1, 2, 3, 4, 5, 20}),
+        (ShapeConfig(kind="pad"), {1, 2, 20}),
+        (ShapeConfig(kind="buckets", batch_ladder=(6, 20)), {1, 2, 6, 7, 20}),
+        (ShapeConfig(kind="buckets"), {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}),
+    ],
+)
+def test_batches_of_texts_lie_on_both_sides_of_every_border(shapes: ShapeConfig, expected: set[int]) -> None:
+    model = ModelConfig(id="random:bert-tiny", task="embed")
+    assert batch_borders(ArmConfig(model=model, shapes=shapes, engine=EngineConfig(slots=20))) == expected
+
+
+def test_contexts_that_no_prompt_reaches_are_asked_on_both_sides_up_to_the_longest() -> None:
+    assert late_contexts(ArmConfig(engine=ENGINE)) == {51}
+    shapes = ShapeConfig(kind="buckets", context_ladder=(16, 40, 41, 46, 52))
+    assert late_contexts(ArmConfig(engine=ENGINE, shapes=shapes)) == {42, 46, 47, 51}
+    policy = CompileConfig(enabled=True, mark_dynamic=True, context_bounds=(2, 52))
+    assert late_contexts(ArmConfig(engine=ENGINE, compile=policy)) == {51}
+    # one new token is the prefill's; of two, the second is decoded from the context that the longest prompt itself has
+    assert not late_contexts(ArmConfig(engine=replace(ENGINE, max_new_tokens=1)))
+    assert not late_contexts(ArmConfig(engine=replace(ENGINE, max_new_tokens=2)))
