@@ -33,7 +33,7 @@ _REMEDY = "write it anew with `tailgate precompile`"
 # What the generated code depends on. transformers' model code is what is traced.
 _PACKAGES = ("tailgate", "torch", "triton", "transformers")
 # Settings of the engine that no shape depends on. The threads of a processor are told apart from them, as resolved.
-_NO_SHAPE = ("max_queue", "decode_per_prefill", "drain_grace_s", "threads")
+_NO_SHAPE = ("max_queue", "max_wait_ms", "decode_per_prefill", "drain_grace_s", "threads")
 # Keys of a config.json that say where a model came from.
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
@@ -252,7 +252,13 @@ def read(path: str) -> Artifact:
             f"{what} is damaged (its checksum is {checksum[:16]}, its content has {content[:16]}): copy it again, or "
             f"{_REMEDY}"
         )
-    return Artifact(path=path, checksum=checksum, facts=json.loads(line))
+    try:
+        facts = json.loads(line)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise ConfigError(f"{what} is damaged, what it was written for is not readable: {_REMEDY}")
+    return Artifact(path=path, checksum=checksum, facts=facts)
 
 
 def unpack(artifact: Artifact, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from servers.fields import ConfigError, Range, build, check_choice, check_fields, check_range
 from servers.ladders import check_rising, default_lengths, doubling
-from servers.presets import RANDOM_PRESETS
+from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 
 LONGEST_NAME = 64
 
@@ -39,19 +39,26 @@ STALLING_KINDS = ("compile", "recompile", "graph_capture", "autotune", "limit_hi
 
 ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+Task = Literal["generate", "embed"]
+Pooling = Literal["mean", "cls"]
 Quantisation = Literal["none", "float8-per-row", "int8-weight-only", "int4-weight-only"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which transformer is served and how it is held. Equal for all arms of a comparable experiment, but for how the
-    weights of its blocks are quantised."""
+    weights of its blocks are quantised.
+
+    Its `task` is to generate text, or to embed it: then `pooling` makes one vector of those of its tokens.
+    """
 
     id: str = "random:tiny"
     dtype: Literal["auto", Dtype] = "auto"
     device: str = "auto"
     attention: Literal["sdpa", "eager"] = "sdpa"
     seed: int = 0
+    task: Task = "generate"
+    pooling: Pooling = "mean"
     quantisation: Quantisation = "none"
 
     def __post_init__(self) -> None:
@@ -62,10 +69,36 @@ class ModelConfig:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
         if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
             raise ConfigError(f'model.id "{self.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
+        self._check_task()
         if self.device == "cpu":
             check_quantisation(self, on_gpu=False)
         elif self.device.startswith("cuda"):
             check_quantisation(self, on_gpu=True)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model embeds texts instead of generating them."""
+        return self.task == "embed"
+
+    def _check_task(self) -> None:
+        """The model can do the task, as far as its name says, and what is set belongs to the task."""
+        if self.id.startswith("random:") and self.embeds != (self.id.removeprefix("random:") in RANDOM_ENCODERS):
+            does, task = ("embeds", "embed") if not self.embeds else ("generates", "generate")
+            others = (name for name in RANDOM_PRESETS if self.embeds == (name in RANDOM_ENCODERS))
+            raise ConfigError(
+                f'model.task is "{self.task}" but model.id "{self.id}" {does}: set model.task = "{task}", or take '
+                f"random:{', random:'.join(others)}"
+            )
+        if self.pooling != "mean" and not self.embeds:
+            raise ConfigError(
+                f'model.pooling is "{self.pooling}" but model.task is "{self.task}", and only embeddings are pooled: '
+                'leave it out, or set model.task = "embed"'
+            )
+        if self.quantisation != "none" and self.embeds:
+            raise ConfigError(
+                f'model.quantisation is "{self.quantisation}" but model.task is "embed", and encoders are served in '
+                "their own weights alone: leave it out"
+            )
 
 
 def check_quantisation(model: ModelConfig, *, on_gpu: bool) -> None:
@@ -95,6 +128,9 @@ class EngineConfig:
     A prefill step takes `prefill_batch` prompts and at most `prefill_chunk` tokens of each (0: whole prompts); while
     prompts wait, `decode_per_prefill` decode steps run between two prefill steps. Together they bound how long a
     running answer waits for its next token.
+
+    An encoder takes up to `slots` texts of `max_prompt_tokens` in a step. A batch waits at most `max_wait_ms` for
+    company, 0 not at all.
     """
 
     slots: Annotated[int, Range(1, 4096)] = 8
@@ -104,6 +140,7 @@ class EngineConfig:
     prefill_batch: int = 1
     prefill_chunk: Annotated[int, Range(0, 1_000_000)] = 0
     decode_per_prefill: Annotated[int, Range(1, 1000)] = 1
+    max_wait_ms: Annotated[float, Range(0, 60_000)] = 0.0
     drain_grace_s: Annotated[float, Range(0, 3600)] = 30.0
     threads: Annotated[int, Range(0, 1024)] = 0
 
@@ -304,6 +341,7 @@ class ArmConfig:
 
     def __post_init__(self) -> None:
         check_name("arm name", self.name)
+        self._check_task()
         if self.shapes.kind == "exact" and self.shapes.min_size > self.engine.slots:
             raise ConfigError(
                 f'arm "{self.name}": shapes.min_size is {self.shapes.min_size} but engine.slots is '
@@ -324,6 +362,7 @@ class ArmConfig:
                 f'arm "{self.name}": compile.capture is true but compile.warmup is "{self.compile.warmup}": '
                 'use warmup = "shapes"'
             )
+        self._check_unbacked()
         for name, limit, key in (
             ("batch", self.engine.slots, "engine.slots"),
             ("length", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
@@ -341,6 +380,61 @@ class ArmConfig:
                     f"add a bucket of {limit} or lower {key}"
                 )
 
+    def _check_unbacked(self) -> None:
+        """No size that is served lies below what the compiler is told of a hidden dimension. Raises ConfigError.
+
+        A marked dimension is left alone below its bounds. A hidden one is not: such a step fails in the compiler.
+        """
+        for name in self.compile.unbacked:
+            least = self.shapes.min_size if name == "batch" and self.shapes.kind == "exact" else 2
+            if least < 2:
+                raise ConfigError(
+                    f'arm "{self.name}": compile.unbacked names "{name}" but shapes.min_size is {least}, and a hidden '
+                    "size may not be 1: give min_size = 2"
+                )
+            bounds = getattr(self.compile, f"{name}_bounds")
+            if bounds and bounds[0] > least:
+                raise ConfigError(
+                    f'arm "{self.name}": compile.unbacked names "{name}" but compile.{name}_bounds begins at '
+                    f"{bounds[0]}, and steps of {least} are served: give [{least}, {bounds[1]}]"
+                )
+
+    def _check_task(self) -> None:
+        """What is set belongs to the model's task. Raises ConfigError."""
+        model, engine = self.model, self.engine
+        what = f'arm "{self.name}":'
+        if not model.embeds:
+            if engine.max_wait_ms:
+                raise ConfigError(
+                    f'{what} engine.max_wait_ms is {engine.max_wait_ms:g} but model.task is "{model.task}", whose '
+                    "requests join while others run: leave it out"
+                )
+            return
+        defaults, without = EngineConfig(), "an encoder reads each text whole, in one step of up to engine.slots texts"
+        for key in ("prefill_batch", "prefill_chunk", "decode_per_prefill"):
+            value = getattr(engine, key)
+            if value != getattr(defaults, key):
+                raise ConfigError(
+                    f'{what} engine.{key} is {value} but model.task is "embed": {without}, so leave it out'
+                )
+        for key, value in (
+            ("shapes.context_ladder", list(self.shapes.context_ladder)),
+            ("compile.context_bounds", list(self.compile.context_bounds)),
+            ("compile.unbacked", [name for name in self.compile.unbacked if name == "context"]),
+        ):
+            if value:
+                raise ConfigError(
+                    f'{what} {key} is {value} but model.task is "embed", and an encoder has no cache and so no '
+                    "context: leave it out"
+                )
+        if self.compile.join_projections:
+            raise ConfigError(
+                f'{what} compile.join_projections is true but model.task is "embed", and encoders multiply with '
+                "biases, which are not joined: leave it out"
+            )
+        if model.id.startswith("random:"):
+            check_positions(model, engine, RANDOM_PRESETS[model.id.removeprefix("random:")]["max_position_embeddings"])
+
     @property
     def length_ladder(self) -> tuple[int, ...]:
         """The prompt lengths at which a whole prompt's shapes change, rising: prompts between two have the same ones.
@@ -352,9 +446,10 @@ class ArmConfig:
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
     ) -> Self:
-        """The arm that `preset` names, on the given model and engine limits. Quantised weights are not joined."""
+        """The arm that `preset` names, on the given model and engine limits. Quantised weights are not joined, nor an
+        encoder's."""
         shapes, compiled = preset_policies(preset)
-        if model is not None and model.quantisation != "none":
+        if model is not None and (model.quantisation != "none" or model.embeds):
             compiled = dataclasses.replace(compiled, join_projections=False)
         return cls(
             name=name or preset,
@@ -373,6 +468,15 @@ class ArmConfig:
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """The arm that `table` describes; unknown keys, wrong types and bad values raise ConfigError."""
         return build(cls, table, where="arm")
+
+
+def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) -> None:
+    """The encoder has a position for every token of the longest text. Raises ConfigError."""
+    if engine.max_prompt_tokens > positions:
+        raise ConfigError(
+            f'engine.max_prompt_tokens is {engine.max_prompt_tokens} but model.id "{model.id}" reads {positions} '
+            f"tokens at most: set it to {positions} or less"
+        )
 
 
 def prefill_lengths(shapes: ShapeConfig, engine: EngineConfig) -> tuple[int, ...]:

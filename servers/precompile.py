@@ -39,12 +39,12 @@ def _precompile(arm: ArmConfig, path: str, *, as_json: bool) -> int:
         isolate_compiler(os.environ, folder, arm)
         from servers.compiler import artifacts
         from servers.compiler.recorder import CompileRecorder
-        from servers.engine.runner import ModelRunner
+        from servers.engine.runners import runner_for
 
         artifacts.compile_portably()
         recorder = CompileRecorder()
         recorder.install()
-        runner = ModelRunner(arm, recorder)
+        runner = runner_for(arm, recorder)
         print(f"loading {arm.model.id}", file=sys.stderr, flush=True)
         runner.load()
         runner.warm_up(lambda done, total, detail: print(f"{done}/{total}: {detail}", file=sys.stderr, flush=True))

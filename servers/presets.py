@@ -73,4 +73,29 @@ RANDOM_PRESETS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
         "tie_word_embeddings": True,
     },
+    "bert-tiny": {
+        "model_type": "bert",
+        "vocab_size": 30522,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        # Wide enough that texts differ in their embeddings, so that a comparison can fail.
+        "initializer_range": 0.3,
+    },
+    "bert-base": {
+        "model_type": "bert",
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+    },
 }
+
+# Those that embed texts. The others generate.
+RANDOM_ENCODERS = frozenset(name for name, shape in RANDOM_PRESETS.items() if shape["model_type"] == "bert")

@@ -13,15 +13,17 @@ _VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def only_card(device: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """What `device` is called in a process that sees no other card, and the variable that makes it so.
+    """What `device` is called in a process that sees no other card, and the variables that make it so.
 
-    Anything but cuda:N stays as it is, and so does a card that `environment` does not show: whoever resolves the name
-    says that it is not there.
+    Each of them that is set is narrowed: which one counts depends on whose card it is. Anything but cuda:N stays as it
+    is, and so does a card that `environment` does not show: whoever resolves the name says that it is not there.
     """
     match = re.fullmatch(r"cuda:(\d+)", device)
     if match is None:
         return device, {}
-    name = next((name for name in _VARIABLES if name in environment), _VARIABLES[-1])
-    visible = [card.strip() for card in environment[name].split(",")] if name in environment else None
-    card = match[1] if visible is None else dict(enumerate(visible)).get(int(match[1]), "")
-    return ("cuda:0", {name: card}) if card else (device, {})
+    number = int(match[1])
+    shown = {name: environment[name].split(",") for name in _VARIABLES if name in environment}
+    if not shown:
+        return "cuda:0", {_VARIABLES[-1]: str(number)}
+    narrowed = {name: cards[number].strip() for name, cards in shown.items() if number < len(cards)}
+    return ("cuda:0", narrowed) if all(narrowed.values()) and narrowed else (device, {})

@@ -504,7 +504,12 @@ class Taps:
     def _replace(self, owner: Any, name: str, replacement: object) -> None:
         original = getattr(owner, name)
         setattr(owner, name, replacement)
-        self._undo.append(lambda: setattr(owner, name, original))
+
+        def restore() -> None:
+            if getattr(owner, name) is replacement:  # else somebody has tapped it since, and goes on through here
+                setattr(owner, name, original)
+
+        self._undo.append(restore)
 
     def _call_back(self, on_start: Callable[[Any], object], on_end: Callable[[Any], object]) -> None:
         callback = importlib.import_module("torch._dynamo.callback")

@@ -3,7 +3,8 @@
 torch tells of its compiles through metrics, counters, callbacks and a log, Triton through a listener, and other JITs
 through `jit_compile`; `internals` reads them. The recorder joins what they tell to the step that was running, which is
 the step that triggered it: the device thread compiles synchronously. What compiles on another thread, or in another
-process, holds no step up and is a `background_compile`.
+process, holds no step up and is a `background_compile`, unless it began and ended within one step: that step waited for
+it, as far as anybody can tell.
 
 Where torch's compiler cannot be read, its public counters still show after each step whether it made a graph. Such an
 event covers the whole step, and `facts.blind_spots` says what else is not seen.
@@ -31,6 +32,8 @@ COUNTED = "counted, not seen: this torch's compiler is not read, so the time is 
 
 # What inductor's own kernels are compiled for. It reports the sum of its tunings in a step, not when each was.
 _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
+# What has the kernels that were compiled in it among its own. An eager step, a recording and a tuning have not.
+_ENCLOSING = frozenset({"compile", "recompile", "limit_hit"})
 _LONGEST_VARIANT = 400
 _MOST_REASONS = 8
 _SKIP = re.compile(r"^((skipping|disabling) cudagraphs? (for backward )?due to )+")
@@ -73,7 +76,8 @@ class CompileRecorder:
         self._blind_spots: tuple[str, ...] = ()
         # Filled on any thread, emptied by `drain`.
         self._kernels: deque[tuple[jit.JitCompile, Trigger]] = deque()
-        self._elsewhere: deque[dict[str, Any]] = deque()
+        self._elsewhere: deque[tuple[str, dict[str, Any]]] = deque()  # what each is if its step waited for it
+        self._drained_ns = 0
 
     def install(self) -> None:
         """Tap the compilers, as far as their versions are known. What happened before is not recorded."""
@@ -112,14 +116,21 @@ class CompileRecorder:
         )
 
     def drain(self) -> list[CompileEvent]:
-        """The events since the last call, oldest first. What ran on other threads comes last, without a step."""
+        """The events since the last call, oldest first; to be called after each step. What ran on other threads comes
+        last, without a step unless it began and ended within the one that has just run."""
         self._note_skips()  # graph trees also give up while compiled code runs, outside of any compile
         self._publish_changes()
         if not self._is_read and self._fresh_graphs():
             self._add("compile", self.trigger.started_ns, now_ns(), reason=COUNTED)
         self._add_kernels()
+        is_of_step = self.trigger.started_ns >= self._drained_ns  # not of one that ended before the last call
         while self._elsewhere:
-            self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **self._elsewhere.popleft())
+            kind, details = self._elsewhere.popleft()
+            if is_of_step and kind and details["start_ns"] >= self.trigger.started_ns:
+                self._add(kind, **details)
+            else:
+                self._add("background_compile", trigger=Trigger(phase=self.trigger.phase), **details)
+        self._drained_ns = now_ns()
         events, self._events = self._events, []
         return events
 
@@ -171,7 +182,8 @@ class CompileRecorder:
                 reason = compiled.reason or compiled.failure
                 told = {"compile_id": compiled.compile_id, "frame": compiled.frame, "cache": compiled.cache}
                 span = {"start_ns": end_ns - duration_ns, "end_ns": end_ns}
-                self._elsewhere.append({**span, **told, "reason": reason, "backend_ns": compiled.backend_ns})
+                kind = "limit_hit" if compiled.hit_limit else "recompile" if compiled.reason else "compile"
+                self._elsewhere.append((kind, {**span, **told, "reason": reason, "backend_ns": compiled.backend_ns}))
             return
         kernels, bypassed = self._look_at_counters()
         breaks, reasons = self._fresh_breaks(), self._fresh_guard_failures()
@@ -210,7 +222,8 @@ class CompileRecorder:
 
     def _on_background(self, compile_id: str, start_ns: int, end_ns: int) -> None:
         reason = "compiled in another process while other code served"
-        self._elsewhere.append({"start_ns": start_ns, "end_ns": end_ns, "compile_id": compile_id, "reason": reason})
+        told = {"start_ns": start_ns, "end_ns": end_ns, "compile_id": compile_id, "reason": reason}
+        self._elsewhere.append(("", told))
 
     def _add_kernels(self) -> None:
         """The kernels that were compiled become events, but for those that a compile of torch made on its way."""
@@ -231,9 +244,10 @@ class CompileRecorder:
                 "kernels": item.kernels,
             }
             if item.thread != self._thread:
-                self._elsewhere.append(details)
+                self._elsewhere.append(("jit", details))
             elif not any(
-                event.start_ns <= middle_ns < event.end_ns or (item.compiler == "inductor" and event.kind in _OF_TORCH)
+                (event.kind in _ENCLOSING and event.start_ns <= middle_ns < event.end_ns)
+                or (item.compiler == "inductor" and event.kind in _OF_TORCH)
                 for event in self._events
             ):
                 self._add("jit", trigger=triggers[item.thread, item.start_ns], **details)

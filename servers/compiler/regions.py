@@ -107,18 +107,19 @@ def leave_eager(selection: Selection) -> None:
 
 
 class CompiledRegions:
-    """Every selected module runs compiled when a step over `cache` calls it; the rest of `model` stays as it is.
+    """Every selected module runs compiled when a step calls it, over `cache` where there is one; the rest of `model`
+    stays as it is.
 
     Modules of one class have one code, so that a shape costs one compile and not one for each layer: each layer's
     module is given its own view of the cache, which ignores the layer's number.
     """
 
-    def __init__(self, model: nn.Module, cache: Any, selection: Selection, policy: CompileConfig) -> None:
-        self._window = cache.window
+    def __init__(self, model: nn.Module, selection: Selection, policy: CompileConfig, *, cache: Any = None) -> None:
+        self._window = cache.window if cache is not None else None
         self._canary = EagerCanary()
         self._calls = 0
         self._uncalled = dict.fromkeys(selection.compiled)
-        views = _views(model, cache)
+        views = _views(model, cache) if cache is not None else _Views({}, frozenset())
         # Where each layer's cache is written by compiled code, the cache sees what runs eagerly inside of a region.
         layers = [name for name, module in model.named_modules() if id(module) in views.blocks]
         compiled = (*selection.compiled,)
@@ -139,12 +140,13 @@ class CompiledRegions:
     def ran_compiled(self) -> bool:
         """Whether regions were called since the last time, and every call ran compiled code."""
         called, self._calls = self._calls, 0
-        began_eagerly, wrote_eagerly = self._canary.ran_eagerly(), self._window.canary.ran_eagerly()
+        began_eagerly = self._canary.ran_eagerly()
+        wrote_eagerly = self._window is not None and self._window.canary.ran_eagerly()
         return called > 0 and not began_eagerly and not (wrote_eagerly and self._sees_inside)
 
     def _call(self, name: str, module: Any, compiled: Callable[..., Any], cache: Any, view: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._window.positions is None:  # somebody else's call of the model
+            if self._window is not None and self._window.positions is None:  # somebody else's call of the model
                 return module._call_impl(*args, **kwargs)
             self._calls += 1
             self._uncalled.pop(name, None)

@@ -27,6 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from servers.engine.kv_cache import Window
 
 NAME = "tailgate_sdpa"
+ENCODER_NAME = "tailgate_encoder_sdpa"
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_HEAD = 256  # elements, the largest head that flash attention takes; a multiple of 8
@@ -173,6 +174,22 @@ def contexts_to_warm(model: Any, device: torch.device, limit: int) -> list[int]:
     from servers.engine.decode_kernel import contexts_of_variants
 
     return contexts_of_variants(limit)
+
+
+def _whole_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    mask: torch.Tensor | None = sdpa_mask(*args, **{**kwargs, "allow_is_bidirectional_skip": False})
+    return mask
+
+
+def register_encoder() -> str:
+    """Make an encoder's attention known to transformers; returns the name to load models with.
+
+    It is transformers' `sdpa` with a mask in every step. transformers leaves the mask out where no text of the batch is
+    padded, which it finds out by waiting for the device, and which gives one shape two graphs.
+    """
+    AttentionInterface.register(ENCODER_NAME, sdpa_attention_forward)
+    AttentionMaskInterface.register(ENCODER_NAME, _whole_mask)
+    return ENCODER_NAME
 
 
 def register() -> str:

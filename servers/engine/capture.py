@@ -6,12 +6,30 @@ nothing: its kernels were fixed in the warm-up, so that neither a guard nor the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 Tensors = tuple[torch.Tensor, ...]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing is garbage-collected inside.
+
+    What a collection destroys may call the driver, which breaks a recording: another CUDA graph, or a kernel that lost
+    a tuning. torch has not collected before a recording since 2.9 (github.com/pytorch/pytorch/pull/161037).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CapturedStep:
@@ -23,7 +41,8 @@ class CapturedStep:
         self._fixed = fixed  # the graph reads their memory
         self._graph = torch.cuda.CUDAGraph()
         # "thread_local": the threads that move messages may not break a capture
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        graph = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
+        with uncollected(), graph:
             self._outputs: Tensors = call(*self._inputs, *fixed)
 
     def __call__(self, varying: Sequence[torch.Tensor]) -> Tensors:

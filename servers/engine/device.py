@@ -30,6 +30,9 @@ from servers.program import isolate_compiler, log_to_stderr
 
 log = logging.getLogger("tailgate.device")
 
+_LONGEST_REST_S = 0.5
+_LONGEST_WAIT_S = 0.02  # with texts that wait for company, whose deadlines may pass
+
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
     """The body of the engine process: load, warm up, then step until the front closes the pipe."""
@@ -63,12 +66,12 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, C
     from servers.compiler.recorder import CompileRecorder
     from servers.engine.memory import MemoryWatch
     from servers.engine.placement import platform_versions
-    from servers.engine.runner import ModelRunner
+    from servers.engine.runners import runner_for
 
     imported_ns = now_ns()
     recorder = CompileRecorder(publish=outbox.put)
     recorder.install()
-    runner = ModelRunner(arm, recorder)
+    runner = runner_for(arm, recorder)
     runner.load()
     missed: list[str] = []  # shapes whose graph was not found in the compile cache
 
@@ -130,8 +133,9 @@ def _loop(
             outbox.put(message)
         if (reading := memory()) is not None:
             outbox.put(reading)
-        if engine.idle:
-            arrivals.wait(0.5)
+        # a deadline may pass meanwhile, and telemetry goes on
+        if (rest_s := min(engine.rest_s(), _LONGEST_REST_S if engine.idle else _LONGEST_WAIT_S)) > 0:
+            arrivals.wait(rest_s)
 
 
 def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:

@@ -1,4 +1,4 @@
-"""The engine of a replica: what arrives, the next step, who gets which token, who waited for which compile.
+"""The engine of a replica: what arrives, the next step, who gets which token or vector, who waited for which compile.
 
 Everything here belongs to the device thread, but for `Arrivals`, which a reader thread fills.
 """
@@ -6,6 +6,7 @@ Everything here belongs to the device thread, but for `Arrivals`, which a reader
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from servers.clock import now_ns
 from servers.compiler.events import CompileEvent
 from servers.complaint import named
 from servers.config import STALLING_KINDS, ArmConfig
+from servers.engine.batcher import Batcher
 from servers.engine.messages import Cancel, Finished, StepOutput, StepRecord, Submit
 from servers.engine.scheduler import Job, LaunchedStep, Move, Scheduler, Step
 
@@ -36,8 +38,8 @@ class Runner(Protocol):
     def launch(self, step: Step, batch_id: int) -> LaunchedStep:
         """Start a step."""
 
-    def collect(self, launched: Any) -> list[int]:
-        """The token of each of its jobs, once there."""
+    def collect(self, launched: Any) -> Sequence[Any]:
+        """The result of each of its jobs, once there: a token, or the vector of a text (`Finished.vector`)."""
 
     def move(self, move: Move) -> None:
         """Copy a cache row."""
@@ -55,7 +57,7 @@ class Engine:
     def __init__(self, arm: ArmConfig, runner: Runner, drain_events: Callable[[], list[CompileEvent]]) -> None:
         self.runner = runner
         self._drain_events = drain_events
-        self.scheduler = Scheduler(arm.engine)
+        self.scheduler: Scheduler | Batcher = Batcher(arm.engine) if arm.model.embeds else Scheduler(arm.engine)
         self.eos_ids: frozenset[int] = frozenset()
         self._step_id = 0
         self._pending: LaunchedStep | None = None
@@ -66,6 +68,13 @@ class Engine:
     def idle(self) -> bool:
         """Whether nothing is queued, running or still to be handed out."""
         return self._pending is None and len(self.scheduler) == 0
+
+    def rest_s(self) -> float:
+        """How long nothing is to be done, unless something arrives or a deadline passes; infinite when idle."""
+        if self._pending is not None:
+            return 0.0
+        rest_ns = self.scheduler.rest_ns(now_ns())
+        return math.inf if rest_ns is None else rest_ns / 1e9
 
     def submit(self, message: Submit) -> None:
         """Queue a request."""
@@ -87,7 +96,9 @@ class Engine:
         """End every request whose deadline has passed."""
         ended = []
         for job in self.scheduler.expired(at_ns):
-            ended.append(self._finished(job, "DEADLINE_EXCEEDED", message="the deadline passed while generating"))
+            ended.append(
+                self._finished(job, "DEADLINE_EXCEEDED", message="the deadline passed before the answer was whole")
+            )
             self.release(job.request_id)
         return ended
 
@@ -96,7 +107,7 @@ class Engine:
 
         Returns outputs, oldest first, and compile events. A failing step fails its own requests and no others.
         """
-        step = self.scheduler.next_step()
+        step = self.scheduler.next_step(now_ns())
         pending, self._pending = self._pending, None
         outputs = []
         if pending is not None and (step is None or not self.runner.is_ready(step)):
@@ -124,7 +135,7 @@ class Engine:
             launched = self.runner.launch(step, step_id)
         except Exception as error:
             return error
-        if step.kind == "prefill":
+        if step.kind in ("prefill", "encode"):
             for job in step.jobs:
                 job.admitted_ns = launched.start_ns
                 job.timing.batch_id, job.timing.batch_size = step_id, len(step.jobs)
@@ -132,10 +143,10 @@ class Engine:
         return launched
 
     def _hand_out(self, launched: LaunchedStep) -> StepOutput:
-        """The tokens of a step, and the answers that they end."""
+        """The tokens or vectors of a step, and the answers that they end."""
         kind, jobs = launched.step.kind, launched.step.jobs
         try:
-            tokens = self.runner.collect(launched)
+            results = self.runner.collect(launched)
         except Exception as error:
             return self._fail(launched.step, launched.batch_id, error)
         end_ns = now_ns()
@@ -149,13 +160,17 @@ class Engine:
                 job.timing.prefill_ns += end_ns - start_ns
         finished = []
         emitted = []
-        for job, token, answers in zip(jobs, tokens, launched.answers, strict=True):
+        for job, result, answers in zip(jobs, results, launched.answers, strict=True):
             if not answers or self.scheduler.find(job.request_id) is not job:
                 continue  # more of its prompt to come, or cancelled or ended while the step ran
-            emitted.append((job.request_id, token))
-            outcome = self.scheduler.record(job, token)
-            if outcome is not None:
+            outcome = self.scheduler.record(job, result)
+            if outcome == "embedded":
+                finished.append(self._embedded(job, result))
+            elif outcome is not None:
                 finished.append(self._finished(job, "OK", reason=outcome))
+            if outcome != "embedded":
+                emitted.append((job.request_id, result))
+            if outcome is not None:
                 self.release(job.request_id)
         record = StepRecord(
             step_id=launched.batch_id,
@@ -205,6 +220,13 @@ class Engine:
                 finished.append(self._finished(job, status, message=named(error)))
                 self.release(job.request_id)
         return StepOutput(emit_ns=now_ns(), finished=finished)
+
+    def _embedded(self, job: Job, vector: bytes) -> Finished:
+        if vector:
+            return replace(self._finished(job, "OK", reason="embedded"), vector=vector)
+        return self._finished(
+            job, "INTERNAL", reason="embedded", message="the model's vector of this text is zero or no number"
+        )
 
     @staticmethod
     def _finished(job: Job, status: str, *, reason: str = "", message: str = "") -> Finished:

@@ -51,12 +51,17 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A request is over. `status` is a gRPC status name; `reason` is length or stop when it is OK."""
+    """A request is over. `status` is a gRPC status name; `reason` is length, stop or embedded when it is OK, and
+    embedded where the vector that the model gave has no direction.
+
+    vector: of an embedded text, float32 numbers in the machine's byte order.
+    """
 
     request_id: str
     status: str
     reason: str = ""
     message: str = ""
+    vector: bytes = b""
     timing: Timing = field(default_factory=Timing)
 
 
@@ -127,7 +132,7 @@ class Ready:
 
 
 def startup_groups(items_ns: Mapping[str, int]) -> dict[str, int]:
-    """Start-up by group (process, import, load, prefill, extend, decode, capture, other) and in `total`.
+    """Start-up by group (process, import, load, prefill, extend, decode, encode, capture, other) and in `total`.
 
     An item belongs to the group that its first word names: "decode batch 4 × length 1, context 256" to decode.
     """

@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal language model, or build one from an architecture preset with random weights."""
+"""Load a Hugging Face causal language model or encoder, or build one of random weights from a preset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from servers.config import ModelConfig
 from servers.engine import attention
@@ -29,6 +30,21 @@ def model_config(model: ModelConfig) -> PreTrainedConfig:
     return AutoConfig.for_model(**{**shape, **tokens})
 
 
+def check_task(model: ModelConfig, config: Any) -> None:
+    """A model of this architecture can do the task. Raises ConfigError."""
+    what = f'model.task is "{model.task}" but model.id "{model.id}" is a {config.model_type} model'
+    reads_masks = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if model.embeds and config.is_encoder_decoder:
+        raise ConfigError(f"{what}, an encoder with a decoder, which takes two texts: give an encoder alone")
+    # a model that generates may be told to look both ways
+    looks_back = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_masks
+    is_decoder = looks_back or getattr(config, "is_decoder", False)
+    if model.embeds and is_decoder and not getattr(config, "use_bidirectional_attention", False):
+        raise ConfigError(f'{what}, which generates: set model.task = "generate", or give an encoder')
+    if not model.embeds and reads_masks and not is_decoder and not config.is_encoder_decoder:
+        raise ConfigError(f'{what}, which embeds: set model.task = "embed", or give a model that generates')
+
+
 def load_model(model: ModelConfig) -> nn.Module:
     """The model in evaluation mode on its device, in its dtype, with the attention and the quantisation asked for.
 
@@ -41,15 +57,17 @@ def load_model(model: ModelConfig) -> nn.Module:
         torch.cuda.set_device(device)
     dtype = resolve_dtype(model.dtype, device)
     config = model_config(model)
-    implementation = attention.register() if model.attention == "sdpa" else model.attention
+    check_task(model, config)
+    architecture, implementation = _architecture(model), str(model.attention)
+    if implementation == "sdpa":
+        implementation = attention.register_encoder() if model.embeds else attention.register()
+    # an encoder's own weights may lack those of a head that it does not use, which are then drawn
+    torch.manual_seed(model.seed)
     if model.id.startswith("random:"):
-        torch.manual_seed(model.seed)
         with torch.device(device):
-            loaded: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype, attn_implementation=implementation
-            )
+            loaded: Any = architecture.from_config(config, dtype=dtype, attn_implementation=implementation)
     else:
-        loaded = AutoModelForCausalLM.from_pretrained(model.id, dtype=dtype, attn_implementation=implementation)
+        loaded = architecture.from_pretrained(model.id, dtype=dtype, attn_implementation=implementation)
     module: nn.Module = loaded.to(device).eval().requires_grad_(False)
     quantise(module, model)
     return module
@@ -58,8 +76,23 @@ def load_model(model: ModelConfig) -> nn.Module:
 def hollow_model(model: ModelConfig) -> nn.Module:
     """The modules of the model by their names, without memory for weights."""
     with torch.device("meta"):
-        hollow: nn.Module = AutoModelForCausalLM.from_config(model_config(model))  # type: ignore[no-untyped-call]
+        hollow: nn.Module = _architecture(model).from_config(model_config(model))
     return hollow
+
+
+def _architecture(model: ModelConfig) -> Any:
+    return AutoModel if model.embeds else AutoModelForCausalLM
+
+
+def readable_tokens(module: Any) -> int | None:
+    """The tokens of the longest text that a loaded encoder has positions for; None where nothing bounds it."""
+    positions = getattr(module.config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    table = getattr(getattr(module, "embeddings", None), "position_embeddings", None)
+    # Some count their positions from the one after the padding's.
+    padding = getattr(table, "padding_idx", None)
+    return positions - padding - 1 if padding is not None else positions
 
 
 # Projections that read the same input, under the names that transformers' models share.

@@ -7,34 +7,24 @@ the last have come back, because the newest token of every row stays on the devi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from servers.clock import now_ns
-from servers.compiler import artifacts
 from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder, Trigger
-from servers.compiler.regions import CompiledRegions, Selection, leave_eager, select_regions
+from servers.compiler.regions import CompiledRegions, leave_eager, select_regions
 from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
-from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
-from servers.engine.placement import product_name, resolve_device
-from servers.engine.quantisation import weight_bytes
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
-from servers.engine.shapes import Kind, StepShape, shape_policy
-from servers.engine.startup import memory_peaks
-from servers.engine.steps import DecodeStep, ExtendStep, Outputs, PrefillStep
-from servers.engine.warmup import WARMUP_CALLS, warmup_plan
-from servers.fields import ConfigError
-
-log = logging.getLogger("tailgate.runner")
+from servers.engine.shapes import Kind, ShapePolicy, StepShape, shape_policy
+from servers.engine.step_runner import StepRunner, filling_step
+from servers.engine.steps import DecodeStep, ExtendStep, PrefillStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,50 +36,12 @@ class DeviceStep(LaunchedStep):
     done: torch.cuda.Event | None
 
 
-class ModelRunner:
+class ModelRunner(StepRunner):
     """Owns model, cache and compiled steps. Every method belongs to the device thread."""
 
     def __init__(self, arm: ArmConfig, recorder: CompileRecorder) -> None:
-        self.arm = arm
-        self.recorder = recorder
-        self.shapes = shape_policy(arm.shapes, arm.engine)
-        self.model: Any = None
-        self.startup_ns: dict[str, int] = {}
-        self.loaded: artifacts.Loaded | None = None  # the compiled code that the start began with
-        self._seen: set[StepShape] = set()
-        self._graphs: dict[StepShape, CapturedStep] = {}
-        self._pool: Any = None
-        self._unpromised: set[Kind] = set()  # steps whose graphs may fit a part of their bounds
-        self._selection = Selection(compiled={}, eager={})
-        self._regions: CompiledRegions | None = None
-
-    # start-up
-
-    def load(self) -> None:
-        """Model, cache and steps exist; nothing is compiled yet, but for what the arm's artifact brings.
-
-        Raises ConfigError when they do not fit the device, or the artifact was not made for this arm and machine.
-        """
-        started_ns = now_ns()
-        if self.arm.compile.artifact:
-            self.loaded = artifacts.load(self.arm, resolve_device(self.arm.model.device))
-            self.startup_ns["artifact"] = now_ns() - started_ns
-            started_ns = now_ns()
-        if self.arm.engine.threads:
-            torch.set_num_threads(self.arm.engine.threads)
-        # cuDNN's attention builds a plan for every new size, 40 ms and more each time. Exact shapes are new
-        # at almost every step, so an eager control would pay for compiles of its own.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        try:
-            self._build()
-        except torch.OutOfMemoryError as error:
-            engine = self.arm.engine
-            raise ConfigError(
-                f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
-                f"({str(error).splitlines()[0]}): lower engine.slots, max_prompt_tokens or max_new_tokens"
-            ) from None
-        self._finish()
-        self.startup_ns["load"] = now_ns() - started_ns
+        super().__init__(arm, recorder)
+        self.shapes: ShapePolicy = shape_policy(arm.shapes, arm.engine)
 
     def _build(self) -> None:
         policy, engine = self.arm.compile, self.arm.engine
@@ -134,8 +86,8 @@ class ModelRunner:
         self._allocate(steps["prefill"])
         leave_eager(self._selection)
         if self._selection.compiled:
-            self._regions = CompiledRegions(self.model, self.cache, self._selection, policy)
-            self._steps: dict[str, Callable[..., Outputs]] = dict(steps)
+            self._regions = CompiledRegions(self.model, self._selection, policy, cache=self.cache)
+            self._steps = dict(steps)
         else:
             self._steps = {kind: compiler_policy.compile_step(step, policy) for kind, step in steps.items()}
         self._ran_compiled()
@@ -151,57 +103,19 @@ class ModelRunner:
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         prefill(one, one, one[0], one[0])
 
-    def warm_up(self, report: Callable[[int, int, str], None]) -> None:
-        """Run every shape that the policy can produce, on this thread, as often as graph capture needs.
-
-        `report(done, total, detail)` is called before each shape and once at the end.
-        """
-        plan = warmup_plan(self.arm, self.shapes)
-        for done, shape in enumerate(plan):
-            report(done, len(plan), str(shape))
-            started_ns = now_ns()
-            self._warm(shape)
-            self.startup_ns[str(shape)] = now_ns() - started_ns
-            if self.arm.compile.capture:
-                self._capture(shape)
-        if not self.shapes.is_closed():  # planned shapes have theirs
-            report(len(plan), len(plan), "decode kernels")
-            self._warm_kernels()
-        if self._regions is not None and (uncalled := self._regions.uncalled):
-            raise ConfigError(
-                f"compile.regions names {uncalled[0]}, which no step of the warm-up called: name a module that the "
-                "model calls"
-            )
-        compiler_policy.settle(self.arm.compile)
-        report(len(plan), len(plan), "warm")
-
-    def _warm(self, shape: StepShape) -> None:
-        self.recorder.trigger = Trigger(shape=str(shape))
-        step = filling_step(shape, self.vocab_size)
-        for _ in range(WARMUP_CALLS):
-            try:
-                self.run(step, shape)
-            except compiler_policy.UnknownSize as error:
-                if not self.arm.compile.unbacked:
-                    raise
-                raise ConfigError(
-                    f"compile.unbacked is {list(self.arm.compile.unbacked)} but the model asks for such a size "
-                    f"({str(error).strip().partition(chr(10))[0]}): leave it out"
-                ) from None
-            except compiler_policy.UnprovenBounds as error:
-                if shape.kind in self._unpromised or self.arm.compile.has_bounds:
-                    raise
-                # Conditions with remainders, as padded masks have them, always hold and are still not proven. The
-                # warm-up runs both ends of every range: a size that needs its own graph has it before serving.
-                self._unpromised.add(shape.kind)
-                log.warning("%s: compiled without promised bounds: %s", shape, str(error).partition("\n")[0])
-                self.run(step, shape)
-            self._note_canary(shape, 0, 0)
-        self._finish()
+    def _too_large(self, why: str) -> str:
+        engine = self.arm.engine
+        return (
+            f"model and KV cache do not fit the device with {engine.slots} slots of {engine.max_length} positions "
+            f"({why}): lower engine.slots, max_prompt_tokens or max_new_tokens"
+        )
 
     @torch.no_grad()
-    def _warm_kernels(self) -> None:
+    def _warm_rest(self, report: Callable[[str], None]) -> None:
         """The decode kernel is compiled in every variant that exact shapes may need."""
+        if self.shapes.is_closed():
+            return  # planned shapes have theirs
+        report("decode kernels")
         contexts = attention.contexts_to_warm(self.model, self.device, self.arm.engine.max_length)
         self.recorder.trigger = Trigger(shape="decode kernels")
         started_ns = now_ns()
@@ -215,39 +129,15 @@ class ModelRunner:
         if contexts:
             self.startup_ns["decode kernels"] = now_ns() - started_ns
 
-    @torch.no_grad()
-    def _capture(self, shape: StepShape) -> None:
-        if self.device.type != "cuda":
-            self.recorder.capture_skipped(f"a CUDA graph was asked for, but the model runs on {self.device.type}")
-            return
-        started_ns = now_ns()
-        varying, fixed = self._inputs(filling_step(shape, self.vocab_size), shape)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        self._graphs[shape] = CapturedStep(self._steps[shape.kind], varying, fixed, self._pool)
-        self._graphs[shape].compiled = self._ran_compiled()
-        self._finish()
-        ended_ns = now_ns()
-        self.recorder.record_capture(started_ns, ended_ns)
-        self.startup_ns[f"capture {shape}"] = ended_ns - started_ns
-
     # steps
 
     def shape_of(self, step: Step) -> StepShape:
-        """The padded shape that `step` runs at."""
         if step.kind == "decode":
             return self.shapes.decode(max(job.row for job in step.jobs) + 1, max(job.context for job in step.jobs) - 1)
         length = max(stop - start for start, stop in step.chunks)
         if step.kind == "prefill":
             return self.shapes.prefill(len(step.jobs), length)
         return self.shapes.extend(len(step.jobs), length, max(stop for _, stop in step.chunks))
-
-    def is_ready(self, step: Step) -> bool:
-        """Whether `step` cannot make the compiler run, so that it may be launched while finished tokens wait."""
-        policy = self.arm.compile
-        is_marked = policy.mark_dynamic and policy.warmup == "shapes" and not policy.has_bounds
-        if not policy.enabled or policy.is_closed_once_warm or is_marked:
-            return True
-        return self.shape_of(step) in self._seen
 
     def launch(self, step: Step, batch_id: int) -> DeviceStep:
         """`step` is on its way; its jobs' rows are set. Errors of the device may show here or in `collect`."""
@@ -305,55 +195,10 @@ class ModelRunner:
         self.cache.move_row(move.source, move.target, move.positions)
         self._newest[move.target] = self._newest[move.source]
 
-    def device_name(self) -> str:
-        """The accelerator's product name, or cpu."""
-        return product_name(self.device)
-
-    def dtype_name(self) -> str:
-        """The type of the weights, "bfloat16" for example."""
-        return str(self.model.dtype).removeprefix("torch.")
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes by owner: weights and those of them that are quantised, KV cache, the allocator's peak on a GPU, and
-        what `memory_peaks` sees."""
-        every, quantised = weight_bytes(self.model)
-        memory = {
-            "weights": every,
-            **({"quantised_weights": quantised} if quantised else {}),
-            "kv_cache": self.cache.memory_bytes(),
-        }
-        segments: Any = ()
-        if self.device.type == "cuda":
-            memory["device_peak"] = torch.cuda.max_memory_allocated(self.device)
-            memory["device_reserved"] = torch.cuda.memory_reserved(self.device)
-            segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        return {**memory, **memory_peaks(segments)}
-
-    @torch.no_grad()
-    def run(self, step: Step, shape: StepShape) -> Outputs:
-        """Outputs of the step at its padded shape: B = shape.batch rows. Raises UnforeseenShapeError where no graph
-        fits and the policy is strict."""
-        varying, fixed = self._inputs(step, shape)
-        self._seen.add(shape)
-        graph = self._graphs.get(shape)
-        if graph is not None:
-            logits, greedy = graph(varying)
-            return logits, greedy
-        self._mark(step.kind, varying, fixed)
-        compiler_policy.begin_step(self.arm.compile)
-        try:
-            return self._steps[step.kind](*varying, *fixed)
-        except RuntimeError as error:
-            reason = compiler_policy.refusal(error) if self.arm.compile.strict else None
-            if reason is None:
-                raise
-            raise compiler_policy.UnforeseenShapeError(
-                f"no graph fits {shape} ({reason}), and compile.strict compiles nothing while serving: warm that "
-                "shape, or set compile.guarded instead to run it eagerly"
-            ) from None
+    def _held_bytes(self) -> dict[str, int]:
+        return {"kv_cache": self.cache.memory_bytes()}
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-        """(inputs that change from call to call, inputs that belong to the shape), in the order of the step."""
         padding = self.cache.max_length
         if step.kind == "decode":
             positions = [[padding]] * shape.batch
@@ -384,23 +229,7 @@ class ModelRunner:
         ranked = any(job.top_k > 0 or 0 < job.top_p < 1 for job in jobs if job.temperature > 0)
         return sampling.choose(logits, greedy, self._tensor(table, torch.float32), ranked=ranked)
 
-    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        if self.device.type != "cuda":
-            return torch.tensor(values, dtype=dtype)
-        # from pinned memory the copy does not hold this thread up
-        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
-
-    def _to_host(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        if self.device.type != "cuda":
-            return tokens.clone(), None
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return host, done
-
     def _mark(self, kind: Kind, varying: list[torch.Tensor], fixed: tuple[torch.Tensor, ...]) -> None:
-        """Name the dimensions that vary, with their bounds, where the policy asks for it."""
         policy, engine = self.arm.compile, self.arm.engine
         if not policy.mark_dynamic:
             return
@@ -426,46 +255,10 @@ class ModelRunner:
                 longest = engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length
             mark(fixed[-1], 0, policy.context_bounds or (low, longest), "context")
 
-    def _note_canary(self, shape: StepShape, start_ns: int, end_ns: int) -> bool:
-        graph = self._graphs.get(shape)
-        compiled = self._ran_compiled() if graph is None else graph.compiled
-        if not self.arm.compile.enabled:
-            return False
-        if compiled:
-            self.recorder.record_compiled_step()
-        else:
-            reason = "a guarded arm runs shapes that were not warmed eagerly" if self.arm.compile.guarded else ""
-            self.recorder.record_eager_step(start_ns, end_ns, reason=reason)
-        return compiled
-
     def _ran_compiled(self) -> bool:
-        """Whether what the policy compiles has run as compiled code since the last call."""
         window = self.cache.window
         if self._regions is not None:
             return self._regions.ran_compiled()
         wrote_eagerly, began_eagerly = window.canary.ran_eagerly(), window.begun.ran_eagerly()
         # modules that are left eager may be those that write to the cache
         return not (began_eagerly if self._selection.eager else wrote_eagerly)
-
-    def _finish(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def filling_step(shape: StepShape, vocab_size: int, rng: torch.Generator | None = None) -> Step:
-    """A step of fresh random prompts that fills `shape`."""
-    # a decode step feeds the first output at the position after the prompt
-    size = shape.context - 1 if shape.kind == "decode" else shape.context
-    jobs = tuple(
-        Job(
-            request_id=f"{row}",
-            prompt=torch.randint(vocab_size, (size,), generator=rng).tolist(),
-            max_tokens=2,
-            recv_ns=0,
-            row=row,
-            launched=2,  # the token that a decode step feeds and the one that it answers
-        )
-        for row in range(shape.batch)
-    )
-    chunks = () if shape.kind == "decode" else ((max(0, shape.context - shape.length), shape.context),) * shape.batch
-    return Step(shape.kind, jobs, chunks)

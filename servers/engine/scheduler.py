@@ -47,13 +47,13 @@ class Job(Submit):
         return self.prefilled == len(self.prompt) and self.launched < self.max_tokens
 
 
-Outcome = Literal["length", "stop"]
+Outcome = Literal["length", "stop", "embedded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run next: beginnings of prompts (prefill), later chunks of prompts (extend), or one token for every job
-    that can decode, in row order."""
+    """What to run next: beginnings of prompts (prefill), later chunks of prompts (extend), one token for every job that
+    can decode, in row order, or whole texts (encode)."""
 
     kind: Kind
     jobs: tuple[Job, ...]
@@ -101,8 +101,9 @@ class Scheduler:
         self._jobs[job.request_id] = job
         self._queue.append(job)
 
-    def next_step(self) -> Step | None:
-        """The next step, counted as launched, or None when there is nothing to do. Admits queued jobs into rows."""
+    def next_step(self, at_ns: int = 0) -> Step | None:
+        """The next step, counted as launched, or None when there is nothing to do. Admits queued jobs into rows. The
+        time does not matter."""
         decodable = tuple(job for job in self._active if job.can_decode)
         if not (decodable and self._decodes_due > 0):
             prefill = self._next_prefill()
@@ -136,6 +137,10 @@ class Scheduler:
             job.launched += job.prefilled == len(job.prompt)  # the last chunk answers the first token
             chunks.append((start, job.prefilled))
         return Step(kind, tuple(jobs), tuple(chunks))
+
+    def rest_ns(self, at_ns: int) -> int | None:
+        """0 while there is something to do, else None: no step waits for a moment."""
+        return 0 if self._jobs else None
 
     def record(self, job: Job, token: int) -> Outcome | None:
         """Add a sampled token to `job`; says why the job is over, or None while it goes on."""

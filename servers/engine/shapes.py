@@ -16,8 +16,8 @@ from servers.config import EngineConfig, ShapeConfig, prefill_lengths, prompt_co
 from servers.fields import ConfigError
 from servers.ladders import default_batches
 
-# Beginnings of prompts, later chunks of prompts, or one token a row.
-Kind = Literal["prefill", "extend", "decode"]
+# Beginnings of prompts, later chunks of prompts, or one token a row; whole texts for an encoder.
+Kind = Literal["prefill", "extend", "decode", "encode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,17 @@ class StepShape:
         return self.batch * self.length
 
 
-class ShapePolicy(Protocol):
+class PlannedShapes(Protocol):
+    """The shapes that a warm-up runs."""
+
+    def is_closed(self) -> bool:
+        """Whether `planned` lists all the shapes that can ever run."""
+
+    def planned(self) -> Iterator[StepShape]:
+        """The shapes to warm, in order; later chunks only where prompts are cut."""
+
+
+class ShapePolicy(PlannedShapes, Protocol):
     """Turns real sizes into the sizes that run."""
 
     def prefill(self, batch: int, length: int) -> StepShape:
@@ -49,12 +59,6 @@ class ShapePolicy(Protocol):
 
     def decode(self, batch: int, context: int) -> StepShape:
         """The shape for one token on `batch` rows of which the longest holds `context` positions, the new included."""
-
-    def is_closed(self) -> bool:
-        """Whether `planned` lists all the shapes that can ever run."""
-
-    def planned(self) -> Iterator[StepShape]:
-        """The shapes to warm, in order; later chunks only where prompts are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +88,18 @@ class ExactShape:
         # Odd sizes on purpose: a size equal to a model dimension (head size, heads) would specialise that dimension.
         # Largest first: the compiler tunes a dynamic graph for the sizes of its first call.
         engine = self.engine
-        lengths, rows = _spread(engine.prefill_tokens), min(engine.prefill_batch, 2)
+        lengths, rows = spread(engine.prefill_tokens), min(engine.prefill_batch, 2)
         for length in lengths:
             yield self.prefill(rows, length)
         if engine.prefill_batch > 2:
             yield self.prefill(engine.prefill_batch, lengths[0])
         if engine.prefill_tokens < engine.max_prompt_tokens:
-            ends = _spread(engine.max_prompt_tokens)
+            ends = spread(engine.max_prompt_tokens)
             for length, end in zip(lengths, ends, strict=False):
                 yield self.extend(rows, length, max(end, length + 2))
             if engine.prefill_batch > 2:
                 yield self.extend(engine.prefill_batch, lengths[0], ends[0])
-        contexts = _spread(engine.max_length)
+        contexts = spread(engine.max_length)
         batches = sorted({self.min_size, min(3, engine.slots), engine.slots}, reverse=True)
         for position, batch in enumerate(batches):
             yield self.decode(batch, contexts[position % len(contexts)])
@@ -112,17 +116,17 @@ class Buckets:
     prompt_contexts: tuple[int, ...] = ()  # where later chunks may end; empty where prompts are never cut
 
     def prefill(self, batch: int, length: int) -> StepShape:
-        padded = _round_up(length, self.lengths, "prompt", "tokens")
-        return StepShape("prefill", _round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
+        padded = round_up(length, self.lengths, "prompt", "tokens")
+        return StepShape("prefill", round_up(batch, self.prefill_batches, "prefill batch", "rows"), padded, padded)
 
     def extend(self, batch: int, length: int, context: int) -> StepShape:
         # a later chunk is padded to the full chunk: its length is no dimension of its own in the ladder
         rows = self.prefill(batch, length).batch
-        return StepShape("extend", rows, self.lengths[-1], _round_up(context, self.prompt_contexts, "prompt", "tokens"))
+        return StepShape("extend", rows, self.lengths[-1], round_up(context, self.prompt_contexts, "prompt", "tokens"))
 
     def decode(self, batch: int, context: int) -> StepShape:
-        rows = _round_up(batch, self.batches, "batch", "rows")
-        return StepShape("decode", rows, 1, _round_up(context, self.contexts, "context", "positions"))
+        rows = round_up(batch, self.batches, "batch", "rows")
+        return StepShape("decode", rows, 1, round_up(context, self.contexts, "context", "positions"))
 
     def is_closed(self) -> bool:
         return True
@@ -153,13 +157,14 @@ def shape_policy(shapes: ShapeConfig, engine: EngineConfig) -> ShapePolicy:
     )
 
 
-def _round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
+def round_up(value: int, ladder: tuple[int, ...], what: str, unit: str) -> int:
+    """The first step of `ladder` that holds `value`. Raises ConfigError where none does."""
     position = bisect_left(ladder, value)
     if position == len(ladder):
         raise ConfigError(f"{what} has {value} {unit}; largest bucket is {ladder[-1]}: add a bucket of {value}")
     return ladder[position]
 
 
-def _spread(limit: int) -> list[int]:
+def spread(limit: int) -> list[int]:
     """Up to three distinct odd sizes below `limit` (or what fits), large to small."""
     return sorted({max(1, min(size | 1, limit)) for size in (limit // 7, limit // 3, limit - 2)}, reverse=True)

@@ -7,11 +7,10 @@ no record.
 from __future__ import annotations
 
 from servers.config import ArmConfig
-from servers.engine.shapes import shape_policy
 from servers.engine.warmup import first_prompt
 from servers.front.front import Front
 from servers.front.request_limits import RefusedError
-from servers.front.service import InferenceService, check_request
+from servers.front.service import InferenceService, check_request, check_text
 from servers.rpc import inference_pb2
 
 REQUEST_ID = "readiness"
@@ -19,17 +18,45 @@ REQUEST_ID = "readiness"
 
 def first_request(arm: ArmConfig, vocab_size: int) -> inference_pb2.GenerateRequest:
     """A prompt of a length that the warm-up has run; the answer takes a decode step too, where limits allow."""
-    tokens = first_prompt(arm, shape_policy(arm.shapes, arm.engine))
     return inference_pb2.GenerateRequest(
         request_id=REQUEST_ID,
-        token_ids=inference_pb2.TokenIds(ids=[index % vocab_size for index in range(tokens)]),
+        token_ids=_token_ids(arm, vocab_size),
         max_tokens=min(2, arm.engine.max_new_tokens),
         ignore_eos=True,
     )
 
 
+def first_text(arm: ArmConfig, vocab_size: int) -> inference_pb2.EmbedRequest:
+    """A text of a length that the warm-up has run."""
+    return inference_pb2.EmbedRequest(request_id=REQUEST_ID, token_ids=_token_ids(arm, vocab_size))
+
+
+def _token_ids(arm: ArmConfig, vocab_size: int) -> inference_pb2.TokenIds:
+    return inference_pb2.TokenIds(ids=[index % vocab_size for index in range(first_prompt(arm))])
+
+
 async def try_out(front: Front) -> str:
     """Why the warm replica of `front` cannot answer a request, in one line; empty when it can."""
+    return await (_try_text(front) if front.arm.model.embeds else _try_prompt(front))
+
+
+async def _try_text(front: Front) -> str:
+    assert front.warm is not None
+    vocab = front.warm.vocab_size
+    try:
+        submit = await check_text(first_text(front.arm, vocab), front.arm, front.tokenizer, vocab)
+    except RefusedError as refusal:
+        return f"its own first request is refused: {refusal.message}"
+    answer = front.take(submit)
+    while answer.finished is None:
+        await answer.next()
+    if answer.finished.status != "OK":
+        why = f"{answer.finished.status}: {answer.finished.message}"
+        return f"it is warm and cannot embed a text of {len(submit.prompt)} tokens ({why})"
+    return ""
+
+
+async def _try_prompt(front: Front) -> str:
     assert front.warm is not None
     vocab = front.warm.vocab_size
     request = first_request(front.arm, vocab)

@@ -50,27 +50,34 @@ def message_bytes(engine: EngineConfig) -> int:
 def check_sizes(request: inference_pb2.GenerateRequest, engine: EngineConfig) -> None:
     """Nothing in `request` is longer than it may be. Otherwise RefusedError. Takes no time that grows with the prompt
     but for counting the bytes of its text."""
+    check_text_sizes(request, engine)
     for name, size, unit, limit, remedy in (
-        ("request_id", len(request.request_id), "characters", ID_CHARACTERS, "a shorter one"),
-        ("session_id", len(request.session_id), "characters", ID_CHARACTERS, "a shorter one"),
         ("stop", len(request.stop), "strings", STOP_STRINGS, "fewer"),
         ("a stop string", max(map(len, request.stop), default=0), "characters", STOP_CHARACTERS, "a shorter one"),
         ("stop_token_ids", len(request.stop_token_ids), "ids", STOP_TOKEN_IDS, "fewer"),
     ):
         if size > limit:
             raise invalid(f"{name} has {size} {unit}; the limit is {limit}: give {remedy}")
+
+
+def check_text_sizes(request: inference_pb2.GenerateRequest | inference_pb2.EmbedRequest, engine: EngineConfig) -> None:
+    """As `check_sizes`, of the text or token ids and of the names that every request may have."""
+    name = "text" if isinstance(request, inference_pb2.EmbedRequest) else "prompt"
+    for key, size in (("request_id", len(request.request_id)), ("session_id", len(request.session_id))):
+        if size > ID_CHARACTERS:
+            raise invalid(f"{key} has {size} characters; the limit is {ID_CHARACTERS}: give a shorter one")
     if len(request.token_ids.ids) > engine.max_prompt_tokens:
-        raise too_many_tokens(len(request.token_ids.ids), engine)
+        raise too_many_tokens(len(request.token_ids.ids), engine, name)
     size, limit = len(request.text.encode()), engine.max_prompt_tokens * BYTES_A_TOKEN
     if size > limit:
         raise invalid(
-            f"prompt text has {size} bytes; the limit is {limit}, {BYTES_A_TOKEN} for each of max_prompt_tokens = "
-            f"{engine.max_prompt_tokens}: shorten it or raise max_prompt_tokens"
+            f"{'prompt ' if name == 'prompt' else ''}text has {size} bytes; the limit is {limit}, {BYTES_A_TOKEN} for "
+            f"each of max_prompt_tokens = {engine.max_prompt_tokens}: shorten it or raise max_prompt_tokens"
         )
 
 
-def too_many_tokens(count: int, engine: EngineConfig) -> RefusedError:
-    """The refusal of a prompt of `count` tokens."""
+def too_many_tokens(count: int, engine: EngineConfig, name: str = "prompt") -> RefusedError:
+    """The refusal of a prompt, or of a text, of `count` tokens."""
     return invalid(
-        f"prompt has {count} tokens; the limit is {engine.max_prompt_tokens}: shorten it or raise max_prompt_tokens"
+        f"{name} has {count} tokens; the limit is {engine.max_prompt_tokens}: shorten it or raise max_prompt_tokens"
     )

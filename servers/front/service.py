@@ -1,6 +1,6 @@
 """The gRPC front of an arm replica: checks requests, streams tokens and telemetry. Holds no model and no torch.
 
-Errors become status codes in one place, `RefusedError` and `InferenceService.Generate`.
+Errors become status codes in one place, `RefusedError` and the calls of `InferenceService`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import asyncio
 import dataclasses
 import json
 import uuid
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,10 +20,17 @@ import grpc.aio
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.complaint import one_line
-from servers.config import ArmConfig
+from servers.config import ArmConfig, EngineConfig, Task
 from servers.engine.messages import MemoryReading, Progress, StepRecord, Submit, Timing, startup_groups
 from servers.front.front import Answer, Front, TelemetryEvent
-from servers.front.request_limits import TEXT_AT_ONCE_CHARACTERS, RefusedError, check_sizes, invalid, too_many_tokens
+from servers.front.request_limits import (
+    TEXT_AT_ONCE_CHARACTERS,
+    RefusedError,
+    check_sizes,
+    check_text_sizes,
+    invalid,
+    too_many_tokens,
+)
 from servers.front.tokenizer import StopStrings, TextStream, Tokenizer
 from servers.front.watcher import MOST_WAITING
 from servers.metadata import trailing_key
@@ -34,23 +43,9 @@ async def check_request(
 ) -> Submit:
     """The engine's form of `request`. Raises RefusedError(INVALID_ARGUMENT) naming value, limit and remedy."""
     limits = arm.engine
+    check_task(arm, "generate")
     check_sizes(request, limits)
-    kind = request.WhichOneof("prompt")
-    if kind is None:
-        raise invalid("the prompt is missing: give text or token_ids")
-    if kind == "token_ids":
-        prompt = list(request.token_ids.ids)
-    elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
-        prompt = tokenizer.encode(request.text)
-    else:  # other calls go on meanwhile
-        prompt = await asyncio.to_thread(tokenizer.encode, request.text)
-    if not prompt or (kind == "text" and not request.text):
-        raise invalid("the prompt is empty: give at least one token")
-    if len(prompt) > limits.max_prompt_tokens:
-        raise too_many_tokens(len(prompt), limits)
-    if min(prompt) < 0 or max(prompt) >= vocab:
-        bad = min(prompt) if min(prompt) < 0 else max(prompt)
-        raise invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
+    prompt = await _tokens_of(request, request.WhichOneof("prompt"), "prompt", limits, tokenizer, vocab)
     if not 1 <= request.max_tokens <= limits.max_new_tokens:
         raise invalid(
             f"max_tokens is {request.max_tokens}; the limit is 1 to {limits.max_new_tokens}: "
@@ -77,6 +72,45 @@ async def check_request(
     )
 
 
+async def check_text(request: inference_pb2.EmbedRequest, arm: ArmConfig, tokenizer: Tokenizer, vocab: int) -> Submit:
+    """The engine's form of `request`. Raises RefusedError, as `check_request`."""
+    check_task(arm, "embed")
+    check_text_sizes(request, arm.engine)
+    prompt = await _tokens_of(request, request.WhichOneof("input"), "text", arm.engine, tokenizer, vocab)
+    return Submit(request_id=request.request_id or uuid.uuid4().hex, prompt=prompt, max_tokens=0, recv_ns=now_ns())
+
+
+def check_task(arm: ArmConfig, task: Task) -> None:
+    """The arm's model does the task that is asked for. Otherwise RefusedError(UNIMPLEMENTED)."""
+    if arm.model.task != task:
+        does, call = ("embeds", "Embed") if arm.model.embeds else ("generates", "Generate")
+        raise RefusedError(
+            grpc.StatusCode.UNIMPLEMENTED, f"{arm.name} serves {arm.model.id}, which {does}: call {call} instead"
+        )
+
+
+async def _tokens_of(
+    request: Any, kind: str | None, name: str, limits: EngineConfig, tokenizer: Tokenizer, vocab: int
+) -> list[int]:
+    """The token ids of a request's text, which it calls `name`, or those that it gives. Raises RefusedError."""
+    if kind is None:
+        raise invalid(f"the {name} is missing: give text or token_ids")
+    if kind == "token_ids":
+        ids = list(request.token_ids.ids)
+    elif len(request.text) <= TEXT_AT_ONCE_CHARACTERS:
+        ids = tokenizer.encode(request.text)
+    else:  # other calls go on meanwhile
+        ids = await asyncio.to_thread(tokenizer.encode, request.text)
+    if not ids or (kind == "text" and not request.text):
+        raise invalid(f"the {name} is empty: give at least one token")
+    if len(ids) > limits.max_prompt_tokens:
+        raise too_many_tokens(len(ids), limits, name)
+    if min(ids) < 0 or max(ids) >= vocab:
+        bad = min(ids) if min(ids) < 0 else max(ids)
+        raise invalid(f"token id {bad} is not in the vocabulary: ids go from 0 to {vocab - 1}")
+    return ids
+
+
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """`tailgate.v1.Inference` over a Front."""
 
@@ -89,19 +123,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Stream the answer; every end, good or bad, carries the trailing metadata that inference.proto lists."""
         recv_ns = now_ns()
         front = self.front
-        submit: Submit | None = None
-        try:
-            vocab = front.ready.vocab_size if front.ready else 1 << 31
-            left_s = context.time_remaining()
-            submit = await check_request(request, front.arm, front.tokenizer, vocab)
-            deadline_ns = 0 if left_s is None else recv_ns + int(left_s * 1e9)
-            submit = dataclasses.replace(submit, recv_ns=recv_ns, deadline_ns=deadline_ns)
-            answer = front.admit(submit)
-        except RefusedError as refusal:
-            self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
-            front.metrics.requests(status=refusal.code.name).inc()
-            await context.abort(refusal.code, one_line(refusal.message))
-            raise AssertionError("abort returned") from None
+        submit, answer = await self._admit(
+            context, recv_ns, partial(check_request, request, front.arm, front.tokenizer)
+        )
         status = "CANCELLED"
         try:
             async for chunk in self.stream(request, submit, answer):
@@ -114,6 +138,50 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             front.metrics.requests(status=status).inc()
             front.abandon(submit.request_id)
+
+    async def Embed(  # noqa: N802
+        self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.EmbedResponse:
+        """The vector of one text; every end, good or bad, carries the trailing metadata that inference.proto lists."""
+        recv_ns = now_ns()
+        front = self.front
+        submit, answer = await self._admit(context, recv_ns, partial(check_text, request, front.arm, front.tokenizer))
+        status = "CANCELLED"
+        try:
+            while answer.finished is None:
+                await answer.next()
+            finished = answer.finished
+            status = finished.status
+            self._trail(context, answer, len(submit.prompt), recv_ns)
+            if finished.status != "OK":
+                await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
+            return inference_pb2.EmbedResponse(values=array("f", finished.vector), tokens=len(submit.prompt))
+        finally:
+            front.metrics.requests(status=status).inc()
+            front.abandon(submit.request_id)
+
+    async def _admit(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        recv_ns: int,
+        check: Callable[[int], Awaitable[Submit]],
+    ) -> tuple[Submit, Answer]:
+        """The request that `check` finds to be good, for the given size of vocabulary, and its answer to come. Any
+        other one ends the call."""
+        front = self.front
+        submit: Submit | None = None
+        try:
+            vocab = front.ready.vocab_size if front.ready else 1 << 31
+            left_s = context.time_remaining()
+            submit = await check(vocab)
+            deadline_ns = 0 if left_s is None else recv_ns + int(left_s * 1e9)
+            submit = dataclasses.replace(submit, recv_ns=recv_ns, deadline_ns=deadline_ns)
+            return submit, front.admit(submit)
+        except RefusedError as refusal:
+            self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
+            front.metrics.requests(status=refusal.code.name).inc()
+            await context.abort(refusal.code, one_line(refusal.message))
+            raise AssertionError("abort returned") from None
 
     async def stream(
         self, request: inference_pb2.GenerateRequest, submit: Submit, answer: Answer

@@ -39,7 +39,7 @@ def _inspect(options: argparse.Namespace) -> int:
     with compile_cache(options.cache_dir) as cache:
         arm = on_its_card_alone(read_arm(options.config), os.environ)
         isolate_compiler(os.environ, cache, arm)
-        shapes = parse_shapes(options.shapes, arm.engine) if options.shapes.strip() else []
+        shapes = parse_shapes(options.shapes, arm) if options.shapes.strip() else []
         inspection = inspect_arm(arm, shapes, report=lambda line: print(line, file=sys.stderr, flush=True))
     with contextlib.suppress(BrokenPipeError):
         # A pipe has no width of its own: enough for the tables to stand in one line each.

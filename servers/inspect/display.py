@@ -29,7 +29,7 @@ SHOWN: dict[Outcome, tuple[str, str]] = {
     "off": ("eager", "dim"),
 }
 # A StepShape as events carry it.
-_STEP_SHAPE = re.compile(r"(prefill|extend|decode) batch (\d+) × length (\d+), context (\d+)")
+_STEP_SHAPE = re.compile(r"(prefill|extend|decode|encode) batch (\d+) × length (\d+), context (\d+)")
 
 
 def show(inspection: Inspection, console: Console) -> None:

@@ -20,6 +20,7 @@ from servers.inspect.listed_shapes import listed, size_of, unplanned_shapes
 if TYPE_CHECKING:
     from servers.compiler.footprint import Held
     from servers.compiler.recorder import CompileRecorder
+    from servers.engine.encoder import EncoderRunner
     from servers.engine.memory import Growth, GrowthMeter
     from servers.engine.runner import ModelRunner
 
@@ -132,12 +133,12 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
     from servers.compiler.footprint import CompileFootprint
     from servers.compiler.recorder import CompileRecorder
     from servers.engine.memory import GrowthMeter, held_in_all
-    from servers.engine.runner import ModelRunner
+    from servers.engine.runners import runner_for
 
     imported_ns = now_ns()
     recorder = CompileRecorder()
     recorder.install()
-    runner = ModelRunner(arm, recorder)
+    runner = runner_for(arm, recorder)
     with contextlib.ExitStack() as installed:
         installed.callback(recorder.remove)
         runner.load()
@@ -152,11 +153,11 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
             ready_ns=now_ns(),
         )
         warm = recorder.drain()
-        planned = warmup_plan(arm, runner.shapes)
+        planned = warmup_plan(arm)
         visits: list[Visit] = []
         highest = warming.highest
         events = list(warm)
-        for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm.engine)])):
+        for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm)])):
             report(f"shape {number + 1}: {listed(shape)}")
             meter = GrowthMeter(runner.device)
             visit, caused = _visit(runner, recorder, shape, planned, events, meter, warming.shapes)
@@ -183,7 +184,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
 class WarmUpMemory:
     """What the warm-up of each shape adds to memory, and a line of progress for each."""
 
-    def __init__(self, runner: ModelRunner, report: Callable[[str], None]) -> None:
+    def __init__(self, runner: ModelRunner | EncoderRunner, report: Callable[[str], None]) -> None:
         self.shapes: dict[str, Growth] = {}
         self.highest = 0  # in tensors on the device at once
         self._runner = runner
@@ -203,7 +204,7 @@ class WarmUpMemory:
 
 
 def _visit(
-    runner: ModelRunner,
+    runner: ModelRunner | EncoderRunner,
     recorder: CompileRecorder,
     shape: StepShape,
     planned: Sequence[StepShape],
@@ -215,7 +216,7 @@ def _visit(
     import torch
 
     from servers.compiler.policy import UnforeseenShapeError
-    from servers.engine.runner import filling_step
+    from servers.engine.step_runner import filling_step
 
     step = filling_step(shape, runner.vocab_size, torch.Generator().manual_seed(0))
     padded = runner.shape_of(step)
@@ -226,7 +227,7 @@ def _visit(
         started_ns = now_ns()
         try:
             launched = runner.launch(step, 0)
-            runner.collect(launched)
+            runner.collect(launched)  # type: ignore[arg-type]
             compiled = launched.compiled
         except UnforeseenShapeError as raised:
             refused = str(raised)

@@ -26,15 +26,16 @@ if _version_not_supported:
 
 
 class InferenceStub(object):
-    """Text generation by one arm of an experiment.
+    """Text generation, or embedding, by one arm of an experiment. An arm does one of them and answers the other with
+    UNIMPLEMENTED.
 
     Every answer ends with trailing metadata (ASCII keys, integers in decimal), so that each client
     record can be joined to what the server did on the server's own clock:
     tailgate-arm, tailgate-replica            which server answered
     tailgate-queue-ns                         waiting before the first prefill step
-    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind
+    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind; an encode step counts as prefill
     tailgate-compile-stall-ns                 time a compile held the device while this request waited
-    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, and its real rows
+    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, or its encode step, and its real rows
     tailgate-padded-batch, tailgate-padded-length   the shape that step ran at
     tailgate-prompt-tokens, tailgate-output-tokens
     tailgate-recv-ns, tailgate-end-ns         server receive and end, ns since the epoch
@@ -51,18 +52,24 @@ class InferenceStub(object):
                 request_serializer=tailgate_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tailgate_dot_v1_dot_inference__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/tailgate.v1.Inference/Embed',
+                request_serializer=tailgate_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=tailgate_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
-    """Text generation by one arm of an experiment.
+    """Text generation, or embedding, by one arm of an experiment. An arm does one of them and answers the other with
+    UNIMPLEMENTED.
 
     Every answer ends with trailing metadata (ASCII keys, integers in decimal), so that each client
     record can be joined to what the server did on the server's own clock:
     tailgate-arm, tailgate-replica            which server answered
     tailgate-queue-ns                         waiting before the first prefill step
-    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind
+    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind; an encode step counts as prefill
     tailgate-compile-stall-ns                 time a compile held the device while this request waited
-    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, and its real rows
+    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, or its encode step, and its real rows
     tailgate-padded-batch, tailgate-padded-length   the shape that step ran at
     tailgate-prompt-tokens, tailgate-output-tokens
     tailgate-recv-ns, tailgate-end-ns         server receive and end, ns since the epoch
@@ -79,6 +86,13 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embeds one text. Errors as for Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -86,6 +100,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tailgate_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=tailgate_dot_v1_dot_inference__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=tailgate_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=tailgate_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,15 +115,16 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference(object):
-    """Text generation by one arm of an experiment.
+    """Text generation, or embedding, by one arm of an experiment. An arm does one of them and answers the other with
+    UNIMPLEMENTED.
 
     Every answer ends with trailing metadata (ASCII keys, integers in decimal), so that each client
     record can be joined to what the server did on the server's own clock:
     tailgate-arm, tailgate-replica            which server answered
     tailgate-queue-ns                         waiting before the first prefill step
-    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind
+    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind; an encode step counts as prefill
     tailgate-compile-stall-ns                 time a compile held the device while this request waited
-    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, and its real rows
+    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, or its encode step, and its real rows
     tailgate-padded-batch, tailgate-padded-length   the shape that step ran at
     tailgate-prompt-tokens, tailgate-output-tokens
     tailgate-recv-ns, tailgate-end-ns         server receive and end, ns since the epoch
@@ -127,6 +147,33 @@ class Inference(object):
             '/tailgate.v1.Inference/Generate',
             tailgate_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             tailgate_dot_v1_dot_inference__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailgate.v1.Inference/Embed',
+            tailgate_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            tailgate_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.shapes import StepShape, shape_policy
 from servers.fields import ConfigError, build, override
+
+BERT = {"id": "random:bert-tiny", "task": "embed"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_serves_an_encoder(preset: str) -> None:
+    arm = ArmConfig.from_preset(preset, model=ModelConfig(id="random:bert-tiny", task="embed", pooling="cls"))
+    assert ArmConfig.from_dict(arm.to_dict()) == arm
+    assert arm.compile == replace(ArmConfig.from_preset(preset).compile, join_projections=False)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -49,6 +58,24 @@ def test_presets_differ_in_the_policy_alone() -> None:
         ({"model": {"device": "cpu:1"}}, ('"cpu:1"',)),
         ({"shapes": {"min_size": 4}, "engine": {"slots": 2}}, ("shapes.min_size is 4", "engine.slots is 2")),
         ({"engine": 5}, ("arm.engine", "table")),
+        ({"model": {"task": "sing"}}, ("model.task", "sing", "embed")),
+        ({"model": {"task": "embed"}}, ('"random:tiny" generates', "random:bert-base")),
+        ({"model": {"id": "random:bert-tiny"}}, ('"random:bert-tiny" embeds', 'model.task = "embed"')),
+        ({"model": {"pooling": "cls"}}, ('model.pooling is "cls"', "only embeddings")),
+        ({"model": {**BERT, "quantisation": "int8-weight-only"}}, ("model.quantisation", "own weights alone")),
+        ({"engine": {"max_wait_ms": 5}}, ("engine.max_wait_ms is 5", "join while others run")),
+        ({"model": BERT, "engine": {"prefill_chunk": 64}}, ("engine.prefill_chunk is 64", "whole")),
+        ({"model": BERT, "engine": {"prefill_batch": 2}}, ("engine.prefill_batch is 2", "engine.slots")),
+        ({"model": BERT, "engine": {"max_prompt_tokens": 513}}, ("513", "512", "bert-tiny")),
+        ({"model": BERT, "compile": {"enabled": True, "join_projections": True}}, ("join_projections", "biases")),
+        (
+            {"model": BERT, "shapes": {"kind": "buckets", "context_ladder": [256, 384]}},
+            ("shapes.context_ladder", "no context"),
+        ),
+        (
+            {"model": BERT, "compile": {"enabled": True, "mark_dynamic": True, "unbacked": ["context"]}},
+            ("compile.unbacked", "no context"),
+        ),
     ],
 )
 def test_a_bad_table_is_named_in_one_line(table: dict[str, object], words: tuple[str, ...]) -> None:
@@ -114,6 +141,16 @@ def test_bounds_that_the_engine_can_exceed_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"batch_bounds ends at 4 but engine\.slots is 8"):
         ArmConfig(name="a", engine=EngineConfig(slots=8), compile=policy)
     assert ArmConfig(name="a", engine=EngineConfig(slots=4), compile=policy).compile.has_bounds
+
+
+def test_a_hidden_size_below_what_the_compiler_is_told_is_refused() -> None:
+    policy = CompileConfig(enabled=True, dynamic=True, mark_dynamic=True, unbacked=("batch", "context"))
+    even = ShapeConfig(kind="exact", min_size=2)
+    with pytest.raises(ConfigError, match=r'names "batch" but shapes\.min_size is 1, and a hidden size may not be 1'):
+        ArmConfig(name="a", compile=policy)
+    with pytest.raises(ConfigError, match=r"context_bounds begins at 64, and steps of 2 are served: give \[2, 400\]"):
+        ArmConfig(name="a", shapes=even, compile=replace(policy, context_bounds=(64, 400)))
+    ArmConfig(name="a", shapes=even, compile=replace(policy, context_bounds=(2, 400)))
 
 
 def test_options_of_a_preset_stay_unless_they_are_named() -> None:

@@ -22,6 +22,7 @@ from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, memory
+from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import Window
 from servers.engine.quantisation import is_quantised, stored_bytes
 from servers.engine.runner import ModelRunner
@@ -255,16 +256,15 @@ def test_a_neighbour_holds_its_share_of_the_card_and_gives_it_back() -> None:
     device = torch.device("cuda")
     pressing = Neighbour(device, None)
     _, total = torch.cuda.mem_get_info(device)
-    before, _ = torch.cuda.mem_get_info(device)
+    before = torch.cuda.memory_reserved(device)  # of this process: others may use the card meanwhile
     held = pressing.change(Demand(memory_share=0.2, compute_share=0.3))
-    after, _ = torch.cuda.mem_get_info(device)
     assert (held["memory_bytes"], held["error"]) == (int(0.2 * total), None)
-    assert before - after == pytest.approx(0.2 * total, rel=0.05)
+    assert torch.cuda.memory_reserved(device) - before == pytest.approx(0.2 * total, rel=0.05)
     for _ in range(50):
         pressing.work()
     ended = pressing.change(Demand())
     assert ended["had"]["compute_share"] == pytest.approx(0.3, abs=0.1)  # type: ignore[index]
-    assert torch.cuda.mem_get_info(device)[0] == pytest.approx(before, rel=0.05)
+    assert torch.cuda.memory_reserved(device) < before + 0.01 * total
 
 
 def test_memory_is_read_without_waiting_for_the_device_and_tells_of_allocations_in_need() -> None:
@@ -300,12 +300,27 @@ def test_memory_is_read_without_waiting_for_the_device_and_tells_of_allocations_
     torch.cuda.synchronize()
 
 
+def test_a_graph_that_is_garbage_does_not_break_the_recording_of_another() -> None:
+    def double(values: torch.Tensor) -> tuple[torch.Tensor]:
+        return (values * 2,)
+
+    def collecting(values: torch.Tensor) -> tuple[torch.Tensor]:
+        kept = [[number] for number in range(100_000)]  # more containers than a collection waits for
+        return (values * len(kept),)
+
+    values = torch.ones(4, device="cuda")
+    garbage: list[Any] = [CapturedStep(double, [values], (), None)]
+    garbage.append(garbage)
+    del garbage
+    (product,) = CapturedStep(collecting, [values], (), None)([values])
+    assert product.tolist() == [100_000.0] * 4
+
+
 def test_an_inspection_tells_what_shapes_take_and_what_their_graphs_keep() -> None:
     reset_compiler()
     engine = replace(ENGINE, max_prompt_tokens=512)
-    eager = inspect_arm(
-        ArmConfig(model=FLOAT32, engine=engine), parse_shapes("prefill 1x500, prefill 1x5", engine), report=print
-    )
+    arm = ArmConfig(model=FLOAT32, engine=engine)
+    eager = inspect_arm(arm, parse_shapes("prefill 1x500, prefill 1x5", arm), report=print)
     long, short = (visit.memory.peak_bytes or 0 for visit in eager.visits)
     assert long > 10 * short > 0
     assert all(visit.memory.graph_bytes == 0 for visit in eager.visits)
@@ -314,7 +329,7 @@ def test_an_inspection_tells_what_shapes_take_and_what_their_graphs_keep() -> No
     reset_compiler()
     policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
     arm = ArmConfig(model=FLOAT32, shapes=ShapeConfig(kind="buckets"), compile=policy, engine=engine)
-    captured = inspect_arm(arm, parse_shapes("prefill 1x500, decode 1@20", engine), report=print)
+    captured = inspect_arm(arm, parse_shapes("prefill 1x500, decode 1@20", arm), report=print)
     reset_compiler()
     assert [visit.outcome for visit in captured.visits] == ["ready", "ready"]
     kept = sum(growth.graph_bytes or 0 for growth in captured.warmed.values())

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from servers.compiler import internals
 from servers.compiler.jit import jit_compile
-from servers.config import ArmConfig, CompileConfig, EngineConfig, ShapeConfig
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine.memory import Growth
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Step
@@ -26,6 +26,7 @@ from servers.inspect.listed_shapes import listed, parse_shapes, size_of, unplann
 from tests.servers.compiler.reset import reset_compiler
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
+ENCODER = ArmConfig(name="encoder", model=ModelConfig(id="random:bert-tiny", task="embed"), engine=ENGINE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +37,7 @@ def compiler() -> Iterator[None]:
 
 def inspection_of(arm: ArmConfig, shapes: str = "") -> Inspection:
     reset_compiler()
-    listed = parse_shapes(shapes, arm.engine) if shapes else []
+    listed = parse_shapes(shapes, arm) if shapes else []
     return inspect_arm(arm, listed, report=lambda line: None)
 
 
@@ -53,6 +54,7 @@ def naive() -> Inspection:
     [
         ("prefill 1x7", [StepShape("prefill", 1, 7, 7)]),
         ("extend 1×4@12", [StepShape("extend", 1, 4, 12)]),
+        ("encode 4x40", [StepShape("encode", 4, 40, 40)]),
         (
             "decode 3 @ 50 , decode 1@2",
             [
@@ -63,8 +65,9 @@ def naive() -> Inspection:
     ],
 )
 def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape]) -> None:
-    assert parse_shapes(text, ENGINE) == expected
-    assert parse_shapes(", ".join(map(listed, expected)), ENGINE) == expected
+    arm = ENCODER if text.startswith("encode") else ArmConfig(engine=ENGINE)
+    assert parse_shapes(text, arm) == expected
+    assert parse_shapes(", ".join(map(listed, expected)), arm) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,11 +82,12 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
         ("decode 5@9", ("5 rows", "engine.slots", "4")),
         ("decode 1@52", ("52 positions", "51")),
         ("decode 1@1", ("1 positions", "2 to 51")),
+        ("encode 1x5", ('"generate"', "no encode steps")),
     ],
 )
 def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_shapes(text, ENGINE)
+        parse_shapes(text, ArmConfig(engine=ENGINE))
     for word in words:
         assert word in str(caught.value)
 
@@ -96,16 +100,29 @@ def test_what_the_engine_can_never_run_is_refused(text: str, words: tuple[str, .
     ],
 )
 def test_the_sizes_that_nobody_planned_are_sizes_that_can_run(engine: EngineConfig) -> None:
-    shapes = list(unplanned_shapes(engine))
-    assert parse_shapes(", ".join(map(listed, shapes)), engine) == shapes
+    arm = ArmConfig(engine=engine)
+    shapes = list(unplanned_shapes(arm))
+    assert parse_shapes(", ".join(map(listed, shapes)), arm) == shapes
     assert {shape.kind for shape in shapes} >= {"prefill", "decode"}
+
+
+def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
+    shapes = list(unplanned_shapes(ENCODER))
+    assert parse_shapes(", ".join(map(listed, shapes)), ENCODER) == shapes
+    with pytest.raises(ConfigError, match="encode steps alone"):
+        parse_shapes("prefill 1x5", ENCODER)
+    arm = replace(ENCODER, compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
+    inspection = inspection_of(arm, "encode 1x5, encode 3x7")
+    assert [visit.outcome for visit in inspection.visits] == ["ready", "recompile"]
+    assert inspection.memory_bytes["weights"] > 0
+    assert "kv_cache" not in inspection.memory_bytes
 
 
 def test_by_default_planned_and_unplanned_shapes_are_run() -> None:
     inspection = inspection_of(ArmConfig(engine=ENGINE))
     shapes = [visit.shape for visit in inspection.visits]
     assert len(shapes) == len(set(shapes))
-    assert set(unplanned_shapes(ENGINE)) <= set(shapes)
+    assert set(unplanned_shapes(ArmConfig(engine=ENGINE))) <= set(shapes)
     planned = [visit.planned for visit in inspection.visits]
     assert planned == sorted(planned, reverse=True)
     assert True in planned
@@ -215,7 +232,7 @@ def test_a_shape_whose_step_fails_is_told_and_the_next_one_runs(monkeypatch: pyt
 )
 def test_what_is_no_shape_is_one_short_line(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_shapes(text, EngineConfig())
+        parse_shapes(text, ArmConfig())
     assert "is not a shape" in str(caught.value)
     assert len(str(caught.value)) < 1200
 

@@ -12,6 +12,16 @@ from servers.visible_card import only_card
         ("cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 3"}, ("cuda:0", {"CUDA_VISIBLE_DEVICES": "3"})),
         ("cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ("cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-a"})),
         ("cuda:1", {"HIP_VISIBLE_DEVICES": "4,5"}, ("cuda:0", {"HIP_VISIBLE_DEVICES": "5"})),
+        (
+            "cuda:1",
+            {"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "2,3"},
+            ("cuda:0", {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "3"}),
+        ),
+        (
+            "cuda:1",
+            {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "2,3"},
+            ("cuda:0", {"CUDA_VISIBLE_DEVICES": "3"}),
+        ),
     ],
 )
 def test_a_process_sees_its_card_alone_and_calls_it_the_first(

@@ -131,11 +131,11 @@ def test_compiles_of_a_torch_that_is_not_read_are_counted_and_cover_their_step(m
 def test_a_compile_on_another_thread_is_a_background_compile() -> None:
     recorder = CompileRecorder()
     recorder.install()
-    recorder.trigger = Trigger(batch_id=7, shape="decode batch 4", phase="serving")
     step = torch.compile(square, backend="aot_eager", dynamic=False)
     thread = threading.Thread(target=step, args=(torch.ones(3),))
     thread.start()
     thread.join()
+    recorder.trigger = Trigger(batch_id=7, shape="decode batch 4", phase="serving")
     step(torch.ones(4))
     here, elsewhere = recorder.drain()
     recorder.remove()

@@ -64,8 +64,8 @@ def test_the_hook_reports_to_nobody_once_the_recorder_is_removed(recorder: Compi
     assert recorder.drain() == []
 
 
-def test_a_kernel_that_another_thread_compiles_holds_no_step_up(recorder: CompileRecorder) -> None:
-    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+def compiled_elsewhere() -> None:
+    """Another thread has compiled a kernel."""
 
     def compile_ahead() -> None:
         with jit.jit_compile("attention"):
@@ -74,9 +74,46 @@ def test_a_kernel_that_another_thread_compiles_holds_no_step_up(recorder: Compil
     thread = threading.Thread(target=compile_ahead)
     thread.start()
     thread.join()
+
+
+def test_a_kernel_that_another_thread_compiles_over_several_steps_holds_none_up(recorder: CompileRecorder) -> None:
+    compiled_elsewhere()
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")  # began after the compile did
     (event,) = recorder.drain()
     assert (event.kind, event.frame) == ("background_compile", "attention")
     assert (event.batch_id, event.shape, event.phase) == (-1, "", "serving")
+
+
+def test_a_kernel_that_another_thread_compiles_while_nothing_runs_holds_no_step_up(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    recorder.drain()
+    compiled_elsewhere()
+    assert [event.kind for event in recorder.drain()] == ["background_compile"]
+
+
+def test_a_compile_on_another_thread_that_its_step_may_have_waited_for_is_the_steps(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    compiled_elsewhere()
+    (event,) = recorder.drain()
+    assert (event.kind, event.batch_id, event.shape) == ("jit", 3, "decode batch 8")
+
+
+def test_a_kernel_compiled_in_a_step_that_ran_eagerly_is_seen(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    start_ns = now_ns()
+    with jit.jit_compile("attention"):
+        pass
+    recorder.record_eager_step(start_ns, now_ns())
+    assert [event.kind for event in recorder.drain()] == ["eager_fallback", "jit"]
+
+
+def test_a_kernel_compiled_while_a_graph_is_recorded_is_seen(recorder: CompileRecorder) -> None:
+    recorder.trigger = Trigger(batch_id=3, shape="decode batch 8", phase="serving")
+    start_ns = now_ns()
+    with jit.jit_compile("attention"):
+        pass
+    recorder.record_capture(start_ns, now_ns())
+    assert [event.kind for event in recorder.drain()] == ["graph_capture", "jit"]
 
 
 def test_a_kernel_compiled_in_a_compile_of_torch_is_part_of_it(recorder: CompileRecorder) -> None:

@@ -14,6 +14,7 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 from servers.clock import now_ns
 from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
+from tests.servers.compiler.reset import reset_compiler
 
 Function = Callable[..., torch.Tensor]
 HERE = "compiler/test_recorder.py"
@@ -299,3 +300,17 @@ def test_the_share_of_a_compile_that_tuning_took_is_told(recorder: CompileRecord
         event = events_of(recorder, layer, torch.ones(16, 64), mode="max-autotune-no-cudagraphs")
     assert event.cache == "bypass"
     assert 0 < event.autotune_ns < event.end_ns - event.start_ns
+
+
+def test_one_recorder_goes_on_when_another_is_removed_before_it() -> None:
+    first, second = CompileRecorder(), CompileRecorder()
+    first.install()
+    second.install()
+    try:
+        first.remove()
+        reset_compiler()
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+        assert [event.kind for event in second.drain()] == ["compile"]
+    finally:
+        second.remove()
+        first.remove()

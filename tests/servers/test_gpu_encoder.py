@@ -1,0 +1,118 @@
+"""Encoders on a CUDA device: `make test-gpu`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from servers.compiler.recorder import CompileRecorder
+from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
+from servers.engine.encoder import EncoderRunner
+from servers.engine.model import load_model
+from servers.engine.scheduler import Job, Step
+from tests.servers.engine.test_encoder import batches, cosine, job, recorder, served, warm
+
+__all__ = ["recorder"]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
+TINY = ModelConfig(id="random:bert-tiny", task="embed", device="cuda", dtype="float32")
+BASE = ModelConfig(id="random:bert-base", task="embed", device="cuda", dtype="bfloat16")
+ENGINE = EngineConfig(slots=5, max_prompt_tokens=40)
+QUIET = ("eager", "eager-padded", "compiled-padded", "compiled-bucketed", "compiled-dynamic", "compiled-strict")
+
+
+@torch.no_grad()
+def assert_as_plain(runner: EncoderRunner, every: Sequence[Sequence[Job]], least: float) -> None:
+    """The vectors are those of the Hugging Face model alone, in float32."""
+    model: nn.Module = load_model(replace(runner.arm.model, attention="eager"))
+    model.float()
+    for texts in every:
+        vectors = runner.vectors(texts)
+        for text, vector in zip(texts, vectors, strict=True):
+            ids = torch.tensor([text.prompt], device="cuda")
+            mean = model(input_ids=ids).last_hidden_state[0].mean(dim=0)
+            assert cosine(vector, mean) >= least
+
+
+@pytest.mark.parametrize("preset", QUIET)
+def test_encoders_embed_like_the_plain_model_and_are_quiet_after_warm_up(
+    preset: str, recorder: CompileRecorder
+) -> None:
+    arm = ArmConfig.from_preset(preset, model=TINY, engine=ENGINE)
+    runner = warm(arm, recorder)
+    warmed = {event.kind for event in recorder.drain()}
+    assert_as_plain(runner, batches(arm), 0.9999)
+    finished, steps = served(runner, recorder, [4, 9, 40, 1, 2, 7, 8])
+    assert [item.status for item in finished] == ["OK"] * 7
+    assert {step.compiled for step in steps} == {arm.compile.enabled}
+    assert [(event.kind, event.shape) for event in recorder.drain()] == []
+    if preset in ("compiled-padded", "compiled-bucketed"):
+        assert {"compile", "graph_capture"} <= warmed
+
+
+@pytest.mark.parametrize("regional", [False, True])
+def test_a_captured_encoder_replays_one_graph_a_shape_whether_whole_or_by_blocks(
+    regional: bool, recorder: CompileRecorder
+) -> None:
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, regional=regional, capture=True)
+    arm = ArmConfig(name="captured", model=TINY, engine=ENGINE, shapes=ShapeConfig(kind="buckets"), compile=policy)
+    runner = warm(arm, recorder)
+    captures = [event for event in recorder.drain() if event.kind == "graph_capture"]
+    assert len(captures) == len(list(runner.shapes.planned()))
+    assert_as_plain(runner, batches(arm), 0.9999)
+    assert recorder.drain() == []
+    assert recorder.facts.cudagraph_skips == {}
+
+
+def test_an_unpadded_batch_waits_for_nothing_on_the_device(recorder: CompileRecorder) -> None:
+    """Looking whether a mask hides anything would be a wait in every launch."""
+    runner = warm(ArmConfig.from_preset("eager", model=TINY, engine=ENGINE), recorder)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        launched = runner.launch(step_of([40] * 5), 0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(runner.collect(launched)) == 5
+
+
+def step_of(lengths: Sequence[int]) -> Step:
+    jobs = tuple(job(length, seed=row) for row, length in enumerate(lengths))
+    return Step("encode", jobs, tuple((0, len(item.prompt)) for item in jobs))
+
+
+@pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
+def test_bert_base_in_bfloat16_stays_within_the_limit_of_parity(preset: str, recorder: CompileRecorder) -> None:
+    engine = EngineConfig(slots=8, max_prompt_tokens=128)
+    arm = ArmConfig.from_preset(preset, model=BASE, engine=engine)
+    if preset == "compiled-bucketed":
+        arm = replace(arm, shapes=ShapeConfig(kind="buckets", batch_ladder=(1, 8), length_ladder=(64, 128)))
+    runner = warm(arm, recorder)
+    recorder.drain()
+    assert_as_plain(runner, batches(arm), 0.999)
+    assert recorder.drain() == []
+
+
+def test_a_bucketed_bert_base_is_quicker_than_the_eager_one_at_batch_one(recorder: CompileRecorder) -> None:
+    engine = EngineConfig(slots=1, max_prompt_tokens=32)
+
+    def median_ms(preset: str) -> float:
+        runner = warm(ArmConfig.from_preset(preset, model=BASE, engine=engine), recorder)
+        step = step_of([32])
+        took = []
+        for _ in range(50):
+            began = time.perf_counter()
+            runner.collect(runner.launch(step, 0))
+            took.append(1e3 * (time.perf_counter() - began))
+        return statistics.median(took)
+
+    eager_ms, bucketed_ms = median_ms("eager"), median_ms("compiled-bucketed")
+    assert bucketed_ms < eager_ms / 1.5, f"{bucketed_ms:.2f} ms against {eager_ms:.2f} ms"
