@@ -1,4 +1,4 @@
-"""A call of one server-streaming gRPC method: messages cut out of DATA frames, and what the server's end means.
+"""A call of one gRPC method that answers in a stream: messages cut out of DATA frames, and what the server's end means.
 
 Status mapping as the gRPC protocol defines it: grpc/doc/PROTOCOL-HTTP2.md and grpc/doc/http-grpc-status-mapping.md.
 """

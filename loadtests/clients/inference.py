@@ -86,7 +86,7 @@ class InferenceClient:
         on_done: Callable[[Any], None] | None = None,
         tag: Any = None,
     ) -> GrpcCall:
-        """A started call. `body` is a serialised GenerateRequest, `headers` comes from `encode_metadata`."""
+        """A started call. `body` is a serialised request of the method, `headers` comes from `encode_metadata`."""
         call = self._call(headers=headers, body=body, timeout_s=timeout_s, on_done=on_done, tag=tag)
         self._assign(call)
         return call

@@ -3,8 +3,8 @@ together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits
@@ -14,7 +14,7 @@ from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.settings import TrafficConfig
-from servers.config import ArmConfig, EngineConfig, ModelConfig
+from servers.config import ArmConfig, EngineConfig, ModelConfig, Task
 from servers.fields import ConfigError, Range, check_fields
 from servers.splitter.envoy_config import Stickiness
 
@@ -113,7 +113,8 @@ class ParityConfig:
     takes half as many again as the engine has slots, from 16 to 64, or as there are borders of shapes where these are
     more, and 64 where an arm is quantised differently from the control; answers have `tokens` tokens at most. Such an
     arm is judged by `max_perplexity_ratio` and `max_kl` (nats a token) on `texts`, a file of token ids; without it on
-    the control's answers.
+    the control's answers. Encoders are judged by the cosine of every vector, `min_cosine` at least; 0 takes what the
+    dtype allows.
     """
 
     served: bool = True
@@ -124,6 +125,7 @@ class ParityConfig:
     texts: str = ""
     max_perplexity_ratio: Annotated[float, Range(1, 1000)] = 1.02
     max_kl: Annotated[float, Range(1e-9, 100)] = 0.05
+    min_cosine: Annotated[float, Range(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "parity")
@@ -179,9 +181,20 @@ class Experiment:
         check_whole(self)
 
     @property
+    def task(self) -> Task:
+        """What every arm is asked for."""
+        return self.model.task
+
+    @property
     def control(self) -> ExperimentArm:
         """The arm that the others are compared with."""
         return next(arm for arm in self.arms if arm.control)
+
+    def only(self, names: Collection[str]) -> Experiment:
+        """The experiment with some of its arms, for a trial that starts no others. The control stays who it is."""
+        values = {item.name: getattr(self, item.name) for item in fields(Experiment)}
+        arms = tuple(arm for arm in self.arms if arm.name in names)
+        return _PartOfExperiment(**{**values, "arms": arms}, whole=self)
 
     @property
     def own_arms(self) -> tuple[OwnArm, ...]:
@@ -207,3 +220,18 @@ class Experiment:
         """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
         control = self.control
         return control.config.model.id if isinstance(control, OwnArm) else self.model.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartOfExperiment(Experiment):
+    """Some arms of an experiment that was checked as a whole."""
+
+    whole: Experiment
+
+    def __post_init__(self) -> None:
+        """Nothing is left to check."""
+
+    @property
+    def control(self) -> ExperimentArm:
+        """The arm that the others are compared with, whether it is here or not."""
+        return self.whole.control

@@ -45,6 +45,23 @@ def load(
     are the names that serving benchmarks use; `slo` are targets that replace or add to the experiment's. An experiment
     that will send none (`needs_traffic` False) may lack the trace that it would replay.
     """
+    table = load_table(
+        source, settings=settings, trace=trace, seed=seed, flags=flags, slo=slo, needs_traffic=needs_traffic
+    )
+    return from_table(table)
+
+
+def load_table(
+    source: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    trace: str = "",
+    seed: int | None = None,
+    flags: FieldFlags | None = None,
+    slo: Sequence[str] = (),
+    needs_traffic: bool = True,
+) -> dict[str, Any]:
+    """What `load` makes an experiment of: its table with the command line's changes."""
     path, text = _text_of(source)
     table = parse_toml(text, str(path))
     check_values(table)
@@ -66,7 +83,7 @@ def load(
     if slo:
         with as_config_error(RecordError):
             table["slo"] = merged(table_of(table, "slo"), slo)
-    return from_table(table)
+    return table
 
 
 def from_table(table: Mapping[str, Any]) -> Experiment:
@@ -85,7 +102,9 @@ def from_table(table: Mapping[str, Any]) -> Experiment:
     with as_config_error(RecordError):
         for key, kind in _TABLES.items():
             if key == "gates":
-                parts[key] = filled(_with_block_s(parts[key], built["traffic"].block_s))
+                parts[key] = filled(_with_block_s(parts[key], built["traffic"].block_s), built["model"].task)
+            if key == "traffic" and built["model"].task == "embed":
+                parts[key].setdefault("workload", "sentences")
             built[key] = build(kind, parts[key], where=key)
     arms = table.get("arms", [])
     if not isinstance(arms, list) or not all(isinstance(item, dict) for item in arms):

@@ -10,6 +10,7 @@ from analysis.records.tables import RecordError
 from analysis.settings.gate_limits import check_goodput
 from analysis.settings.slo_targets import parse_cold, parse_slo
 from loadtests.experiments.config_errors import as_config_error
+from loadtests.experiments.task_checks import check_task
 from servers.config import check_name
 from servers.fields import ConfigError
 
@@ -23,6 +24,7 @@ def check_whole(experiment: Experiment) -> None:
     """The parts of the experiment fit together."""
     check_name("name", experiment.name)  # it names the run's folder
     _check_arms(experiment.arms)
+    check_task(experiment)
     if not experiment.compare_models:
         _check_comparable(
             experiment, "make them equal, or set compare_models = true at the top if that is the question"

@@ -15,6 +15,7 @@ import gevent
 from gevent.event import Event
 
 from loadtests.clients.call import Call
+from loadtests.clients.embedding import EMBED_PATH, EmbedCall
 from loadtests.clients.external_arms import external_route
 from loadtests.clients.inference import InferenceClient
 from loadtests.clients.own_arms import OwnEncoder
@@ -24,7 +25,7 @@ from loadtests.generator.lag_histogram import LagHistogram
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.precise_sleep import sleep_until
 from loadtests.generator.preparer import TURN_S, Preparer
-from loadtests.generator.record import RequestRecord, record_of
+from loadtests.generator.record import RequestRecord, embed_record_of, record_of
 from loadtests.generator.recorder import RequestRecorder
 from loadtests.generator.request_copy import Prepared, RequestCopy
 from loadtests.generator.trial_config import TrialConfig
@@ -40,14 +41,17 @@ MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 
 
 def _client(config: TrialConfig, address: str) -> Client:
     keepalive_s, timeout_s = config.keepalive_s, config.keepalive_timeout_s
-    return InferenceClient(address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s)
+    start = partial(
+        InferenceClient, address, security=config.security, keepalive_s=keepalive_s, keepalive_timeout_s=timeout_s
+    )
+    return start(path=EMBED_PATH, call=EmbedCall) if config.task == "embed" else start()
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:
     """The way to each arm, or "*" to all others. Arms behind one address share its connections."""
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode: Encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos)
+    encode: Encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos, task=config.task)
     lanes: dict[str, Lane] = {}
     routes: dict[str, Route] = {}
     for arm, target in config.targets.items():
@@ -75,6 +79,7 @@ class Generator:
         most_unbooked: int = MOST_UNBOOKED,
     ) -> None:
         self._config = config
+        self._record_of = embed_record_of if config.task == "embed" else record_of
         self._most_unbooked = most_unbooked
         self._log = log
         self._recorder = recorder
@@ -286,7 +291,7 @@ class Generator:
         while self._ended and limit > 0:
             limit -= 1
             call, copy, at_ns = self._ended.popleft()
-            record = record_of(call, copy, self._config.trial, at_ns)
+            record = self._record_of(call, copy, self._config.trial, at_ns)
             self._log.ended(record, copy.arm)
             if self._recorder is not None:
                 self._guarded(partial(self._recorder.append, record))

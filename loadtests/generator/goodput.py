@@ -86,7 +86,7 @@ def _value(record: RequestRecord, metric: str) -> float | None:
     ttft_ms = record.ttft_ms
     if metric == "ttft":
         return float("inf") if ttft_ms is None else ttft_ms
-    if record.output_tokens < 2 or ttft_ms is None:
+    if record.output_tokens is None or record.token_ns is None or record.output_tokens < 2 or ttft_ms is None:
         return None
     if metric == "tpot":
         return (record.e2e_ms - ttft_ms) / (record.output_tokens - 1)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from analysis.records.schemas import REQUESTS
 from loadtests.clients.call import Call
+from loadtests.clients.embedding import EmbedCall
 from loadtests.generator.request_copy import RequestCopy
 from servers.metadata import ARM_HEADER, trailing_key
 
@@ -31,9 +32,9 @@ class RequestRecord(NamedTuple):
     status: str
     error: str | None
     prompt_tokens: int
-    max_tokens: int
-    output_tokens: int
-    token_ns: npt.NDArray[np.int64]  # offsets from sent_ns, shape (output_tokens,)
+    max_tokens: int | None  # None, as the next two, for an embedding: it has no tokens
+    output_tokens: int | None
+    token_ns: npt.NDArray[np.int64] | None  # offsets from sent_ns, shape (output_tokens,)
     phase: str
     served: Sequence[int | None]  # what the server said of it, shape (len(SERVED_COLUMNS),); None where it said nothing
 
@@ -59,29 +60,32 @@ SERVED_COLUMNS = tuple(name for name in REQUESTS.names if name not in RequestRec
 _TRAILERS = tuple(
     trailing_key(column.removeprefix("server_")) for column in (*SERVED_COLUMNS, "prompt_tokens", "output_tokens")
 )
-_ARM, _REPLICA = trailing_key("arm"), trailing_key("replica")
+_ARM, _REPLICA, _PROMPT_TOKENS = (trailing_key(name) for name in ("arm", "replica", "prompt_tokens"))
 _NO_FIGURES: list[int | None] = [None] * len(_TRAILERS)
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
-def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int) -> RequestRecord:
-    """The row for an ended call, or for a copy that the cap held back until the end (`call` None)."""
+def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int, *, tokens: bool = True) -> RequestRecord:
+    """The row for an ended call, or for a copy that the cap held back until the end (`call` None).
+
+    Without `tokens` an answer is not held to the tokens that it brings.
+    """
     plan = copy.plan
     trailing: Mapping[str, str] = {} if call is None else call.trailing_metadata
     initial: Mapping[str, str] = {} if call is None else call.initial_metadata
     status, error = ("CANCELLED", "held back by max_concurrency until the end of the run")
-    sent_ns, first_ns, tokens, output_tokens = at_ns, None, _NO_TOKENS, 0
+    sent_ns, first_ns, token_ns, output_tokens = at_ns, None, _NO_TOKENS, 0
     if call is not None:
         status, error, sent_ns, first_ns = call.status, call.error, call.sent_ns, call.first_token_ns
         output_tokens = call.output_tokens
         if call.token_ns:
-            tokens = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
+            token_ns = np.frombuffer(call.token_ns, dtype=np.int64) - sent_ns
     answered = trailing.get(_ARM) or initial.get(ARM_HEADER) or trailing.get(ARM_HEADER) or None
     if copy.arm is not None and answered is not None and answered != copy.arm and status == "OK":
         # A record under the wrong arm would poison both sides of the comparison; a failed one cannot.
         status, error = "INTERNAL", f'pinned to arm "{copy.arm}" but arm "{answered}" answered: check the routes'
     *served, prompt_tokens, counted = _figures(trailing)
-    if status == "OK" and (fault := _fault(error, output_tokens, counted)):
+    if status == "OK" and (fault := _fault(error, output_tokens, counted) if tokens else _ended_with(error)):
         status, error = "INTERNAL", fault
     return RequestRecord(
         request_id=copy.request_id,
@@ -100,10 +104,18 @@ def record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int) -> R
         prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
         max_tokens=plan.max_tokens,
         output_tokens=output_tokens,
-        token_ns=tokens,
+        token_ns=token_ns,
         phase=plan.phase,
         served=served,
     )
+
+
+def embed_record_of(call: Call | None, copy: RequestCopy, trial: int, at_ns: int) -> RequestRecord:
+    """The row of an embedding, as `record_of` makes it: nothing in it speaks of tokens that were never to come."""
+    record = record_of(call, copy, trial, at_ns, tokens=False)
+    if isinstance(call, EmbedCall) and call.input_tokens and _PROMPT_TOKENS not in call.trailing_metadata:
+        record = record._replace(prompt_tokens=call.input_tokens)
+    return record._replace(max_tokens=None, output_tokens=None, token_ns=None)
 
 
 def _figures(metadata: Mapping[str, str]) -> list[int | None]:
@@ -123,9 +135,13 @@ def _whole(text: str | None) -> int | None:
 def _fault(error: str, output_tokens: int, counted: int | None) -> str:
     """Why an answer that ended with OK has failed all the same, "" where it has not. `counted` is by the server."""
     if error:
-        return f"the answer ended with OK and an error: {error}"
+        return _ended_with(error)
     if not output_tokens:
         return "the answer ended with OK and holds no token"
     if counted is not None and counted != output_tokens:
         return f"the server counts {counted} tokens in its answer, and {output_tokens} came"
     return ""
+
+
+def _ended_with(error: str) -> str:
+    return f"the answer ended with OK and an error: {error}" if error else ""

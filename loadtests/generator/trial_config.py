@@ -12,12 +12,14 @@ from analysis.records.documents import write_json
 from loadtests.external.addresses import ExternalConfig, parse_target
 from loadtests.external.client_security import OPEN, SecurityConfig
 from loadtests.traffic.prompts import PromptKind
+from servers.config import Task
 from servers.fields import ConfigError, Range, build, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialConfig:
-    """How one trial is driven: generator.json. `targets` maps an arm, or "*" for all others, to host:port.
+    """How one trial is driven: generator.json. `task` is what every request asks for. `targets` maps an arm, or "*" for
+    all others, to host:port.
 
     A target may be several addresses between commas: replicas, of which the one with the fewest requests on their way
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
@@ -30,6 +32,7 @@ class TrialConfig:
     """
 
     trial: int = 1
+    task: Task = "generate"
     arms: tuple[str, ...] = ()
     targets: Mapping[str, str] = field(default_factory=dict)
     external: Mapping[str, ExternalConfig] = field(default_factory=dict)

@@ -49,7 +49,8 @@ def build_schedule(
 
     Arrivals, lengths, prompts, assignment, turns, think times, ramp-up and shared blocks draw from streams of their
     own, so that changing the settings of one leaves the others as they are. `levels` are the rates of a saturation
-    search after its first trial. `edges` are the prompt lengths at which each arm's padded size changes.
+    search after its first trial. `max_new_tokens` 0 is for requests that generate nothing. `edges` are the prompt
+    lengths at which each arm's padded size changes.
 
     `dropped` holds the over-limit policy and counts ("policy", "input_over", "output_over", "requests_dropped") and
     "turns_after_end": turns that would start after the trial and are not sent. A schedule without any request is a

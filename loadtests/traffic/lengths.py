@@ -14,13 +14,14 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from servers.config import Task
 from servers.fields import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-FitName = Literal["conversation", "code", "long-context"]
+FitName = Literal["conversation", "code", "long-context", "sentences"]
 
 _Z90 = NormalDist().inv_cdf(0.90)
 _Z99 = NormalDist().inv_cdf(0.99)
@@ -72,16 +73,36 @@ CODE_OUTPUT = LengthFit.from_quantiles(p50=13, p90=55, p99=251)
 LONG_CONTEXT_INPUT = LengthFit.from_quantiles(p50=6909, p90=27367, p99=85400, ceiling=126195)
 LONG_CONTEXT_OUTPUT = LengthFit.from_quantiles(p50=350, p90=597, p99=1118, ceiling=2000)
 
-FITS: dict[FitName, tuple[LengthFit, LengthFit]] = {
+# What an encoder behind a search reads: queries and passages. One standard deviation below the median is the mean query
+# of MS MARCO, one above it the mean passage: 5.96 and 55.98 words (Thakur et al. 2021, "BEIR", table 1), at about 1.3
+# WordPiece tokens a word and 2 that BERT adds. It stops at BERT's 512 positions. p50, p90, p99: 27, 100, 289 tokens.
+_QUERY_TOKENS, _PASSAGE_TOKENS = 1.3 * 5.96 + 2, 1.3 * 55.98 + 2
+SENTENCE_INPUT = LengthFit(
+    mu=(math.log(_PASSAGE_TOKENS) + math.log(_QUERY_TOKENS)) / 2,
+    sigma=(math.log(_PASSAGE_TOKENS) - math.log(_QUERY_TOKENS)) / 2,
+    ceiling=512,
+)
+
+# None: nothing is generated.
+FITS: dict[FitName, tuple[LengthFit, LengthFit | None]] = {
     "conversation": (CONVERSATION_INPUT, CONVERSATION_OUTPUT),
     "code": (CODE_INPUT, CODE_OUTPUT),
     "long-context": (LONG_CONTEXT_INPUT, LONG_CONTEXT_OUTPUT),
+    "sentences": (SENTENCE_INPUT, None),
 }
+
+
+def workloads_of(task: Task) -> list[FitName]:
+    """The built-in fits for requests of this task, sorted."""
+    return sorted(name for name, (_, answers) in FITS.items() if (answers is None) == (task == "embed"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lengths:
-    """Input and output tokens of requests, row by row: int64, equal shape (n,), every value 1 or more."""
+    """Input and output tokens of requests, row by row: int64, equal shape (n,), every value 1 or more.
+
+    All outputs are 0 where nothing is generated.
+    """
 
     input_tokens: IntArray
     output_tokens: IntArray
@@ -99,14 +120,23 @@ class Lengths:
             raise ConfigError(f"length_scale is {scale}: give a factor above 0")
         if scale == 1.0:
             return self
-        return Lengths(input_tokens=_whole(self.input_tokens * scale), output_tokens=_whole(self.output_tokens * scale))
+        inputs = _whole(self.input_tokens * scale)
+        if not self.output_tokens.any():
+            return Lengths(input_tokens=inputs, output_tokens=self.output_tokens)
+        return Lengths(input_tokens=inputs, output_tokens=_whole(self.output_tokens * scale))
+
+    def without_answers(self) -> Lengths:
+        """The same inputs, of requests for which nothing is generated."""
+        return Lengths(input_tokens=self.input_tokens, output_tokens=np.zeros_like(self.output_tokens))
 
 
 def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Lengths:
     """`count` rows from a built-in fit; input and output are independent (log correlation in the trace: 0.09)."""
     input_fit, output_fit = FITS[fit]
     scores = rng.standard_normal((count, 2))
-    return Lengths(input_tokens=_whole(input_fit.at(scores[:, 0])), output_tokens=_whole(output_fit.at(scores[:, 1])))
+    inputs = _whole(input_fit.at(scores[:, 0]))
+    outputs = np.zeros_like(inputs) if output_fit is None else _whole(output_fit.at(scores[:, 1]))
+    return Lengths(input_tokens=inputs, output_tokens=outputs)
 
 
 def _whole(lengths: npt.NDArray[np.floating[Any]]) -> IntArray:

@@ -39,7 +39,10 @@ def draw_sessions(
     max_new_tokens: int,
     rng: Mapping[str, np.random.Generator],
 ) -> Sessions:
-    """The sessions that start at `starts_ns`; `window` are the trace's rows when it is replayed."""
+    """The sessions that start at `starts_ns`; `window` are the trace's rows when it is replayed.
+
+    Where `max_new_tokens` is 0 nothing is generated, whatever a trace says of its answers.
+    """
     trace_row: IntArray | None = None
     chosen: list[Conversation] | None = None
     if source.conversations is not None and source.text is not None:
@@ -53,6 +56,8 @@ def draw_sessions(
         own, trace_row = _lengths(config, source.trace, window, int(counts.sum()), rng["lengths"])
     turns = session_turns(starts_ns, counts, think_time_s=config.think_time_s, rng=rng["think"])
     own = own.scaled(config.length_scale)
+    if not max_new_tokens:
+        own = own.without_answers()
     context = growing_context(own, turns, max_new_tokens=max_new_tokens)
     return Sessions(turns=turns, own=own, context=context, trace_row=trace_row, conversations=chosen)
 

@@ -16,7 +16,7 @@ from servers.fields import ConfigError, Range, check_fields, check_range
 
 Design = Literal["mirrored", "split", "switchback"]
 Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed"]
-Workload = Literal["conversation", "code", "long-context", "trace", "conversations"]
+Workload = Literal["conversation", "code", "long-context", "sentences", "trace", "conversations"]
 
 FEWEST_STEPS = 3
 

@@ -23,19 +23,21 @@ class Source:
     text: PromptText | None = None
 
 
-def read_source(config: TrafficConfig, *, seed: int, model: str = "") -> Source:
+def read_source(config: TrafficConfig, *, seed: int, model: str = "", answers: bool = True) -> Source:
     """The files that `config` names, read as far as its trials need them. `model` has the tokenizer if none is named.
 
     A trace that is replayed is read up to the end of its window; one whose lengths are resampled is read whole and a
-    sample of it is kept. Whatever cannot be used is a ConfigError.
+    sample of it is kept. Without `answers` nothing is generated, and a trace need not say how much. Whatever cannot be
+    used is a ConfigError.
     """
     trace = None
     if config.arrivals == "trace":
         end_s = config.trace_start_s + config.duration_s / config.time_scale
         # A little more than the window: rounding must not make a trace look too short.
-        trace = read_trace(config.trace, start_s=config.trace_start_s, end_s=end_s * (1 + 1e-9) + 1e-6)
+        end_s = end_s * (1 + 1e-9) + 1e-6
+        trace = read_trace(config.trace, start_s=config.trace_start_s, end_s=end_s, answers=answers)
     elif config.trace:
-        trace = read_trace(config.trace, sample=SAMPLED_ROWS, seed=seed)
+        trace = read_trace(config.trace, sample=SAMPLED_ROWS, seed=seed, answers=answers)
     conversations = read_conversations(config.conversations, seed=seed) if config.conversations else None
     text = None
     if config.prompts != "ids" or conversations is not None:

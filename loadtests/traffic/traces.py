@@ -4,7 +4,8 @@ Three formats are told apart by content and not by file name:
 
 - Azure LLM inference traces (2023 and 2024), CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 - Mooncake traces, JSON Lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
-- A plain CSV of one's own: `time_s,input_tokens,output_tokens`, in any order.
+- A plain CSV of one's own: `time_s,input_tokens,output_tokens`, in any order. Texts that are only to be embedded have
+  no answer: there the last column may hold 0, or be left out.
 
 A file is read line by line, and only the rows of the answer are kept: memory does not grow with the file.
 """
@@ -16,7 +17,7 @@ import math
 import random
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache, partial
@@ -65,7 +66,8 @@ class _MalformedError(Exception):
 class Trace:
     """Requests of one trace in order of time: read-only columns of equal length, at least one row.
 
-    offset_ns (int64) counts from the trace's first request; input_tokens and output_tokens (int32) are 1 or more. Row
+    offset_ns (int64) counts from the trace's first request; input_tokens (int32) are 1 or more, output_tokens (int32)
+    too, or 0 where the trace was read without `answers`. Row
     k shares the leading BLOCK_TOKENS-token blocks of its prompt with every row that has the same leading ids among
     block_ids[block_start[k]:block_start[k + 1]]; what goes beyond its ids is its own.
     """
@@ -98,12 +100,19 @@ class Trace:
 
 
 def read_trace(
-    path: str | Path, *, start_s: float = 0.0, end_s: float = math.inf, sample: int = 0, seed: int = 0
+    path: str | Path,
+    *,
+    start_s: float = 0.0,
+    end_s: float = math.inf,
+    sample: int = 0,
+    seed: int = 0,
+    answers: bool = True,
 ) -> Trace:
     """The trace at `path`, read line by line.
 
     Kept are the rows from `start_s` on; reading ends with the first row at or after `end_s`, which is kept too and
-    shows that the trace lasts that long (seconds count from the trace's first request). With `sample` above 0, that
+    shows that the trace lasts that long (seconds count from the trace's first request). Where `answers` are of no use,
+    as for embeddings, they may be 0, and a plain CSV may lack them. With `sample` above 0, that
     many of these rows are kept, drawn evenly by `seed`. If no row is in reach, the last one read is kept.
 
     Anything that is not as published raises ConfigError with the file, the line, the value and what to do: a
@@ -113,8 +122,9 @@ def read_trace(
     name = str(path)
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
-            form, rows = _rows(name, lines)
-            return _columns(name, form, rows, _Reservoir(start_s=start_s, end_s=end_s, sample=sample, seed=seed))
+            form, rows = _rows(name, lines, answers)
+            kept = _Reservoir(start_s=start_s, end_s=end_s, sample=sample, seed=seed)
+            return _columns(name, form, rows, kept, answers)
     except FileNotFoundError:
         raise ConfigError(f'trace "{name}" does not exist: give the path of {_KNOWN}') from None
     except OSError as error:
@@ -125,7 +135,7 @@ def read_trace(
         ) from None
 
 
-def _rows(name: str, source: TextIO) -> tuple[Format, Iterator[tuple[int, _Row]]]:
+def _rows(name: str, source: TextIO, answers: bool) -> tuple[Format, Iterator[tuple[int, _Row]]]:
     lines = _numbered(name, source)
     number, header = next(lines, (0, ""))
     if not header:
@@ -133,8 +143,15 @@ def _rows(name: str, source: TextIO) -> tuple[Format, Iterator[tuple[int, _Row]]
     names = [field.strip() for field in header.split(",")]
     if names == _AZURE_HEADER:
         return "azure", _parsed(name, lines, _azure_row)
-    if sorted(names) == sorted(_PLAIN_HEADER):
-        return "plain", _parsed(name, lines, partial(_plain_row, [names.index(key) for key in _PLAIN_HEADER]))
+    lengths_alone = _PLAIN_HEADER[:2]
+    if answers and sorted(names) == lengths_alone[::-1]:
+        raise ConfigError(
+            f'{name} line {number} is "{_short(header)}", which has no answers: add the column output_tokens, or set '
+            'model.task = "embed", for which none are needed'
+        )
+    for plain in (_PLAIN_HEADER, lengths_alone):
+        if sorted(names) == sorted(plain):
+            return "plain", _parsed(name, lines, partial(_plain_row, {key: names.index(key) for key in plain}))
     if header.startswith("{"):
         return "mooncake", _parsed(name, chain([(number, header)], lines), _mooncake_row)
     raise ConfigError(
@@ -194,7 +211,7 @@ class _Reservoir:
         self._next += 1 + (math.floor(math.log(1 - self._random.random()) / math.log(below)) if below < 1 else 2**62)
 
 
-def _columns(name: str, form: Format, rows: Iterator[tuple[int, _Row]], kept: _Reservoir) -> Trace:
+def _columns(name: str, form: Format, rows: Iterator[tuple[int, _Row]], kept: _Reservoir, answers: bool) -> Trace:
     first_ns = last_ns = count = 0
     last_text = ""
     for number, row in rows:
@@ -211,10 +228,11 @@ def _columns(name: str, form: Format, rows: Iterator[tuple[int, _Row]], kept: _R
                 "correct or remove the line"
             )
         for key, value in (("input", row.input_tokens), ("output", row.output_tokens)):
-            if not 1 <= value <= _MAX_TOKENS:
+            least = 0 if key == "output" and not answers else 1
+            if not least <= value <= _MAX_TOKENS:
                 raise ConfigError(
                     f"{name} line {number}: {key} length is {value}: "
-                    f"correct it to a value from 1 to {_MAX_TOKENS} or remove the line"
+                    f"correct it to a value from {least} to {_MAX_TOKENS} or remove the line"
                 )
         if len(row.blocks) > -(-row.input_tokens // BLOCK_TOKENS):
             raise ConfigError(
@@ -289,20 +307,20 @@ def _second_ns(second: str, zone: str) -> int:
         raise _MalformedError("a date and time that exist") from None
 
 
-def _plain_row(places: list[int], line: str) -> _Row:
+def _plain_row(places: Mapping[str, int], line: str) -> _Row:
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(places):
-        raise _MalformedError(f"{len(places)} values: {', '.join(_PLAIN_HEADER)}")
-    time_text, *lengths = (cells[place] for place in places)
+        raise _MalformedError(f"{len(places)} values: {', '.join(places)}")
+    time_text, *lengths = (cells[place] for place in places.values())
     if not _PLAIN_TIME.fullmatch(time_text):
         raise _MalformedError("time_s in seconds, such as 12.5")
-    for key, text in zip(_PLAIN_HEADER[1:], lengths, strict=True):
+    for key, text in zip([*places][1:], lengths, strict=True):
         if not _WHOLE.fullmatch(text):
             raise _MalformedError(f"a whole number of tokens as {key}")
     whole, _, fraction = time_text.lstrip("-").partition(".")
     size_ns = int(whole) * 1_000_000_000 + int(fraction.ljust(9, "0"))
     at_ns = -size_ns if time_text.startswith("-") else size_ns
-    return _Row(f"{time_text} s", at_ns, int(lengths[0]), int(lengths[1]))
+    return _Row(f"{time_text} s", at_ns, int(lengths[0]), int(lengths[1]) if len(lengths) > 1 else 0)
 
 
 def _mooncake_row(line: str) -> _Row:

@@ -7,14 +7,14 @@ import itertools
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import gevent
 from locust.env import Environment
 from locust.runners import LocalRunner
 
-from loadtests.experiments.field_names import parse_goodput_flag
 from loadtests.generator.generator import Generator
 from loadtests.generator.goodput import Goodput
 from loadtests.generator.load_log import LoadLog
@@ -23,8 +23,13 @@ from loadtests.generator.record import RequestRecord
 from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import OnWritten
 from loadtests.generator.trial_config import TrialConfig
+from loadtests.workers.locust_flags import goodput_flag
+from servers.config import Task
 
 logger = logging.getLogger("tailgate")
+
+_KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads a locustfile more than once: state hangs on its Environment
+_NAMES: Final[Mapping[Task, str]] = {"generate": "Generate", "embed": "Embed"}  # of calls, in Locust's statistics
 
 
 def end_with_parent() -> None:
@@ -43,8 +48,10 @@ class RequestError(Exception):
 class LoadProcess:
     """One test after another: `begin` makes what drives and records it, `end` and `close` finish it."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, *, task: Task = "generate") -> None:
         self.environment = environment
+        self.task = task  # under a schedule, that of the trial
+        setattr(environment, _KEPT_ON_ENVIRONMENT, self)
         self.generator: Generator | None = None
         self.log: LoadLog | None = None
         self.recorder: RequestRecorder | None = None
@@ -62,6 +69,17 @@ class LoadProcess:
         while True:
             gevent.sleep(1.0)
             self.counts.flush()
+
+    @classmethod
+    def of(cls, environment: Environment) -> Self:
+        """The load process of Locust's environment, which was made for it before."""
+        load: Self = getattr(environment, _KEPT_ON_ENVIRONMENT)
+        return load
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The longest answer, in tokens; 0 where answers have none."""
+        return 0 if self.task == "embed" else int(self.options.max_new_tokens)
 
     @property
     def options(self) -> Any:
@@ -83,9 +101,10 @@ class LoadProcess:
     ) -> Generator:
         """A fresh generator for one test, recording into `records` unless that is empty."""
         self.end()
+        self.task = config.task
         self.stopping = False
         self.launched = self.booked = 0
-        self.goodput = Goodput(parse_goodput_flag(self.options.goodput)) if self.options.goodput else None
+        self.goodput = Goodput(goodput_flag(self.options.goodput, config.task)) if self.options.goodput else None
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
             path, remedy = directory / f"requests-{worker}.arrow", "give --records an empty directory"
@@ -135,9 +154,10 @@ class LoadProcess:
             return
         suffix = f" [{record.arm}]" if record.arm else ""
         protocol = "HTTP" if (record.arm or "*") in self.over_http else "gRPC"
-        rows = [(f"Generate e2e{suffix}", record.e2e_ms, record.output_tokens)]
+        what = _NAMES[self.task]
+        rows = [(f"{what} e2e{suffix}", record.e2e_ms, record.output_tokens or 0)]
         if record.ok and (ttft_ms := record.ttft_ms) is not None:
-            rows.append((f"Generate ttft{suffix}", ttft_ms, 0))
+            rows.append((f"{what} ttft{suffix}", ttft_ms, 0))
         if record.ok and self.counts.alone:
             for row in rows:
                 self.counts.add(protocol, *row)

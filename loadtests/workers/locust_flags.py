@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from math import isinf
 from typing import Any
 
 from locust.env import Environment
 
+from analysis.records.tables import RecordError
+from analysis.settings.metrics import check_defined
+from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import parse_goodput_flag
 from loadtests.external.addresses import KINDS, ExternalConfig, external_from_flags, parse_target
 from loadtests.external.client_security import SecurityConfig
 from loadtests.generator.trial_config import TrialConfig
-from loadtests.traffic.lengths import FITS
+from loadtests.traffic.lengths import workloads_of
+from servers.config import Task
 from servers.fields import ConfigError
 
 _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
@@ -46,35 +51,39 @@ def _count(text: str) -> int:
     return value
 
 
-def add_arguments(parser: Any) -> None:
-    """Locust's command line and web page know tailgate's settings."""
+def add_arguments(parser: Any, *, task: Task) -> None:
+    """Locust's command line and web page know tailgate's settings for requests of this task."""
     add = parser.add_argument
     add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
     add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")
     add("--num-prompts", type=int, default=0, help="Each load process ends after so many (default 0: no limit)")
     # A list, which the web page would hand back as one text.
-    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help="Good is within these: ttft:200 tpot:50")
+    good = "e2e:50" if task == "embed" else "ttft:200 tpot:50"
+    add("--goodput", nargs="+", default=[], include_in_web_ui=False, help=f"Good is within these: {good}")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
-    add("--workload", choices=sorted(FITS), default="conversation", help="Which lengths (default conversation)")
-    add("--length-scale", type=_positive, default=0.1, help="Factor on all lengths (default 0.1: fits small models)")
+    workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
+    add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
+    add("--length-scale", type=_positive, default=scale, help=f"Factor on all lengths (default {scale:g}{why})")
     add("--max-prompt-tokens", type=_count, default=128, help="Longer prompts are cut (default 128)")
-    add("--max-new-tokens", type=_count, default=32, help="Longer answers are cut (default 32)")
+    if task == "generate":
+        add("--max-new-tokens", type=_count, default=32, help="Longer answers are cut (default 32)")
     add("--vocab-size", type=int, default=256, help="Prompts are token ids below this (default 256)")
     add("--arm", default="", help="Send every request to this arm (default: the splitter chooses)")
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
     add("--records", default="", help="Directory for requests-N.arrow (default: no records)")
     add("--keepalive", type=float, default=0.0, help="Ping a silent server after so many seconds (default 0: never)")
-    add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
-    add("--model-name", default="", help="The model's name at a host of another kind")
-    add(
-        "--option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        include_in_web_ui=False,
-        help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
-    )
+    if task == "generate":
+        add("--kind", choices=("tailgate", *KINDS), default="tailgate", help="What the host speaks (default tailgate)")
+        add("--model-name", default="", help="The model's name at a host of another kind")
+        add(
+            "--option",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            include_in_web_ui=False,
+            help="A setting of that kind, as in [arms.openai] of an experiment, such as endpoint=chat; may be repeated",
+        )
     # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
     for flag, _, text in _SECURITY_FLAGS:
         add(flag, default="", include_in_web_ui=False, help=text)
@@ -86,14 +95,24 @@ def add_arguments(parser: Any) -> None:
     )
 
 
-def hand_config(environment: Environment, test: int) -> TrialConfig:
+def goodput_flag(texts: Sequence[str], task: Task) -> dict[str, float]:
+    """What --goodput says. ConfigError for what is no limit, or one on what such a request has not."""
+    limits = parse_goodput_flag(texts)
+    with as_config_error(RecordError):
+        check_defined(limits, task, "--goodput")
+    return limits
+
+
+def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConfig:
     """The trial that the command line describes, for test number `test`. ConfigError for what cannot work."""
     options = environment.parsed_options
     assert options is not None
     if not environment.host:
         raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
-    external = _external(options, environment.host)
-    parse_goodput_flag(options.goodput)
+    external = _external(options, environment.host) if task == "generate" else {}
+    if task == "embed":
+        parse_target(environment.host)
+    goodput_flag(options.goodput, task)
     if isinf(options.request_rate) and not (options.max_concurrency or options.num_prompts):
         raise ConfigError(
             "--request-rate inf sends everything at once: say how much with --num-prompts, or how much may be under "
@@ -101,6 +120,7 @@ def hand_config(environment: Environment, test: int) -> TrialConfig:
         )
     return TrialConfig(
         trial=test,
+        task=task,
         arms=(options.arm,) if options.arm else (),
         targets={} if external else {"*": environment.host},
         external=external,

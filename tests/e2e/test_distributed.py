@@ -29,7 +29,8 @@ from analysis.summary.summary import analyze
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from tests.fakes.inference import Behaviour
-from tests.loadtests.test_chat import account, free_port, locust_command, planned, records
+from tests.fakes.locust_process import locust_command, records
+from tests.loadtests.test_chat import account, free_port, planned
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"

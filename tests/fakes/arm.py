@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import signal
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,17 @@ from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, teleme
 
 TOKEN_S = 0.004
 SERVICE = "tailgate.v1.Inference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep:
+    """Which step, when, and how much of it a compile took."""
+
+    batch: int
+    start_ns: int
+    end_ns: int
+    stall_ns: int
+    length: int
 
 
 class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServicer):
@@ -43,8 +56,10 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         token: int = 5,
         dies: bool = False,
         token_s: float = TOKEN_S,
+        prefill_s: float | None = None,
         memory_bytes: int = 0,
     ) -> None:
+        self.prefill_s = token_s if prefill_s is None else prefill_s
         self.token_s = token_s
         self.memory_bytes = memory_bytes
         self.dies = dies
@@ -98,17 +113,29 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             )
         )
 
+    def publish_step(self, step_id: int, kind: str, start_ns: int, end_ns: int, length: int) -> None:
+        """A step of one row of `length` tokens, without padding."""
+        step = telemetry_pb2.StepRecord(
+            step_id=step_id,
+            kind=kind,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            batch=1,
+            padded_batch=1,
+            tokens=length,
+            padded_tokens=length,
+            compiled=self.config.compile.enabled,
+        )
+        self.publish(telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=[step])))
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
             for watcher in self._watchers:
                 watcher.put(None)
 
-    def Generate(  # noqa: N802
-        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
-    ) -> Iterator[inference_pb2.GenerateChunk]:
-        received = now_ns()
-        length = len(request.token_ids.ids)
+    def run_first_step(self, kind: str, request_id: str, length: int, seconds: float) -> FirstStep:
+        """A request's first step ran alone on the device, after a compile where the arm meets the size anew."""
         with self._lock:
             self.answered += 1
             batch = self._steps
@@ -121,33 +148,38 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
                 time.sleep(self.stall_s)
                 stall_ns = now_ns() - start
                 self.compile_event(
-                    start_ns=start,
-                    shape=f"1x{length}",
-                    phase="serving",
-                    request_ids=[request.request_id],
-                    batch_id=batch,
+                    start_ns=start, shape=f"1x{length}", phase="serving", request_ids=[request_id], batch_id=batch
                 )
-            time.sleep(self.token_s)
-            prefilled = now_ns()
-        self.publish(
-            telemetry_pb2.TelemetryEvent(
-                steps=telemetry_pb2.StepRecords(
-                    records=[
-                        telemetry_pb2.StepRecord(
-                            step_id=batch,
-                            kind="prefill",
-                            start_ns=start,
-                            end_ns=prefilled,
-                            batch=1,
-                            padded_batch=1,
-                            tokens=length,
-                            padded_tokens=length,
-                            compiled=self.config.compile.enabled,
-                        )
-                    ]
-                )
-            )
-        )
+            time.sleep(seconds)
+            end = now_ns()
+        self.publish_step(batch, kind, start, end, length)
+        return FirstStep(batch=batch, start_ns=start, end_ns=end, stall_ns=stall_ns, length=length)
+
+    def trail(self, context: grpc.ServicerContext, step: FirstStep, *, received: int, end: int, tokens: int) -> None:
+        """The call ends with what happened to it."""
+        values: dict[str, Any] = {
+            "arm": self.config.name,
+            "replica": self.replica,
+            "queue-ns": step.start_ns - received,
+            "prefill-ns": step.end_ns - step.start_ns - step.stall_ns,
+            "decode-ns": end - step.end_ns,
+            "compile-stall-ns": step.stall_ns,
+            "batch-id": step.batch,
+            "batch-size": 1,
+            "padded-batch": 1,
+            "padded-length": step.length,
+            "prompt-tokens": step.length,
+            "output-tokens": tokens,
+            "recv-ns": received,
+            "end-ns": end,
+        }
+        context.set_trailing_metadata(tuple((f"tailgate-{key}", str(value)) for key, value in values.items()))
+
+    def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateChunk]:
+        received = now_ns()
+        step = self.run_first_step("prefill", request.request_id, len(request.token_ids.ids), self.prefill_s)
         for token in range(request.max_tokens):
             last = token == request.max_tokens - 1
             yield inference_pb2.GenerateChunk(
@@ -157,24 +189,18 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             )
             if not last:
                 time.sleep(self.token_s)
-        end = now_ns()
-        values: dict[str, Any] = {
-            "arm": self.config.name,
-            "replica": self.replica,
-            "queue-ns": start - received,
-            "prefill-ns": prefilled - start - stall_ns,
-            "decode-ns": end - prefilled,
-            "compile-stall-ns": stall_ns,
-            "batch-id": batch,
-            "batch-size": 1,
-            "padded-batch": 1,
-            "padded-length": length,
-            "prompt-tokens": length,
-            "output-tokens": request.max_tokens,
-            "recv-ns": received,
-            "end-ns": end,
-        }
-        context.set_trailing_metadata(tuple((f"tailgate-{key}", str(value)) for key, value in values.items()))
+        self.trail(context, step, received=received, end=now_ns(), tokens=request.max_tokens)
+
+    def Embed(  # noqa: N802
+        self, request: inference_pb2.EmbedRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.EmbedResponse:
+        """One text a step. The vector follows from the text, and turns with `token`, as answers do."""
+        received = now_ns()
+        length = len(request.token_ids.ids) or len(request.text)
+        step = self.run_first_step("encode", request.request_id, length, self.token_s)
+        self.trail(context, step, received=received, end=step.end_ns, tokens=0)
+        angle = sum(request.token_ids.ids) % 7 + self.token
+        return inference_pb2.EmbedResponse(values=[math.cos(angle), math.sin(angle)], tokens=length)
 
     def Watch(  # noqa: N802
         self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
@@ -227,6 +253,7 @@ def main() -> None:
     parser.add_argument("--dtype", action="append", default=[], metavar="REPLICA=DTYPE")
     parser.add_argument("--token", action="append", default=[], metavar="REPLICA=TOKEN")
     parser.add_argument("--token-s", type=float, default=TOKEN_S)
+    parser.add_argument("--prefill-s", action="append", default=[], metavar="REPLICA=S", help="one request at a time")
     parser.add_argument("--memory-bytes", type=int, default=0)
     parser.add_argument("--never-ready", action="append", default=[], metavar="REPLICA")
     arguments = parser.parse_args()
@@ -238,6 +265,8 @@ def main() -> None:
     dtypes = dict(item.split("=") for item in arguments.dtype)
     tokens = dict(item.split("=") for item in arguments.token)
     faults = dict(item.split("=") for item in os.environ.get("PLANTED", "").split(",") if item)
+    prefills = dict(item.split("=") for item in arguments.prefill_s)
+    prefill_s = float(prefills[arguments.replica]) if arguments.replica in prefills else None
     arm = Arm(
         config,
         arguments.replica,
@@ -246,6 +275,7 @@ def main() -> None:
         token=int(tokens.get(arguments.replica, 5)),
         dies=arguments.replica in arguments.die_last,
         token_s=arguments.token_s * float(faults.get("decode", 1.0)),
+        prefill_s=prefill_s,
         memory_bytes=int(arguments.memory_bytes * float(faults.get("memory", 1.0))),
     )
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=96))

@@ -51,7 +51,10 @@ class Behaviour:
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
-    """Answers Generate as `Behaviour` says. `requests` lists (request_id, arm header, session header, receive ns)."""
+    """Answers Generate and Embed as `Behaviour` says.
+
+    `requests` lists (request_id, arm header, session header, receive ns).
+    """
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
@@ -63,18 +66,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[inference_pb2.GenerateChunk]:
         recv_ns, behaviour = now_ns(), self.behaviour
-        headers = dict(context.invocation_metadata())
-        with self._lock:
-            self.requests.append(
-                (request.request_id, headers.get("x-tailgate-arm", ""), headers.get("x-tailgate-session", ""), recv_ns)
-            )
-            number = len(self.requests)
-        prompt = len(request.token_ids.ids) or len(request.text)
-        if behaviour.max_prompt_tokens and prompt > behaviour.max_prompt_tokens:
-            limit = behaviour.max_prompt_tokens
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"prompt has {prompt} tokens; the limit is {limit}")
-        if behaviour.fail_every and number % behaviour.fail_every == 0:
-            context.abort(grpc.StatusCode[behaviour.fail_status], behaviour.fail_message)
+        number, prompt = self._admit(request, context, recv_ns)
         stalled = behaviour.stall_s if behaviour.stall_every and number % behaviour.stall_every == 0 else 0.0
         gone = threading.Event()  # a client that hangs up, or the server's end, wakes every wait
         if not context.add_callback(gone.set):
@@ -100,8 +92,53 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             yield inference_pb2.GenerateChunk(token_ids=ids, emit_ns=emitted, finish_reason=reason)
             if sent < request.max_tokens and behaviour.token_s:
                 gone.wait(behaviour.token_s)
-        end_ns = now_ns()
-        arm = behaviour.arm or headers.get("x-tailgate-arm", "")
+        self._account(
+            context, number=number, prompt=prompt, recv_ns=recv_ns, first_ns=first_ns, stalled=stalled, sent=sent
+        )
+
+    def Embed(  # noqa: N802
+        self, request: inference_pb2.EmbedRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.EmbedResponse:
+        recv_ns, behaviour = now_ns(), self.behaviour
+        number, prompt = self._admit(request, context, recv_ns)
+        stalled = behaviour.stall_s if behaviour.stall_every and number % behaviour.stall_every == 0 else 0.0
+        threading.Event().wait(stalled + behaviour.first_s)
+        self._account(
+            context, number=number, prompt=prompt, recv_ns=recv_ns, first_ns=now_ns(), stalled=stalled, sent=0
+        )
+        empty = bool(behaviour.empty_every) and number % behaviour.empty_every == 0
+        return inference_pb2.EmbedResponse(values=[] if empty else [0.6, 0.8], tokens=prompt)
+
+    def _admit(self, request: Any, context: grpc.ServicerContext, recv_ns: int) -> tuple[int, int]:
+        """(the call's number, the tokens of its prompt); a call that fails by script is aborted here."""
+        behaviour, headers = self.behaviour, dict(context.invocation_metadata())
+        with self._lock:
+            self.requests.append(
+                (request.request_id, headers.get("x-tailgate-arm", ""), headers.get("x-tailgate-session", ""), recv_ns)
+            )
+            number = len(self.requests)
+        prompt = len(request.token_ids.ids) or len(request.text)
+        if behaviour.max_prompt_tokens and prompt > behaviour.max_prompt_tokens:
+            limit = behaviour.max_prompt_tokens
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"prompt has {prompt} tokens; the limit is {limit}")
+        if behaviour.fail_every and number % behaviour.fail_every == 0:
+            context.abort(grpc.StatusCode[behaviour.fail_status], behaviour.fail_message)
+        return number, prompt
+
+    def _account(
+        self,
+        context: grpc.ServicerContext,
+        *,
+        number: int,
+        prompt: int,
+        recv_ns: int,
+        first_ns: int,
+        stalled: float,
+        sent: int,
+    ) -> None:
+        """The trailing metadata of the call are set."""
+        end_ns, behaviour = now_ns(), self.behaviour
+        arm = behaviour.arm or dict(context.invocation_metadata()).get("x-tailgate-arm", "")
         context.set_trailing_metadata(
             (
                 ("tailgate-arm", arm),

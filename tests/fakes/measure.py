@@ -32,6 +32,8 @@ def main() -> int:
     parser.add_argument("--noise", action="append", default=[], metavar="ARM=SIZE")
     parser.add_argument("--token", action="append", default=[], metavar="ARM=TOKEN")
     parser.add_argument("--fact", action="append", default=[], metavar="ARM:KEY=VALUE")
+    parser.add_argument("--unasked", action="append", default=[], metavar="ARM=LENGTH")
+    parser.add_argument("--unforeseen", default="", metavar="ARM")
     parser.add_argument("--refuse", default="", metavar="ARM")
     parser.add_argument("--crash", default="", metavar="ARM")
     parser.add_argument("--silent", default="", metavar="ARM")
@@ -65,9 +67,16 @@ def main() -> int:
     tell({"facts": facts})
     (folder / "environment.json").write_text(json.dumps({key: os.environ.get(key) for key in ENVIRONMENT}))
     plan_path = Path(task["plan"])
-    prompts = [[1] * (index + 1) for index in range(task["prompts"] or 6)]
+    prompts = [[1] * (index + 1) for index in range(task["prompts"] or max(16, task["least"]))]
     if not plan_path.exists():
-        plan_path.write_text(json.dumps({"prompts": prompts}))
+        borders = {
+            arm["name"]: {"prompts": [1, 2, 16], "unasked_prompts": unasked_by(options.unasked, arm["name"])}
+            for arm in task["arms"]
+        }
+        plan_path.write_text(json.dumps({"prompts": prompts, "borders": borders, "late_prompt": [], "late_places": []}))
+    if name == options.unforeseen:
+        (folder / "refused.json").write_text(json.dumps({"reason": "2 of 16 requests are refused, first request 0"}))
+        return 0
     reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
     reference[:, 7] = 5.0
     tell({"stage": "teacher forcing", "done": len(reference), "total": len(reference)})
@@ -92,6 +101,10 @@ def main() -> int:
             tokens[2][3] = int(token)
     (folder / "answers.json").write_text(json.dumps(tokens))
     return 0
+
+
+def unasked_by(items: list[str], arm: str) -> list[int]:
+    return [int(item.partition("=")[2]) for item in items if item.partition("=")[0] == arm]
 
 
 ENVIRONMENT = ("TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS")

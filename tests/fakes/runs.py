@@ -99,6 +99,7 @@ class FakeRun:
     environment: Mapping[str, Any] = field(default_factory=lambda: {"python": "3.11", "device": "made up"})
     compare_models: bool = False
     arms: Sequence[FakeArm] = (EAGER, FakeArm(name="compiled"))
+    task: str = "generate"  # "embed": requests have an end and no tokens
     design: str = "mirrored"
     duration_s: float = 780.0
     trials: int = 1
@@ -121,6 +122,7 @@ class FakeRun:
     day: int = 0  # on which it ran; a trial takes more than one, see DAYS_APART
     day_ratio: float = 1.0  # how much longer everything took on that day
     start_spread: float = 0.0  # of the log latency of an arm over its starts
+    step_kinds: Sequence[str] = ("decode", "prefill")  # in turn; ("encode",) of arms that embed
     stated: bool = False  # files say what they should hold, as those of a real run; so they cannot be edited by tests
 
 
@@ -167,6 +169,7 @@ def _experiment(run: FakeRun) -> str:
     lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
     lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
     tables = {
+        **({"model": {"task": run.task}} if run.task != "generate" else {}),
         "trials": {"count": run.trials},
         "gates": dict(run.gates),
         "slo": dict(run.slo),
@@ -323,6 +326,8 @@ def _request(
     }
     times = np.linspace(row["first_token_ns"] - sent, row["end_ns"] - sent, tokens)
     row["token_ns"] = times.astype(np.int64).tolist()
+    if run.task == "embed":
+        row |= dict.fromkeys(("first_token_ns", "token_ns", "output_tokens", "max_tokens"))
     if run.server_columns:
         row |= {"queue_ns": 1_000_000, "compile_stall_ns": int(stall * SECOND), "batch_size": 1, "padded_batch": 1}
     return row
@@ -375,7 +380,7 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
                     "padded_tokens": round(30 * arm.padding),
                     "compiled": arm.enabled and number >= arm.eager_steps,
                 }
-                kind = "prefill" if number % 2 else "decode"
+                kind = run.step_kinds[number % len(run.step_kinds)]
                 steps.append(
                     {**common, **sizes, "step_id": number, "kind": kind, "start_ns": at, "end_ns": at + 10_000_000}
                 )

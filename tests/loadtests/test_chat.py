@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -21,42 +18,15 @@ from typing import Any
 
 import pytest
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
 from loadtests.traffic.drawing import build_schedule
 from loadtests.traffic.schedule import Schedule
 from loadtests.traffic.settings import TrafficConfig
 from loadtests.traffic.source import Source
 from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.fakes.locust_process import records, run_locust, start_locust
 
 ROOT = Path(__file__).parents[2]
 CHAT = "loadtests/chat.py"
-
-
-def locust_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "locust", "--only-summary", *arguments]
-
-
-def start_locust(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        locust_command(*arguments),
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def run_locust(*arguments: str) -> tuple[int, str]:
-    process = start_locust(*arguments)
-    try:
-        output, _ = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    return process.returncode, output
 
 
 def free_port() -> int:
@@ -76,14 +46,6 @@ def several(processes: int) -> list[str]:
         "--master-port",
         port,
     ]
-
-
-def records(directory: Path) -> list[dict[str, Any]]:
-    """What has been recorded so far; a file that is being written may end anywhere, its first byte included."""
-    rows: list[dict[str, Any]] = []
-    for path in sorted(directory.glob("requests-*.arrow")):
-        rows += read_table(path, REQUESTS)[0].to_pylist()
-    return rows
 
 
 def account(directory: Path, worker: int = 0) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_minimal_experiment_takes_presets_and_defaults(tmp_path: Path) -> None:
     assert experiment.gates == GateLimits(block_s=experiment.traffic.block_s)
 
 
-@pytest.mark.parametrize("name", ["demo", "external", "h200"])
+@pytest.mark.parametrize("name", ["demo", "external", "frontier-demo", "h200"])
 def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
@@ -74,10 +74,12 @@ def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) ->
 
 
 def test_every_experiment_in_the_package_is_offered() -> None:
-    assert builtin_names() == ["case-aa", "case-ab", "case-naive", "demo", "external", "h200"]
+    assert builtin_names() == ["case-aa", "case-ab", "case-naive", "demo", "embed", "external", "frontier-demo", "h200"]
 
 
-@pytest.mark.parametrize("name", [name for name in builtin_names() if name not in ("demo", "case-naive")])
+@pytest.mark.parametrize(
+    "name", [name for name in builtin_names() if name not in ("demo", "embed", "frontier-demo", "case-naive")]
+)
 def test_a_built_in_experiment_is_long_enough_to_decide(name: str, tmp_path: Path) -> None:
     """Those apart that are to find recompiles: they say that they decide nothing else."""
     trace = tmp_path / "trace.csv"

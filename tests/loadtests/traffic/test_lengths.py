@@ -12,9 +12,11 @@ from loadtests.traffic.lengths import (
     CODE_OUTPUT,
     CONVERSATION_INPUT,
     CONVERSATION_OUTPUT,
+    SENTENCE_INPUT,
     LengthFit,
     Lengths,
     fitted_lengths,
+    workloads_of,
 )
 from servers.fields import ConfigError
 
@@ -63,6 +65,21 @@ def test_long_context_fit_goes_through_the_quantiles_of_its_trace() -> None:
 def test_a_fit_without_a_tail_is_lognormal() -> None:
     assert quantile(CONVERSATION_INPUT, 0.5) == pytest.approx(np.exp(6.633))
     assert quantile(CONVERSATION_OUTPUT, 0.8413447) == pytest.approx(np.exp(5.019 + 0.859), rel=1e-5)
+
+
+def test_sentences_lie_between_queries_and_passages_and_have_no_answer() -> None:
+    words = [(quantile(SENTENCE_INPUT, share) - 2) / 1.3 for share in (0.1586553, 0.8413447)]
+    assert words == pytest.approx([5.96, 55.98], rel=1e-4)  # MS MARCO, as BEIR counts it
+    assert [round(quantile(SENTENCE_INPUT, q)) for q in (0.5, 0.9, 0.99)] == [27, 100, 289]
+    drawn = fitted_lengths("sentences", 20_000, rng=rng())
+    assert drawn.input_tokens.max() <= 512
+    assert not drawn.output_tokens.any()
+    assert not drawn.scaled(3.0).output_tokens.any()
+
+
+def test_every_task_has_fits_of_its_own() -> None:
+    assert workloads_of("embed") == ["sentences"]
+    assert workloads_of("generate") == ["code", "conversation", "long-context"]
 
 
 @pytest.mark.parametrize("fit", ["conversation", "code", "long-context"])

@@ -281,3 +281,24 @@ def test_a_sample_is_even_sorted_and_the_same_for_equal_seeds(tmp_path: Path) ->
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     assert "break it into lines" in refusal(written(tmp_path, HEADER + "\n" + "1" * (1 << 24)))
+
+
+@pytest.mark.parametrize(
+    "text", ["time_s,input_tokens\n0,7\n1.5,9", "input_tokens,time_s,output_tokens\n7,0,0\n9,1.5,12"]
+)
+def test_a_plain_csv_may_lack_answers_where_none_are_needed(tmp_path: Path, text: str) -> None:
+    trace = read_trace(written(tmp_path, text), answers=False)
+    assert trace.input_tokens.tolist() == [7, 9]
+    assert trace.offset_ns.tolist() == [0, 1_500_000_000]
+
+
+def test_a_plain_csv_without_answers_is_refused_where_they_are_needed(tmp_path: Path) -> None:
+    assert 'add the column output_tokens, or set model.task = "embed"' in refusal(
+        written(tmp_path, "time_s,input_tokens\n0,7")
+    )
+    assert "output length is 0" in refusal(written(tmp_path, "time_s,input_tokens,output_tokens\n0,7,0"))
+
+
+def test_answers_of_a_published_trace_may_be_anything_where_none_are_needed(tmp_path: Path) -> None:
+    row = HEADER + "\n2023-11-16 18:15:46.6805900,374,0"
+    assert read_trace(written(tmp_path, row), answers=False).input_tokens.tolist() == [374]

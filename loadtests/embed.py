@@ -1,0 +1,24 @@
+"""The locustfile: texts to be embedded, over gRPC, open loop.
+
+By hand, against a running `tailgate split` or one arm's server:
+
+    locust -f loadtests/embed.py --host localhost:50051 --headless -u 4 -r 4 -t 60s
+
+All is as in chat.py, but that a request asks for the one vector of a text: nothing streams, so that a request has an
+E2E latency and neither TTFT nor tokens. Locust's statistics get one row for each arm, "Embed e2e [arm]". Texts have
+the lengths of --workload (sentences), and --goodput takes e2e:50 alone.
+"""
+
+from __future__ import annotations
+
+from loadtests.workers.locust_events import listen
+from loadtests.workers.open_loop_user import OpenLoopUser
+
+
+class EmbedUser(OpenLoopUser):
+    """One open-loop source of texts to be embedded."""
+
+    abstract = False
+
+
+listen("embed")
