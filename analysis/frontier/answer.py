@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.foresight.costs import Start
-from analysis.frontier.holdings import Frontier, Holding
+from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
 from analysis.frontier.search import Left
-from analysis.judging.gates import PASS
+from analysis.judging.gates import FAIL, PASS
 from analysis.judging.wording import bytes_text, digits
 
 _FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sentence
@@ -25,7 +25,8 @@ _FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sen
 class LoadRange:
     """Loads of one replica, in requests/s, above `low_rps` up to `high_rps` (None: all above).
 
-    `pick` is the arm to ship there: of those that surely hold it the one that starts soonest; None where none does.
+    `pick` is the arm to ship there: of those that surely hold it and do not FAIL by their gates the one that starts
+    soonest; None where there is none.
     """
 
     low_rps: float
@@ -47,8 +48,8 @@ def by_start(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
     return [control, *sorted(others, key=seconds)]
 
 
-def load_ranges(frontier: Frontier, starts: Mapping[str, Start]) -> list[LoadRange]:
-    """All loads from nothing upwards, cut wherever what is known of an arm changes."""
+def load_ranges(frontier: Frontier, starts: Mapping[str, Start], *, failed: Collection[str] = ()) -> list[LoadRange]:
+    """All loads from nothing upwards, cut wherever what is known of an arm changes. No arm of `failed` is picked."""
     cuts = {end for item in frontier.holdings for end in (item.low_rps, item.high_rps) if end is not None}
     preferred = by_start(frontier, starts)
     ranges = []
@@ -63,7 +64,7 @@ def load_ranges(frontier: Frontier, starts: Mapping[str, Start]) -> list[LoadRan
                 high_rps=high,
                 holds=holds,
                 open=tuple(arm for arm in preferred if known[arm] == "open"),
-                pick=holds[0] if holds else None,
+                pick=next((arm for arm in holds if arm not in failed), None),
             )
         )
     return ranges
@@ -76,26 +77,42 @@ def answer(
     starts: Mapping[str, Start],
     verdicts: Mapping[str, str | None] | None = None,
     left: Sequence[Left] = (),
+    dropped: Sequence[Left] = (),
+    disturbed: Sequence[str] = (),
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
 
-    `verdicts` are those of the gates; `left` are the arms that the search let go.
+    `verdicts` are those of the gates; `left` are the arms that the search let go, and `dropped` those that it never
+    had. Of an arm that was let go after one start nothing is claimed, and the others are named without it. `disturbed`
+    are the checks by which the machines were not left alone.
     """
+    out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
     known = verdicts or {}
     others = [(arm, known.get(arm)) for arm in frontier.arms[1:]]
     return [
         *_loads(frontier, objective),
-        *_at_the_limit(frontier),
-        *_costs(frontier, starts),
+        *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
+        *_costs(frontier, starts, out),
         *(
             f"{arm} is {verdict} by its gates, and nothing here changes that."
             for arm, verdict in others
             if verdict is not None and verdict != PASS
         ),
         *(f"{item.arm} left the search early: it {item.reason}." for item in left),
-        *_open(frontier),
-        f"What is said of loads is true all at once, but for a chance of {digits(100.0 * frontier.alpha)} %.",
+        *(f"{item.arm} was not tried: {item.reason}." for item in dropped),
+        *_open(frontier, out),
+        _surely(frontier.alpha, disturbed),
     ]
+
+
+def _surely(alpha: float, disturbed: Sequence[str]) -> str:
+    chance = f"true all at once, but for a chance of {digits(100.0 * alpha)} %"
+    if not disturbed:
+        return f"What is said of loads is {chance}."
+    return (
+        f"What is said of loads is of machines that were disturbed ({', '.join(disturbed)}: see the checks). Left "
+        f"alone it would be {chance}."
+    )
 
 
 def _loads(frontier: Frontier, objective: str) -> list[str]:
@@ -128,24 +145,29 @@ def _loads(frontier: Frontier, objective: str) -> list[str]:
     return sentences
 
 
-def _at_the_limit(frontier: Frontier) -> list[str]:
-    """What to ship where one replica is not enough."""
-    if len(frontier.arms) < 2:
+def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[str]) -> list[str]:
+    """What to ship where one replica is not enough, of the arms that were not let go unheard."""
+    arms = [arm for arm in frontier.arms if arm not in out]
+    if len(arms) < 2:
         return []
-    best = frontier.highest
-    if best is not None:
-        others = [order for order in frontier.orders if order.more == best]
-        least = min((order.least for order in others if order.least is not None and order.least > 1.0), default=None)
-        known = least is not None and all(order.least is not None and order.least > 1.0 for order in others)
-        factor = f", {digits(least)} times or more" if least is not None and known else ""
-        return [f"For more load than one replica holds, {best}: it surely holds more than every other arm{factor}."]
-    beaten = {order.less for order in frontier.orders if order.surely}
-    rest = [arm for arm in frontier.arms if arm not in beaten]
-    return [f"For more load than one replica holds it is open between {_listed(rest)}."]
+    among = [order for order in frontier.orders if order.more in arms and order.less in arms]
+    beaten = {order.less for order in among if order.surely}
+    rest = [arm for arm in arms if arm not in beaten]
+    best = next((arm for arm in arms if all(frontier.surely_more(arm, other) for other in arms if other != arm)), None)
+    if best is None:
+        return [f"For more load than one replica holds it is open between {_listed(rest)}."]
+    others = [order for order in among if order.more == best]
+    least = min((order.least for order in others if order.least is not None and order.least > 1.0), default=None)
+    known = least is not None and all(order.least is not None and order.least > 1.0 for order in others)
+    factor = f", {digits(least)} times or more" if least is not None and known else ""
+    every = "every other arm that stayed in the search" if out else "every other arm"
+    if best in failed:
+        return [f"{best} surely holds more than {every}{factor}, and is {FAIL} by its gates: it is not one to ship."]
+    return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
 
 
-def _costs(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
-    control, *treatments = frontier.arms
+def _costs(frontier: Frontier, starts: Mapping[str, Start], out: Collection[str]) -> list[str]:
+    control, *treatments = (arm for arm in frontier.arms if arm not in out)
     base = starts.get(control, Start())
     sentences = []
     for arm in treatments:
@@ -165,10 +187,14 @@ def _costs(frontier: Frontier, starts: Mapping[str, Start]) -> list[str]:
     return sentences
 
 
-def _open(frontier: Frontier) -> list[str]:
+def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
     """What nobody knows yet: loads by arm, and pairs that are not told apart."""
-    parts = [f"{item.arm} {_open_loads(item)}" for item in frontier.holdings]
-    pairs = [f"{order.more} against {order.less}" for order in frontier.orders if not order.surely]
+    parts = [f"{item.arm} {_open_loads(item)}" for item in frontier.holdings if item.arm not in out]
+    pairs = [
+        f"{order.more} against {order.less}"
+        for order in frontier.orders
+        if not order.surely and not {order.more, order.less} & set(out)
+    ]
     sentences = [f"Open: {'; '.join(parts)}."]
     if pairs:
         sentences.append(f"Not told apart at their limits: {', '.join(pairs)}.")
@@ -179,6 +205,9 @@ def _open_loads(item: Holding) -> str:
     if item.steps and item.starts < 2:
         return "at every load (one start decides nothing)"
     low, high = item.low_rps, item.high_rps
+    if item.thin:
+        below = "every load" if high is None else f"loads below {digits(high)} requests/s"
+        return f"at {below} (its steps had too few requests for the objective: make them longer)"
     if low is None and high is None:
         return "at every load (no step was long enough to judge)" if not item.steps else "at every load"
     if high is None:

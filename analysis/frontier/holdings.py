@@ -34,8 +34,9 @@ At = Literal["holds", "open", "misses"]
 class Holding:
     """What one arm holds, in requests/s: surely all up to `low_rps`, surely nothing above `high_rps`; None where open.
 
-    `seen_rps` is the likeliest knee, or the highest rate that was held where no step missed. `starts` and `steps` are
-    those that were judged.
+    `seen_rps` is the likeliest knee, or the highest rate that was held where no step missed; None where none was held.
+    `lowest_rps` is the lowest rate that was tried. `starts` and `steps` are those that were judged. `thin`: steps had
+    too few requests for what they were to show, so that nothing is surely held.
     """
 
     arm: str
@@ -44,6 +45,8 @@ class Holding:
     high_rps: float | None
     starts: int
     steps: int
+    lowest_rps: float | None = None
+    thin: bool = False
 
     def at(self, rps: float) -> At:
         """Whether the arm surely holds the load, or surely does not."""
@@ -133,10 +136,23 @@ def _profiles(judged: Sequence[Step], arms: Sequence[str]) -> dict[str, KneeProf
 def _holding(arm: str, own: Sequence[Step], profile: KneeProfile | None, error: float) -> Holding:
     starts = len({step.trial for step in own})
     low, high = profile.interval(error) if profile is not None and starts >= FEWEST_STARTS else (None, None)
+    held = [step for step in own if step.held == "held"]
+    thin = low is not None and 2 * sum(step.thin for step in held if step.rate >= low / 2) > sum(
+        step.rate >= low / 2 for step in held
+    )
     seen = None if profile is None else profile.likeliest
     if profile is not None and not profile.missed:
         seen = max(step.rate for step in own)
-    return Holding(arm=arm, low_rps=low, seen_rps=seen, high_rps=high, starts=starts, steps=len(own))
+    return Holding(
+        arm=arm,
+        low_rps=None if thin else low,
+        seen_rps=seen,
+        high_rps=high,
+        starts=starts,
+        steps=len(own),
+        lowest_rps=min((step.rate for step in own), default=None),
+        thin=thin,
+    )
 
 
 def _over(above: float | None, below: float | None) -> float | None:

@@ -10,6 +10,9 @@ Halving the arms by what was seen, whether sure or not (sequential halving), was
 these: it named the best arm in 0 of 10 simulated searches of 90 minutes instead of 9, since one more start of the far
 arm would have decided.
 
+Before the first round every arm has one start, which shows what its starts take. An arm that is then seen to hold less
+than half of what the control does is hopeless: it leaves at once, and nothing is claimed of it.
+
 Pure: the same steps and the same budget give the same decision.
 
 References
@@ -28,6 +31,7 @@ from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
 from analysis.judging.wording import digits
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
+HOPELESS = 0.5  # of what the control is seen to hold
 _MOST_ROUNDS = 8
 
 
@@ -73,6 +77,46 @@ class Round:
     turns: tuple[Turn, ...]
     left: tuple[Left, ...]
     stop: str = ""
+
+
+def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budget) -> tuple[Turn, ...]:
+    """One start of every arm, the control first: with as many steps as leave half of the budget for what follows, by
+    what starts are guessed to take."""
+    guessed = {arm: start_s[arm] for arm in arms}
+    counts = range(budget.steps, FEWEST_STEPS, -1)
+    half = budget.total_s / FEWEST_STARTS
+    steps = next((count for count in counts if _all_s(guessed, count, budget) <= half), FEWEST_STEPS)
+    return tuple(Turn(arm=arm, steps=steps, seconds=_turn_s(arm, steps, start_s, budget)) for arm in arms)
+
+
+def fitted(turn: Turn, *, start_s: Mapping[str, float], budget: Budget, left_s: float) -> Turn | None:
+    """The turn with no more steps than fit into the time that is left; None where too few fit to say anything."""
+    count = int((left_s - start_s[turn.arm] - budget.around_s) / budget.step_s + 1e-9)
+    steps = min(turn.steps, count)
+    if steps < FEWEST_STEPS:
+        return None
+    return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, start_s, budget))
+
+
+def hopeless(frontier: Frontier, before: Sequence[Left] = ()) -> tuple[Left, ...]:
+    """The arms that leave after their first start: seen to hold less than half of what the control is seen to hold.
+
+    No load could speak for them. None where the control itself held nothing, or an arm had too few steps.
+    """
+    control, *treatments = frontier.holdings
+    known = control.seen_rps
+    gone = {item.arm for item in before}
+    if known is None:
+        return ()
+    left = []
+    for item in treatments:
+        seen = item.seen_rps if item.seen_rps is not None else item.lowest_rps
+        small = item.steps >= FEWEST_STEPS and seen is not None and seen < HOPELESS * known
+        if item.arm not in gone and small:
+            what = digits(seen or 0.0) if item.seen_rps is not None else f"less than {digits(seen or 0.0)}"
+            reason = f"is seen to hold {what} requests/s in its first start where {control.arm} holds {digits(known)}"
+            left.append(Left(arm=item.arm, reason=reason))
+    return tuple(left)
 
 
 def rounds_of(start_s: Mapping[str, float], budget: Budget) -> int:

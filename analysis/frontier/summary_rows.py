@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.foresight.costs import Start, span_row, start_of, tokens_of
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
+from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
+from analysis.frontier.search import Left
+from analysis.frontier.step_times import StepCell, step_cells, turning_points
+from analysis.judging.gates import FAIL
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
 from analysis.judging.wording import digits, gate_label
-from analysis.records.plain_values import mapping
+from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.settings.rollout import Rollout
+
+# Where arms take turns, what these look for leaves out the steps of single trials (`load_steps`), and no arm waits for
+# the requests of another. A step leaves out nothing for a compile, so that it needs no telemetry.
+_OF_STEPS = {
+    *("complete", "arms", "load processes", "generator lag", "token times", "lag apart"),
+    *("event counts", "step counts", "stalls explained", "placed compile events"),
+}
 
 
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
@@ -26,21 +37,84 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     if not is_search(run) or len(run.arms) < 2:
         return None
     rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
-    blocked = sorted({check for gate in judgement.gates if gate.gate == "goodput" for check in gate.blocked_by})
+    blocked = {check for gate in judgement.gates if gate.gate == "goodput" for check in gate.blocked_by}
+    disturbed: set[str] = set()
+    if run.in_turn:
+        disturbed = blocked & {item.aspect.check for item in judgement.bed.disturbances}
+        blocked -= disturbed | _OF_STEPS
     # A replica's own load: replicas are taken to add up.
     steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in steps_of(run)]
     frontier = frontier_of([] if blocked else steps, run.arms, alpha=run.limits.alpha)
     starts = {arm: start_of(run, arm) for arm in run.arms}
-    sentences = answer(frontier, objective=objective_of(run), starts=starts, verdicts=judgement.verdicts)
+    search = mapping(run.records.search)
+    sentences = answer(
+        frontier,
+        objective=objective_of(run),
+        starts=starts,
+        verdicts=judgement.verdicts if search.get("gated", True) else None,
+        left=_left(search, "left"),
+        dropped=_left(search, "dropped"),
+        disturbed=sorted(disturbed),
+    )
     if blocked:
-        sentences = [f"Nothing is known of any load, for {', '.join(blocked)}: see the checks.", *sentences]
+        sentences = [f"Nothing is known of any load, for {', '.join(sorted(blocked))}: see the checks.", *sentences]
+    failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     costs = load_costs(
         frontier,
         shown_loads(frontier, rollout),
         rollout=rollout,
         tokens={arm: tokens_of(run, arm) for arm in run.arms},
     )
-    return frontier_rows(frontier, sentences, starts, costs) | {"blocked_by": blocked}
+    rows = frontier_rows(frontier, sentences, starts, costs, failed=failed if search.get("gated", True) else ()) | {
+        "blocked_by": sorted(blocked),
+        "disturbed_by": sorted(disturbed),
+    }
+    if target := drawn_target(run):
+        rows["latency"] = {
+            "metric": target.metric,
+            "quantile": target.quantile,
+            "limit_ms": target.limit,
+            "steps": [asdict(item) for item in step_latencies(run, target)],
+        }
+    if cells := step_cells(run):
+        rows["step_times"] = {
+            "cells": [asdict(cell) | {"ratios": _ratios(cell, run)} for cell in cells],
+            "turns": [line for arm in run.treatments for line in turning_points(cells, arm, run.control)],
+        }
+    return rows | ({"search": _search_row(search)} if search else {})
+
+
+def headline_of(rows: Mapping[str, Any] | None) -> str:
+    """What is said above all of a search that nobody asked verdicts of: its answer up to the costs; else empty."""
+    if rows is None or mapping(rows.get("search")).get("gated", True):
+        return ""
+    lines = [str(line) for line in rows["answer"]]
+    end = next((place for place, line in enumerate(lines) if line.startswith("For more load")), len(lines) - 1)
+    return " ".join(lines[: end + 1])
+
+
+def _ratios(cell: StepCell, run: Run) -> dict[str, float]:
+    """The step of each treatment over the control's, where both are known."""
+    ratios = {arm: cell.ratio(arm, run.control) for arm in run.treatments}
+    return {arm: ratio for arm, ratio in ratios.items() if ratio is not None}
+
+
+def _left(search: Mapping[str, Any], key: str) -> list[Left]:
+    """The arms that the search says it let go, and why."""
+    return [Left(arm=str(row.get("arm")), reason=str(row.get("reason"))) for row in rows_of(search.get(key))]
+
+
+def _search_row(search: Mapping[str, Any]) -> dict[str, Any]:
+    """How the search went on, by what it wrote."""
+    known = {key: number(search.get(key)) for key in ("budget_s", "spent_s")}
+    stop = search.get("stop")
+    return {
+        **known,
+        "gated": search.get("gated") is True,
+        "stop": stop if isinstance(stop, str) else "",
+        "left": [asdict(item) for item in _left(search, "left")],
+        "dropped": [asdict(item) for item in _left(search, "dropped")],
+    }
 
 
 def objective_of(run: Run) -> str:
@@ -56,16 +130,21 @@ def objective_of(run: Run) -> str:
 
 
 def frontier_rows(
-    frontier: Frontier, sentences: Sequence[str], starts: dict[str, Start], costs: Sequence[LoadCost]
+    frontier: Frontier,
+    sentences: Sequence[str],
+    starts: dict[str, Start],
+    costs: Sequence[LoadCost],
+    *,
+    failed: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The frontier as plain values."""
+    """The frontier as plain values; `failed` are the arms that no range picks."""
     return {
         "alpha": frontier.alpha,
         "answer": list(sentences),
         "highest": frontier.highest,
         "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
-        "ranges": [asdict(item) for item in load_ranges(frontier, starts)],
+        "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],
         "costs": [
             {
                 "load_rps": cost.load_rps,

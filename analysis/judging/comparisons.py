@@ -42,7 +42,7 @@ def comparisons(run: Run) -> Comparisons:
     for arm in run.treatments:
         for phase in PHASES:
             rows = _rows(run, arm, phase)
-            for metric in JUDGED_METRICS:
+            for metric in run.metrics:
                 gates = run.limits.quantiles if phase == "steady" and metric in run.limits.metrics else ()
                 qs = sorted({*QUANTILES, *run.limits.quantiles})
                 samples = _samples(run, metric, rows)

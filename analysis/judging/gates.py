@@ -241,7 +241,8 @@ def parity_gate(
 
     `measured` is the result of `tailgate parity` before the traffic, which the experiment may require; `answers` what
     each replica answered after it to the prompts that every arm got. In float32 the answers must be equal; in lower
-    precision rounding may turn a token, and all that follow it, so that they only show that a replica answers. So it
+    precision rounding may turn a token, and all that follow it, so that they only show that a replica answers.
+    Vectors are held to their cosine with the control's, in every precision and however weights are held. So it
     is where the weights are not held as the control's are, as `weights_apart` then says: such an arm has parity by the
     accuracy that was measured, and by nothing else.
     """
@@ -257,7 +258,7 @@ def parity_gate(
         )
     elif required:
         findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
-    elif weights_apart:
+    elif weights_apart and _lowest_cosine(answers) is None:
         reason = f"Its weights are held as {weights_apart}, and what that costs in accuracy was not measured: "
         findings.append((INCONCLUSIVE, f"{reason}set parity.full = true."))
     if answers:
@@ -265,14 +266,15 @@ def parity_gate(
     # A FAIL is said before what is open, and both before what passed.
     findings.sort(key=lambda finding: (FAIL, INCONCLUSIVE, PASS).index(finding[0]))
     same, of = _same_answers(answers)
-    exact = bool(of) and _is_exact(answers) and not weights_apart
+    cosine = _lowest_cosine(answers)
+    exact = bool(of) and _is_exact(answers) and not weights_apart and cosine is None
     return Gate(
         arm=arm,
         gate="parity",
         kind="parity",
-        value=float(of - same) if exact else None,
-        limit=0.0 if exact else None,
-        unit="count",
+        value=cosine if cosine is not None else float(of - same) if exact else None,
+        limit=float(answers[0].get("min_cosine") or 0.0) if cosine is not None else 0.0 if exact else None,
+        unit="count" if cosine is None else "",
         verdict=findings[0][0] if findings else INCONCLUSIVE,
         reason=" ".join(reason for _, reason in findings) or "Nothing was measured of it.",
     )
@@ -291,15 +293,26 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, weights_apart:
     differ = [row for row in rows if row.get("departs") is not None]
     same, of = _same_answers(rows)
     seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
-    if _is_exact(rows) and differ and not weights_apart:
+    vectors = _lowest_cosine(rows) is not None
+    if _is_exact(rows) and differ and not weights_apart and not vectors:
         return FAIL, f"{seen}, first other at {_departure(differ[0])}: in float32 they must be equal."
     if silent:
         who = silent[0].get("replica", arm)
         return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent[0].get('error')}."
     if not of:
         return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
+    if (cosine := _lowest_cosine(rows)) is not None:
+        limit = float(rows[0].get("min_cosine") or 0.0)
+        seen = f"The lowest cosine of a vector of {arm} after the traffic with the control's is {cosine:.6f}"
+        return (PASS, f"{seen}.") if cosine >= limit else (FAIL, f"{seen}, and {limit:g} is the least.")
     allowing = "other weights allow" if weights_apart else "lower precision allows"
     return PASS, f"{seen}{f', which {allowing}' if differ else ''}."
+
+
+def _lowest_cosine(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The lowest cosine of a vector with the control's; None where tokens were asked for, or nothing came."""
+    known = [float(row["cosine"]) for row in rows if isinstance(row.get("cosine"), (int, float))]
+    return min(known, default=None)
 
 
 def _same_answers(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

@@ -260,7 +260,7 @@ def _recompile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outs
     gates: list[Gate] = []
     for part, budget in budgets.items():
         if run.account(arm).external:
-            minutes = _part_s(run, part) / 60.0 * run.replicas(arm)
+            minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
             requests = facts[part].requests
             gates += outside_gates(
                 outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=_cold_ends(run)
@@ -270,10 +270,11 @@ def _recompile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outs
     return gates
 
 
-def _part_s(run: Run, part: str) -> float:
-    """Seconds of the run that are the cold starts, past them ("steady"), or all ("")."""
-    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials)
-    return {"": run.seconds, "cold": cold_s, "steady": run.seconds - cold_s}[part]
+def _part_s(run: Run, arm: str, part: str) -> float:
+    """Seconds of the arm's trials that are its cold starts, past them ("steady"), or all ("")."""
+    seconds = sum(trial.seconds for trial in run.trials_of(arm))
+    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials_of(arm))
+    return {"": seconds, "cold": cold_s, "steady": seconds - cold_s}[part]
 
 
 def _cold_ends(run: Run) -> dict[int, int]:
@@ -301,7 +302,7 @@ def _parity_gates(run: Run, arm: str) -> list[Gate]:
     """
     answers = run.account(arm).answers
     required = mapping(run.records.experiment.get("parity")).get("full") is True
-    exact = any(row.get("error") or row.get("dtype") == "float32" for row in answers)
+    exact = any(row.get("error") or row.get("dtype") == "float32" or "cosine" in row for row in answers)
     # Where whole servers are compared, nothing is said of what they compute.
     whole = run.records.experiment.get("compare_models") is True
     apart = "" if whole and not required else run.weights_apart(arm)
@@ -339,7 +340,7 @@ def _compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
     if part:
         own &= run.cold if part == "cold" else ~run.cold
     stalls = run.attribution.stall_ms[own]
-    minutes = _part_s(run, part) / 60.0 * run.replicas(arm)
+    minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
     # An arm that compiles has events of its warm-up at least; none means that its telemetry was lost.
     silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
     return CompileFacts(
@@ -353,7 +354,7 @@ def _compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
         stall_s_per_min=held_s(event for event in serving if event.stalls) / minutes if minutes > 0 else 0.0,
         requests_hit=int(run.attribution.hit[own].sum()),
         requests=int(own.sum()),
-        trials=max(1, len(run.trials)),
+        trials=max(1, len(run.trials_of(arm))),
         kernels=sum(event.kind == JIT for event in recompiles),
     )
 
@@ -396,7 +397,7 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if run.records.joined:
         yield check_schedules(run.repeated_schedules, mirrored=run.design == "mirrored")
     closed = run.reported_open_loop is False and not run.planned
-    yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
+    yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed and not run.in_turn)
     if run.design == "split":
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
         if ratio is not None:
@@ -441,9 +442,10 @@ def _checks_of(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[Che
         arm, run.differences(arm), intended=intended, outside=outside, weights_apart=run.weights_apart(arm)
     )
     yield check_equal_work(work_of(run, arm))
-    yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
+    if not run.embeds:
+        yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
     yield check_lag_apart(arm, run.control, lag_apart(run, arm))
-    if run.design == "mirrored":
+    if run.design == "mirrored" and not run.in_turn:
         allowed_ms = matters_ms(run, 0.5)
         if (copies := copies_of(run, arm, allowed_ms=allowed_ms)) is not None:
             yield check_copies(copies, allowed_ms=allowed_ms)

@@ -12,31 +12,39 @@ that, and for what a start brings to all its steps: it holds every knee that the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from analysis.arrays import Floats
+from analysis.judging.checks.records import allowed_missing
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.wording import digits
-from analysis.records.plain_values import number, rows_of
+from analysis.records.plain_values import mapping, number, rows_of
 from analysis.run.run import Run
 from analysis.run.slo import meets_all, units
-from analysis.run.trials import SECOND
+from analysis.run.trials import SECOND, Trial
 from analysis.statistics.knees import KneeProfile, knee_grid, knee_profile
+from analysis.statistics.quantiles import quantile
 
 Held = Literal["held", "missed", "undecided"]
 
 FEWEST = 20  # the fewest requests by which a step is judged
 
 _LONGEST_S = 1e9  # thirty years
+_MEDIAN_MISS = math.log(2.0)  # expected misses at which none is seen half of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One arm under one rate of one trial. Rates are requests/s; `goodput_rps` counts those that met every limit."""
+    """One arm under one rate of one trial. Rates are requests/s; `goodput_rps` counts those that met every limit.
+
+    `thin`: without any miss, the share that misses an objective is as likely above what it allows as below: at fewer
+    than 70 requests for a p99.
+    """
 
     arm: str
     trial: int
@@ -48,6 +56,7 @@ class Step:
     goodput_rps: float
     held: Held
     reason: str
+    thin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,36 +92,82 @@ def is_search(run: Run) -> bool:
     return any(rows_of(info.get("steps")) for info in run.infos)
 
 
-def steps_of(run: Run) -> list[Step]:
-    """Every step of every arm, in order of trial and rate."""
-    steps = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindow:
+    """Where a step lies in its trial, without its settling time: seconds from the trial's start."""
+
+    trial: Trial
+    start_s: float
+    end_s: float
+    rate: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether the trial lasted to the end of the step."""
+        return self.end_s <= self.trial.seconds + 1e-6
+
+
+def step_windows(run: Run) -> Iterator[StepWindow]:
+    """Every step of every trial that makes sense."""
     for trial in run.trials:
         settle_s = number(trial.info.get("settle_s")) or 0.0
         for row in rows_of(trial.info.get("steps")):
             start_s, end_s, rate = (number(row.get(key)) for key in ("start_s", "end_s", "rate"))
             if start_s is None or end_s is None or rate is None or not 0 <= start_s < end_s - settle_s < _LONGEST_S:
                 continue
-            whole = end_s <= trial.seconds + 1e-6
-            for arm in run.arms:
-                steps.append(_step(run, arm, trial.number, trial.start_ns, start_s + settle_s, end_s, rate, whole))
+            yield StepWindow(trial=trial, start_s=start_s + settle_s, end_s=end_s, rate=rate)
+
+
+def steps_of(run: Run) -> list[Step]:
+    """Every step of every arm, in order of trial and rate."""
+    steps = []
+    for window in step_windows(run):
+        for arm in filter(window.trial.has, run.arms):
+            step = _step(run, arm, window)
+            doubt = _doubt(run, arm, window.trial) if run.in_turn else ""
+            steps.append(replace(step, held="undecided", reason=doubt) if doubt else step)
     return sorted(steps, key=lambda step: (step.trial, step.rate))
 
 
-def _step(
-    run: Run, arm: str, trial: int, trial_ns: int, start_s: float, end_s: float, rate: float, whole: bool
-) -> Step:
+def _doubt(run: Run, arm: str, trial: Trial) -> str:
+    """Why nothing can be said of the arm's steps in this trial: its load fell behind, or was lost. Else empty.
+
+    Where all arms share every trial, the checks of the whole run say it.
+    """
+    limit_ms = run.limits.max_generator_lag_ms
     requests = run.requests
-    since = requests.start_ns - trial_ns
-    mask = run.of_arm(arm) & run.usable & (requests.trial == trial)
-    mask &= (since >= int(start_s * SECOND)) & (since < int(end_s * SECOND))
+    own = run.of_arm(arm) & (requests.trial == trial.number)
+    accounts = [account for account in run.records.generators if account.get("trial", 1) == trial.number]
+    if trial.info.get("complete"):
+        planned = number(mapping(trial.info.get("planned")).get(arm)) or 0.0
+        if planned - int(own.sum()) > allowed_missing(int(planned)):
+            return f"{int(own.sum())} of {planned:.0f} requests of its trial were recorded"
+        if any(account.get("lost") or not account.get("complete", True) for account in accounts):
+            return "a load process of its trial was lost"
+    sent = quantile(requests.lag_ms(own & ~requests.broken), 0.99)
+    if sent > limit_ms:
+        return f"1 % of its trial's requests were sent {digits(sent)} ms late or more, limit {limit_ms:g} ms"
+    looked = max((number(mapping(account.get("loop_lag_ms")).get("p99")) or 0.0 for account in accounts), default=0.0)
+    if looked > limit_ms:
+        return f"in 1 % of the time the load looked {digits(looked)} ms late or more, limit {limit_ms:g} ms"
+    return ""
+
+
+def _step(run: Run, arm: str, window: StepWindow) -> Step:
+    requests, trial = run.requests, window.trial
+    since = requests.start_ns - trial.start_ns
+    mask = run.of_arm(arm) & run.usable & (requests.trial == trial.number)
+    mask &= (since >= int(window.start_s * SECOND)) & (since < int(window.end_s * SECOND))
     count = int(mask.sum())
-    seconds = end_s - start_s
+    seconds = window.end_s - window.start_s
     good = int((meets_all(requests, run.goodput_targets) & mask).sum())
     held: Held = "held"
+    thin = False
     reasons = []
     for target in run.targets:
         missed = units(requests, mask, target).missed
         seen, bad = len(missed), int(missed.sum())
+        thin |= 0 < target.allowed_share * seen < _MEDIAN_MISS
         if seen and bad / seen > target.allowed_share + 1e-12:
             what = "token gaps" if target.metric == "itl" else "requests"
             reasons.append(f"{bad} of {seen} {what} miss {target.key}")
@@ -121,13 +176,13 @@ def _step(
         reasons.append(f"{good} of {count} requests meet every limit, {100 * share:g} % must")
     if reasons:
         held = "missed"
-    if count < FEWEST or not whole:
+    if count < FEWEST or not window.whole:
         held = "undecided"
-        reasons = [f"{count} requests, {FEWEST} are needed" if whole else "the trial ended before it"]
+        reasons = [f"{count} requests, {FEWEST} are needed" if window.whole else "the trial ended before it"]
     return Step(
         arm=arm,
-        trial=trial,
-        rate=rate,
+        trial=trial.number,
+        rate=window.rate,
         requests=count,
         good=good,
         failed=int((requests.failed & mask).sum()),
@@ -135,6 +190,7 @@ def _step(
         goodput_rps=good / seconds,
         held=held,
         reason="; ".join(reasons) or "every objective was met",
+        thin=thin or (share is not None and 0 < (1.0 - share) * count < _MEDIAN_MISS),
     )
 
 

@@ -56,7 +56,8 @@ def compare_rates(run: Run) -> tuple[RateComparison, ...]:
     """Every rate of every treatment; goodput only where the experiment says what a good request is, or gates on it."""
     good = meets_all(run.requests, run.goodput_targets)
     defined = any(target.quantile is not None and target.metric != "itl" for target in run.goodput_targets)
-    rates = RATES if defined or run.limits.min_goodput_ratio is not None else RATES[1:]
+    rated = RATES if defined or run.limits.min_goodput_ratio is not None else RATES[1:]
+    rates = [rate for rate in rated if rate != "output tokens" or not run.embeds]
     compared = [_compared(run, arm, rate, good) for arm in run.treatments for rate in rates]
     unknown = "nothing in the experiment says what a good request is"
     return tuple(

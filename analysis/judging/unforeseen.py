@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.wording import percent
 from analysis.records.plain_values import mapping
-from analysis.run.compiled import CompiledSteps, compiled_steps, eager_pct
+from analysis.run.compiled import EagerSteps, compiled_steps, most_eager
 from analysis.run.run import Run
 
 
@@ -15,9 +15,9 @@ def unforeseen_gates(run: Run, arm: str) -> list[Gate]:
         return []
     policy = mapping(run.account(arm).config.get("compile"))
     gates = []
-    counts = compiled_steps(run, arm)
-    if policy.get("guarded") is True or eager_pct(counts):
-        gates.append(eager_gate(arm, counts, run.limits.max_eager_steps_pct))
+    most = most_eager(compiled_steps(run, arm))
+    if policy.get("guarded") is True or (most is not None and most.eager):
+        gates.append(eager_gate(arm, most, run.limits.max_eager_steps_pct))
     own = run.of_arm(arm) & ~run.requests.broken & (run.requests.ok | run.requests.failed)
     refused = int(run.requests.refused[own].sum())
     if policy.get("strict") is True or refused:
@@ -25,21 +25,25 @@ def unforeseen_gates(run: Run, arm: str) -> list[Gate]:
     return gates
 
 
-def eager_gate(arm: str, counts: list[CompiledSteps], limit_pct: float) -> Gate:
-    """At most so many of the arm's steps ran as plain Python."""
-    value = eager_pct(counts)
-    eager, steps = sum(count.steps - count.compiled for count in counts), sum(count.steps for count in counts)
-    verdict = INCONCLUSIVE if value is None else FAIL if value > limit_pct else PASS
-    seen = f"{eager} of {steps} steps ran eagerly ({percent((value or 0.0) / 100.0)}), limit {limit_pct:g} %."
+def eager_gate(arm: str, most: EagerSteps | None, limit_pct: float) -> Gate:
+    """At most so many of the arm's steps ran as plain Python, of the kind of step with the largest share."""
+    if most is None:
+        verdict, reason = INCONCLUSIVE, "No step of this arm was recorded, so nothing is known."
+    else:
+        verdict = FAIL if most.pct > limit_pct else PASS
+        reason = (
+            f"{most.eager} of {most.steps} {most.kind} steps ran eagerly ({percent(most.pct / 100.0)}), "
+            f"limit {limit_pct:g} %."
+        )
     return Gate(
         arm=arm,
         gate="eager steps",
         kind="recompile",
-        value=value,
+        value=None if most is None else most.pct,
         limit=limit_pct,
         unit="pct",
         verdict=verdict,
-        reason=seen if steps else "No step of this arm was recorded, so nothing is known.",
+        reason=reason,
     )
 
 

@@ -35,7 +35,7 @@ TABLES = {"requests": REQUESTS, "steps": STEPS, "compile_events": COMPILE_EVENTS
 FORMATS = ("parquet", "jsonl", "csv")
 
 _ROWS_AT_ONCE = 4096
-_SMALL_FILES = ("experiment.toml", "environment.json", "parity.json")
+_SMALL_FILES = ("experiment.toml", "environment.json", "parity.json", "frontier.json")
 _SMALL_FILES_OF_TRIALS = ("trial.json", "generator-*.json", "compiler.json")
 
 

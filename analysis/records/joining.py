@@ -52,6 +52,7 @@ class RunDocuments:
     folders: tuple[Path, ...]  # of its trials
     numbers: tuple[int, ...]  # of each folder's trial
     infos: tuple[Mapping[str, Any] | None, ...]  # of each folder
+    search: dict[str, Any] | None = None
 
     @property
     def starts_ns(self) -> dict[int, int]:

@@ -118,12 +118,14 @@ def requests_of(
     ends_ns: Mapping[int, int] | None = None,
     cut_short: Collection[int] = (),
     queues: bool = True,
+    tokens: bool = True,
 ) -> Requests:
     """The columns of `table` (schema REQUESTS) with derived latencies.
 
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
-    counts as the longest time seen. Without `queues`, the servers' times are left out: only a backlog
+    counts as the longest time seen. Without `tokens` nothing but an end was to come, so that no request, failed or not,
+    has a TTFT, a TPOT or a gap. Without `queues`, the servers' times are left out: only a backlog
     needs them.
     """
     if nameless := table.column("arm").null_count:
@@ -220,6 +222,8 @@ def requests_of(
             metric[failed] = penalty
         ttft[failed & ~seen] = penalty[~seen[failed]]
 
+    if not tokens:
+        ttft = tpot = max_itl = np.broadcast_to(math.nan, rows)
     times_of_server = [columns.pop(name, None) for name in QUEUE_COLUMNS]
     server_timed, recv, queue, stay = _server_times(times_of_server if queues else [None], start, sent, end)
     phase, phases = codes(columns.pop("phase"))

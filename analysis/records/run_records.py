@@ -56,6 +56,7 @@ class RunRecords:
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
+    search: dict[str, Any] | None = None  # frontier.json: how a search went on; None where none was made, or several
     runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
     differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
 
@@ -127,6 +128,7 @@ def _documents(directory: Path, name: str) -> tuple[RunDocuments, RunFiles]:
         experiment=experiment,
         environment=environment,
         parity=files.document(directory / "parity.json"),
+        search=files.document(directory / "frontier.json"),
         folders=tuple(folders),
         numbers=tuple(numbers),
         infos=tuple(infos),
@@ -200,6 +202,7 @@ def _read(
         problems=tuple(problem for problems in problems_of for problem in problems),
         stated=all(files.stated for files in files_of.values()),
         parity=joined_parity(runs),
+        search=None if joined else runs[0].documents.search,
         runs=tuple(runs),
         differences=tuple(differences),
     )

@@ -18,12 +18,12 @@ REQUESTS = pa.schema(
         ("pair_id", pa.string()),  # equal for the copies of one request under a mirrored design
         ("scheduled_ns", pa.int64()),
         ("sent_ns", pa.int64()),
-        ("first_token_ns", pa.int64()),  # null when no token came
+        ("first_token_ns", pa.int64()),  # null when no token came; so it always is for an embedding
         ("end_ns", pa.int64()),
         ("status", pa.string()),  # OK or a gRPC status name; CANCELLED for requests cut by the end of the run
         ("error", pa.string()),
         ("prompt_tokens", pa.int32()),
-        ("max_tokens", pa.int32()),
+        ("max_tokens", pa.int32()),  # null, as the next two, for an embedding: it has no tokens
         ("output_tokens", pa.int32()),
         ("token_ns", pa.list_(pa.int64())),  # offsets from sent_ns, one per token
         ("queue_ns", pa.int64()),
@@ -73,7 +73,7 @@ STEPS = pa.schema(
         ("arm", pa.string()),
         ("replica", pa.string()),
         ("step_id", pa.int64()),
-        ("kind", pa.string()),  # prefill | decode
+        ("kind", pa.string()),  # prefill | decode | encode
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
         ("batch", pa.int32()),

@@ -113,7 +113,8 @@ def _rates(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
     if trial.seconds > 0:
         tokens = int(requests.output_tokens[own].sum())
         yield "request_rate", (measured / trial.seconds, _luck_of_count(measured))
-        yield "output_token_rate", (tokens / trial.seconds, _luck_of_count(measured))
+        if not run.embeds:
+            yield "output_token_rate", (tokens / trial.seconds, _luck_of_count(measured))
     ended = own & (requests.ok | requests.failed)
     if ended.any():
         failed = requests.failed[ended]

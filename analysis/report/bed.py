@@ -280,6 +280,7 @@ _UNITS: dict[str, tuple[str, Callable[[object], str]]] = {
     "goodput_rps": ("goodput", rate),
     "output_tokens_per_s": ("output tokens", rate),
     "decode_step_ms": ("decode step, p50", milliseconds),
+    "encode_step_ms": ("encode step, p50", milliseconds),
     "startup_s": ("start-up", seconds),
     "sm_mhz": ("SM clock, median", lambda value: f"{count(value)} MHz"),
     "power_w": ("power, median", lambda value: f"{count(value)} W"),

@@ -24,7 +24,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
     data = {
         "arms": [{"name": name, "control": name == at(summary, "control")} for name in names],
         "kinds": dict(EVENT_KINDS),
-        "metrics": dict(METRIC_NAMES),
+        "metrics": reading.metric_names(summary),
         "bin_s": at(summary, "series", "bin_s"),
         "block_s": at(summary, "design", "block_s"),
         "duration_s": at(summary, "design", "duration_s"),
@@ -36,6 +36,7 @@ def chart_data(summary: Row) -> dict[str, Any]:
         "limits": _limits(summary),
         "distribution": _distribution(summary, names),
         "padding": _padding(summary, index),
+        "knees": _knees(summary, index),
         "comparisons": [_comparison(row, index) for row in comparing.shown_comparisons(summary)],
     }
     embedded: dict[str, Any] = clean(data)
@@ -171,10 +172,45 @@ def _distribution(summary: Row, names: list[str]) -> dict[str, list[Any]]:
 
 def _padding(summary: Row, index: Mapping[str, int]) -> list[dict[str, Any]]:
     keys = ("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct")
+    encode = "encode_waste_pct"  # of arms that embed
     return [
-        {"arm": index.get(str(arm.get("name"))), **{key: at(arm, "padding", key) for key in keys}}
+        {
+            "arm": index.get(str(arm.get("name"))),
+            **{key: at(arm, "padding", key) for key in keys},
+            **({encode: at(arm, "padding", encode)} if at(arm, "padding", encode) is not None else {}),
+        }
         for arm in rows(summary, "arms")
     ]
+
+
+def _knees(summary: Row, index: Mapping[str, int]) -> dict[str, Any]:
+    """Latency against load, and what each arm costs against load; empty where no search was made."""
+    found = at(summary, "frontier", "latency")
+    costs = [row for row in rows(summary, "frontier", "costs") if is_number(at(row, "token_gpu_s", "seen"))]
+    if not isinstance(found, Mapping) and not costs:
+        return {}
+    return {
+        "label": metric_label(at(found, "metric"), at(found, "quantile")),
+        "limit_ms": at(found, "limit_ms"),
+        "steps": [
+            {
+                "arm": index.get(str(row.get("arm"))),
+                **{key: _rounded(row.get(key)) for key in ("rate", "ms", "low_ms", "high_ms", "compile_s")},
+                **{key: row.get(key) for key in ("trial", "requests", "compiles")},
+            }
+            for row in rows(found, "steps")
+        ],
+        "costs": [
+            {
+                "arm": index.get(str(row.get("arm"))),
+                "load": _rounded(row.get("load_rps")),
+                **{key: _rounded(at(row, "token_gpu_s", key)) for key in ("low", "seen", "high")},
+                "gpus": _rounded(at(row, "gpus", "seen")),
+                "fewest": row.get("surely_fewest") is True,
+            }
+            for row in costs
+        ],
+    }
 
 
 def _comparison(row: Row, index: Mapping[str, int]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.report.reading import arm_names
+from analysis.report.reading import arm_names, metric_names
 from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
@@ -20,7 +20,6 @@ from analysis.report.values import (
     text,
     verdict,
 )
-from analysis.settings.metrics import METRIC_NAMES
 
 PHASES = (
     ("steady", "Steady", "past the cold start, while neither arm compiled"),
@@ -98,7 +97,7 @@ def grids(summary: Row) -> list[Grid]:
                 if row.get("arm") == arm and row.get("phase") == phase and is_number(row.get("quantile"))
             }
             lines = []
-            for metric, name in METRIC_NAMES.items():
+            for metric, name in metric_names(summary).items():
                 cells = tuple(_cell(own.get((metric, quantile), {})) for quantile in quantiles)
                 if any(cell.ratio != DASH for cell in cells):
                     lines.append((name, cells))

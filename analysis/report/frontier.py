@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analysis.report.tables import Table
-from analysis.report.values import DASH, Row, at, byte_size, count, figure, is_number, rate, rows, seconds, text
+from analysis.report.values import (
+    DASH,
+    Row,
+    at,
+    byte_size,
+    count,
+    figure,
+    is_number,
+    metric_label,
+    milliseconds,
+    rate,
+    ratio,
+    rows,
+    seconds,
+    text,
+)
 
 WIDTH, LABELS, ROW, AXIS = 960.0, 220.0, 30.0, 28.0  # of the picture, in its own units
 _TICKS = (1, 2, 5)
@@ -16,6 +32,30 @@ def answer(summary: Row) -> list[str]:
     """The answer, a sentence each; empty where no search was made."""
     sentences = at(summary, "frontier", "answer")
     return [text(line) for line in sentences] if isinstance(sentences, list) else []
+
+
+def search_notes(summary: Row) -> list[str]:
+    """How the search went on, a sentence each; empty where one run shared its trials over all arms."""
+    search = at(summary, "frontier", "search")
+    if not isinstance(search, Mapping):
+        return []
+    spent, budget = search.get("spent_s"), search.get("budget_s")
+    minutes = ""
+    if is_number(spent) and is_number(budget):
+        minutes = f" after {figure(spent / 60.0)} of {figure(budget / 60.0)} minutes"
+    stop = search.get("stop")
+    return [f"It ended{minutes}: {stop}." if stop else f"It was cut off{minutes}."]
+
+
+def latencies(summary: Row) -> str:
+    """What the chart of latency against load draws, such as "p99 TTFT"; empty where it has nothing to draw."""
+    found = at(summary, "frontier", "latency")
+    return metric_label(at(found, "metric"), at(found, "quantile")) if rows(found, "steps") else ""
+
+
+def costly(summary: Row) -> bool:
+    """Whether any arm's cost is known at some load."""
+    return any(is_number(at(row, "token_gpu_s", "seen")) for row in rows(summary, "frontier", "costs"))
 
 
 def holdings(summary: Row) -> Table:
@@ -71,6 +111,43 @@ def costs(summary: Row) -> Table:
             for load, cells in sorted(by_load.items())
         ],
     )
+
+
+def step_turns(summary: Row) -> list[str]:
+    """Where steps of each arm are shorter and longer than the control's, a sentence a kind; empty where unknown."""
+    lines = at(summary, "frontier", "step_times", "turns")
+    return [text(line) for line in lines] if isinstance(lines, list) else []
+
+
+def step_times(summary: Row) -> Table:
+    """The median engine step by batch and tokens a row: the control's, and every other arm's as a factor of it."""
+    control = text(at(summary, "control"))
+    arms = [name for row in rows(summary, "frontier", "arms") if (name := text(row.get("arm"))) != control]
+    return Table(
+        kinds={"Step": "words"},
+        rows=[
+            {
+                "Step": text(row.get("kind")),
+                "Rows": _sizes(row.get("batch")),
+                "Tokens a row": _sizes(row.get("length")),
+                control: milliseconds(at(row, "ms", control)),
+                **{arm: _against(row, arm) for arm in arms},
+            }
+            for row in rows(summary, "frontier", "step_times", "cells")
+        ],
+    )
+
+
+def _sizes(ends: object) -> str:
+    if not isinstance(ends, (list, tuple)) or len(ends) != 2:
+        return DASH
+    return count(ends[1]) if ends[0] == ends[1] else f"{count(ends[0])}–{count(ends[1])}"
+
+
+def _against(row: Row, arm: str) -> str:
+    """Such as "×0.71 (5.2 ms)"; the time alone where the control has too few such steps."""
+    own, factor = milliseconds(at(row, "ms", arm)), at(row, "ratios", arm)
+    return f"{ratio(factor)} ({own})" if is_number(factor) else own
 
 
 def _span(limits: object) -> str:

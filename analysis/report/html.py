@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from analysis.report import bed, breakeven, charts, comparing, frontier, joined, load, outside, reading, values
 from analysis.report.resources import memory_events
-from analysis.settings.metrics import METRIC_NAMES
 
 SCRIPTS = (
     "plot.js",
@@ -24,6 +23,7 @@ SCRIPTS = (
     "padding.js",
     "bed.js",
     "forest.js",
+    "knees.js",
     "tables.js",
     "report.js",
 )
@@ -83,6 +83,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
     arms = {arm.get("name"): arm for arm in values.rows(summary, "arms")}
     events = values.rows(summary, "events")
     style, script = template_text("report.css"), bundle()
+    metric_names = reading.metric_names(summary)
     return (
         environment()
         .get_template("report.html")
@@ -103,7 +104,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
             gates={name: reading.gate_list(summary, name) for name in names},
             ratios={
-                name: {metric: comparing.ratio_of(summary, name, metric) for metric in METRIC_NAMES} for name in names
+                name: {metric: comparing.ratio_of(summary, name, metric) for metric in metric_names} for name in names
             },
             checks=values.rows(summary, "validity"),
             failed_checks=reading.failed_checks(summary),
@@ -120,6 +121,10 @@ def html_report(summary: Mapping[str, Any]) -> str:
             frontier={
                 "answer": frontier.answer(summary),
                 "picture": frontier.picture(summary),
+                "latencies": frontier.latencies(summary),
+                "costly": frontier.costly(summary),
+                "step_turns": frontier.step_turns(summary),
+                "step_times": frontier.step_times(summary),
                 "holdings": frontier.holdings(summary),
                 "pairs": frontier.pairs(summary),
                 "costs": frontier.costs(summary),
@@ -143,7 +148,8 @@ def html_report(summary: Mapping[str, Any]) -> str:
             environment=reading.flattened(values.at(summary, "environment")),
             phases=PHASES,
             columns=METRIC_COLUMNS,
-            metric_names=METRIC_NAMES,
+            metric_names=metric_names,
+            embeds=reading.embeds(summary),
         )
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analysis.report.comparing import load_ratios
+from analysis.report.reading import embeds
 from analysis.report.tables import Table
 from analysis.report.values import DASH, Row, at, count, figure, interval, is_number, percent, rate, rows, text
 
@@ -71,7 +72,7 @@ def traffic(summary: Row) -> list[tuple[str, str]]:
     if isinstance(facts, Mapping) and "closed_loop" in facts:
         slots = count(facts["closed_loop"])
         lines.append(("Closed loop", f"{slots} requests under way to each arm; its tails are not judged."))
-    lines += _over_limit(at(facts, "over_limit"))
+    lines += _over_limit(at(facts, "over_limit"), texts=embeds(summary))
     lines += _template(at(facts, "template"))
     shared = at(facts, "shared_prefixes", "shared_pct")
     if is_number(shared):
@@ -93,7 +94,7 @@ def traffic(summary: Row) -> list[tuple[str, str]]:
     return lines
 
 
-def _over_limit(over: object) -> list[tuple[str, str]]:
+def _over_limit(over: object, *, texts: bool) -> list[tuple[str, str]]:
     input_over, output_over = at(over, "input_over"), at(over, "output_over")
     if not is_number(input_over) or not is_number(output_over):
         return []
@@ -102,7 +103,10 @@ def _over_limit(over: object) -> list[tuple[str, str]]:
         done = {"clip": "cut to them", "drop": "left out"}.get(str(at(over, "policy")), text(at(over, "policy")))
         dropped = at(over, "requests_dropped")
         more = f" ({count(dropped)} requests left out)" if is_number(dropped) and dropped else ""
-        sentence = f"{count(input_over)} prompts and {count(output_over)} answers were longer: {done}{more}."
+        what = (
+            f"{count(input_over)} texts" if texts else f"{count(input_over)} prompts and {count(output_over)} answers"
+        )
+        sentence = f"{what} were longer: {done}{more}."
         lines.append(("Over the model's limits", sentence))
     late = at(over, "turns_after_end")
     if is_number(late) and late:

@@ -251,13 +251,15 @@ def _frontier(summary: Row) -> list[str]:
     lines = frontier.answer(summary)
     if not lines:
         return []
-    costs = frontier.costs(summary)
+    costs, steps = frontier.costs(summary), frontier.step_times(summary)
+    turns = "\n".join(f"- {prose(line)}" for line in frontier.step_turns(summary))
     return [
         "### Which policy to ship",
         "\n".join(f"- {prose(line)}" for line in lines),
         _cells(frontier.holdings(summary)),
         _folded("Pairs", _cells(frontier.pairs(summary))),
         *([_folded("GPUs by load", _cells(costs))] if costs.rows else []),
+        *([_folded("Step times by batch and length", f"{turns}\n\n{_cells(steps)}")] if steps.rows else []),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from analysis.report.reading import arms_of
+from analysis.report.reading import arms_of, metric_names
 from analysis.report.tables import Figure, Shown, Table, figures_of
 from analysis.report.values import (
     DASH,
@@ -55,7 +55,8 @@ def causes(summary: Row) -> list[Figure]:
     ]
     if any(at(arm, "backlog") for arm in arms):
         shown.append(("Steady traffic", "in a backlog of compiles", _behind, ("backlog",)))
-    for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
+    known = metric_names(summary)
+    for metric, name in ((metric, known[metric]) for metric in ("ttft", "e2e") if metric in known):
         without, explained = f"p99_{metric}_ms_without", f"p99_{metric}_explained"
         for label, keys, show in (
             (f"p99 {name}, for these requests", [without, f"{without}_least", f"{without}_most"], milliseconds),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from analysis.report.values import (
     text,
     verdict,
 )
+from analysis.settings.metrics import EMBED, EMBED_METRICS, METRIC_NAMES
 
 KEY_FIGURES = {
     "requests",
@@ -208,6 +209,25 @@ def deciders(summary: Row) -> list[str]:
 JIT_COMPILES, BACKGROUND = "of which JIT compiles of kernels", "Compiles in the background"
 
 
+def embeds(summary: Row) -> bool:
+    """Whether the arms were asked for vectors: such requests have an end and no tokens."""
+    return bool(at(summary, "task") == EMBED)
+
+
+def metric_names(summary: Row) -> dict[str, str]:
+    """What a reader calls each metric that the run's requests have, in order."""
+    return {key: name for key, name in METRIC_NAMES.items() if key in EMBED_METRICS or not embeds(summary)}
+
+
+def _defined(summary: Row, shown: Sequence[Shown]) -> list[Shown]:
+    """Those of `shown` that the run's requests have. An embedding is called by what it is: one text."""
+    if not embeds(summary):
+        return list(shown)
+    without = [name for key, name in METRIC_NAMES.items() if key not in EMBED_METRICS]
+    kept = [row for row in shown if row[1] != "output tokens" and not any(name in row[1] for name in without)]
+    return [(group, "sentences" if name == "request rate" else name, show, path) for group, name, show, path in kept]
+
+
 def side_by_side(summary: Row) -> list[Figure]:
     """Key figures, a row each, a value for every arm in the order of `arms_of`."""
     shown: tuple[Shown, ...] = (
@@ -250,7 +270,7 @@ def side_by_side(summary: Row) -> list[Figure]:
         JIT_COMPILES: not any(at(arm, "compile", "jit_compiles") for arm in arms),
         BACKGROUND: not any(at(arm, "compile", "background", "events") for arm in arms),
     }
-    figures = figures_of(arms, shown, keys=KEY_FIGURES)
+    figures = figures_of(arms, _defined(summary, shown), keys=KEY_FIGURES)
     return [row for row in figures if not (none.get(row.name) or none.get(row.group))] + resources(arms)
 
 
@@ -268,6 +288,11 @@ def parity(summary: Row) -> list[Figure]:
     figures: list[Figure] = []
     if any(row.get("measured") for row in parities.values()):
         before = "Measured before the traffic"
+        vectors: tuple[Shown, ...] = (
+            (before, "verdict", verdict, ("verdict",)),
+            (before, "least cosine with the control's", _cosine, ("figures", "cosine_control", "least")),
+            (before, "least cosine with float64's", _cosine, ("figures", "cosine", "least")),
+        )
         shown: tuple[Shown, ...] = (
             (before, "verdict", verdict, ("verdict",)),
             (before, "median error against float64", scientific, ("figures", "error", "median")),
@@ -285,7 +310,7 @@ def parity(summary: Row) -> list[Figure]:
             (before, "of them beyond noise", count, ("figures", "flips_unexplained")),
             (before, "greedy answers as the control's", _same_answers, ("figures",)),
         )
-        figures = figures_of(measured, shown)
+        figures = figures_of(measured, vectors if embeds(summary) else shown)
         accuracy: tuple[Shown, ...] = (
             (_ACCURACY, "perplexity", figure, ("figures", "perplexity")),
             (_ACCURACY, "perplexity, to the reference's", _perplexity, ("findings",)),
@@ -294,8 +319,15 @@ def parity(summary: Row) -> list[Figure]:
             (_ACCURACY, "texts that would decide", count, ("figures", "texts_needed")),
         )
         figures += [row for row in figures_of(measured, accuracy) if row.known]
+    asked = "Asked after the traffic"
     served = figures_of(
-        answers, [("Asked after the traffic", "greedy answers as the control's", _same_as_control, ("answers",))]
+        answers,
+        [
+            (asked, "vectors near enough to the control's", _same_as_control, ("answers",)),
+            (asked, "lowest cosine with the control's", _lowest_cosine, ("answers",)),
+        ]
+        if embeds(summary)
+        else [(asked, "greedy answers as the control's", _same_as_control, ("answers",))],
     )
     return figures + [row for row in served if row.known]
 
@@ -322,6 +354,15 @@ def _finding(findings: object, *, name: str, show: Callable[[object], str] = rat
 def _same_answers(figures: object) -> str:
     same = at(figures, "answers_same")
     return f"{count(same)} of {count(at(figures, 'answers'))}" if is_number(same) else DASH
+
+
+def _lowest_cosine(answers: object) -> str:
+    known = [row["cosine"] for row in rows(answers) if is_number(row.get("cosine"))]
+    return _cosine(min(known, default=None))
+
+
+def _cosine(value: object) -> str:
+    return f"{value:.6f}" if is_number(value) else DASH
 
 
 def _same_as_control(answers: object) -> str:
@@ -385,6 +426,7 @@ def startup_costs(summary: Row) -> list[Figure]:
         ("Time", "of which prefill shapes", _duration, ("prefill_s",)),
         ("Time", "of which later chunks of prompts", _duration, ("extend_s",)),
         ("Time", "of which decode shapes", _duration, ("decode_s",)),
+        ("Time", "of which shapes of whole texts", _duration, ("encode_s",)),
         ("Time", "of which CUDA-graph capture", _duration, ("capture_s",)),
         (compiling, "compiles", count, ("compiles",)),
         (compiling, "compile time", _duration, ("compile_s",)),
@@ -439,11 +481,12 @@ def _shape_cost(slowest: object, *, place: int) -> str:
 
 
 def brief_shape(item: object) -> str:
-    """ "decode 4@256" for four rows that decode up to position 256, "prefill 1x32"; other text as it is."""
+    """ "decode 4@256" for four rows that decode up to position 256, "prefill 1x32", "encode 4x32"; other text as it
+    is."""
 
     def shorten(match: re.Match[str]) -> str:
         kind, batch, length, context = match.groups()
-        sizes = {"prefill": f"{batch}x{length}", "decode": f"{batch}@{context}"}
+        sizes = {**dict.fromkeys(("prefill", "encode"), f"{batch}x{length}"), "decode": f"{batch}@{context}"}
         return f"{kind} {sizes.get(kind, f'{batch}x{length}@{context}')}"
 
     return STEP_SHAPE.sub(shorten, text(item))

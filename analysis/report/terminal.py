@@ -21,6 +21,7 @@ from analysis.report.values import (
     count,
     first_sentence,
     label,
+    metric_label,
     milliseconds,
     quantity,
     ratio,
@@ -76,6 +77,37 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     return printed_on(console) + "\n"
 
 
+def frontier_words(summary: Row, *, width: int = 100, gated: bool = False) -> str:
+    """The answer of a search for people, within `width` columns; with the verdicts of the gates where they are asked
+    for."""
+    if gated:
+        return verdict_table(summary, width=width)
+    console = console_of(width)
+    console.print(Text(text(at(summary, "name")), "bold"))
+    for line in frontier.answer(summary):
+        console.print(Text(line))
+    console.print()
+    console.print(_holdings(frontier.holdings(summary).rows))
+    for line in frontier.search_notes(summary):
+        console.print(noted("search", line))
+    if line := reading.bed_line(summary):
+        console.print(noted("test bed", line))
+    return printed_on(console) + "\n"
+
+
+def _holdings(arms: Sequence[Mapping[str, str]]) -> Table:
+    """What each arm holds, and what it costs to start."""
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1), pad_edge=False)
+    table.add_column("arm", overflow="fold", min_width=12)
+    heads = {"Surely holds": "holds", "As seen": "seen", "Surely not above": "not above"}
+    heads |= {"Start": "start", "Starts": "starts", "Steps": "steps"}
+    for head in heads.values():
+        table.add_column(head, justify="right", no_wrap=True)
+    for arm in arms:
+        table.add_row(Text(arm["Arm"]), *(arm[head] for head in heads))
+    return table
+
+
 def console_of(width: int) -> Console:
     """What is printed on it is kept, within `width` columns; coloured as `verdict_table` says."""
     color = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -116,7 +148,8 @@ def _arms(summary: Row, *, narrow: bool) -> Table:
     table.add_column("arm", overflow="fold", min_width=len(MARKS["INCONCLUSIVE"]))
     if not narrow:
         table.add_column("verdict", no_wrap=True)
-    for name in ("p99 TTFT", "p99 E2E", "compiles", "longest", "hit"):
+    metrics = [metric for metric in ("ttft", "e2e") if metric in reading.metric_names(summary)]
+    for name in (*(metric_label(metric, 0.99) for metric in metrics), "compiles", "longest", "hit"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in reading.arms_of(summary):
         raw = arm.get("name")
@@ -129,7 +162,7 @@ def _arms(summary: Row, *, narrow: bool) -> Table:
                     comparing.ratio_of(summary, raw, metric),
                     narrow=narrow,
                 )
-                for metric in ("ttft", "e2e")
+                for metric in metrics
             ),
             count(at(arm, "compile", "serving_events")),
             seconds(at(arm, "compile", "longest_stall_s")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.records.plain_values import mapping, number, rows_of
-from analysis.run.trials import Trial
+from analysis.run.trials import Trial, takes_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,9 @@ class ArmAccount:
     @property
     def startups(self) -> list[Mapping[str, Any]]:
         """The arm's start-up in each trial, empty where none is recorded."""
-        return [mapping(mapping(info.get("startup")).get(self.arm)) for info in self.infos]
+        return [
+            mapping(mapping(info.get("startup")).get(self.arm)) for info in self.infos if takes_part(info, self.arm)
+        ]
 
     @property
     def parity(self) -> Mapping[str, Any]:
@@ -108,7 +110,7 @@ class ArmAccount:
         for info in self.infos:
             record = mapping(info.get("answers"))
             rows = [row for row in rows_of(record.get("replicas")) if row.get("arm") == self.arm]
-            if served and info.get("complete") and not rows:
+            if served and info.get("complete") and takes_part(info, self.arm) and not rows:
                 error = f"trial {info.get('trial')} holds no answers of it"
                 rows = [{"arm": self.arm, "replica": self.arm, "error": error}]
             prompts = record.get("prompts")

@@ -63,7 +63,7 @@ def energy_of(run: Run, arm: str) -> ArmEnergy | None:
         return None
     known: list[TrialEnergy] = []
     obstacles: dict[str, None] = {}
-    for trial in run.trials:
+    for trial in run.trials_of(arm):
         if not devices_of(trial).get(arm, "").startswith("cuda"):
             obstacles["it ran on no card"] = None
             continue

@@ -82,12 +82,13 @@ def copies_of(run: Run, arm: str, *, allowed_ms: float) -> Copies | None:
 
 def matters_ms(run: Run, at: float) -> float:
     """The time by which one arm's requests may be sent later than the other's: a fifth of the margin on the control's
-    TTFT at the quantile `at`, and 1 ms at least."""
-    known = run.requests.ttft_ms[run.answered(run.control)]
+    TTFT (E2E, where nothing has one) at the quantile `at`, and 1 ms at least."""
+    metric = "e2e" if run.embeds else "ttft"
+    known = run.requests.metric_ms(metric)[run.answered(run.control)]
     known = known[~np.isnan(known)]
     if not known.size:
         return _LEAST_MS
-    return max(_LEAST_MS, _OF_MARGIN * run.limits.margin_of("ttft") * quantile(known, at))
+    return max(_LEAST_MS, _OF_MARGIN * run.limits.margin_of(metric) * quantile(known, at))
 
 
 def lag_apart(run: Run, arm: str) -> list[tuple[str, float, float]]:

@@ -28,6 +28,7 @@ from analysis.run.slo import parse_goodput
 from analysis.run.spikes import Attribution, CompileEvent, attribute, compile_events, stall_windows
 from analysis.run.trials import SECOND, Trial, block_numbers, planned_ends, trials_of
 from analysis.settings.gate_limits import GateLimits
+from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS, task_of
 from analysis.settings.slo_targets import SloTarget, parse_cold, parse_slo
 from analysis.statistics.quantiles import quantile
 
@@ -65,7 +66,7 @@ class Run:
         Raises RecordError when no arm can be the control, or when a setting to judge by cannot be used.
         """
         experiment = records.experiment
-        limits = GateLimits.from_table(table(experiment, "gates"))
+        limits = GateLimits.from_table(table(experiment, "gates"), task_of(experiment))
         infos = records.trials
         design = str(first_of(infos, "design") or table(experiment, "traffic").get("design") or "mirrored")
         block_s = seconds_of(first_of(infos, "block_s")) or seconds_of(table(experiment, "trials").get("block_s"))
@@ -82,6 +83,7 @@ class Run:
             ends_ns=planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             queues=may_serve(records.events),
+            tokens=task_of(experiment) != EMBED,
         )
         control, arms = _arms(records, requests)
         placed, unplaced_events = place_events(
@@ -140,6 +142,16 @@ class Run:
     def name(self) -> str:
         """The experiment's name, else the directory's."""
         return str(self.records.experiment.get("name") or self.run_id)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the arms were asked for vectors, so that requests have an end and no tokens."""
+        return task_of(self.records.experiment) == EMBED
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The latencies that the run's requests have."""
+        return EMBED_METRICS if self.embeds else JUDGED_METRICS
 
     @property
     def run_id(self) -> str:
@@ -215,9 +227,10 @@ class Run:
             known.append(from_records)
         return max(known, default=None)
 
-    def rate(self, count: int) -> float:
-        """`count` over the run, per second."""
-        return count / self.seconds if self.seconds > 0 else 0.0
+    def rate(self, count: int, arm: str | None = None) -> float:
+        """`count` over the run, per second; of an arm over the trials that it was part of."""
+        seconds = self.seconds if arm is None else sum(trial.seconds for trial in self.trials_of(arm))
+        return count / seconds if seconds > 0 else 0.0
 
     def offset_s(self, trial: int, at_ns: int) -> float | None:
         """Seconds from the start of the trial to `at_ns`."""
@@ -292,6 +305,15 @@ class Run:
         )
 
     # --- Arms ---------------------------------------------------------------------------------------------------------
+
+    def trials_of(self, arm: str) -> tuple[Trial, ...]:
+        """The trials that the arm was part of."""
+        return tuple(trial for trial in self.trials if trial.has(arm))
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether some trial had only some of the arms, so that they did not get the same requests."""
+        return any(len(self.trials_of(arm)) < len(self.trials) for arm in self.arms)
 
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""

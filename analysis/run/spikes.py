@@ -440,8 +440,10 @@ def _baseline(requests: Requests, quiet: Bools) -> _Baseline | None:
         return None
     ttft = quantile(requests.ttft_ms[quiet], 0.5)
     tpot = quantile(requests.tpot_ms[quiet], 0.5)
-    shape = _Baseline(ttft_ms=0.0 if math.isnan(ttft) else ttft, tpot_ms=0.0 if math.isnan(tpot) else tpot)
     e2e = requests.e2e_ms[quiet]
+    # An answer without tokens, such as a vector, is there at once: its end is its beginning.
+    first = quantile(e2e, 0.5) if math.isnan(ttft) else ttft
+    shape = _Baseline(ttft_ms=first, tpot_ms=0.0 if math.isnan(tpot) else tpot)
     expected = shape.expected_ms(requests.output_tokens[quiet])
     lower, upper = np.quantile(e2e - expected, [0.25, 0.75], method="linear")
     known = (expected > 0) & (e2e > 0)

@@ -13,6 +13,8 @@ from analysis.run.run import Run
 from analysis.run.spikes import JIT, CompileEvent, held_s
 from analysis.run.trials import Trial
 
+ENCODE = "encode"  # the steps of an arm that embeds, which has no others
+
 # The first word of an item names its part. What is in neither group is a shape that was warmed.
 BEFORE = ("process", "import")
 ARTIFACT = "artifact"  # compiled code that was unpacked; its identity stands among the versions
@@ -46,6 +48,7 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
         "load_s": _part_s(starts, "load") if starts else None,
         "warmup_s": _mean_s(sum(items.values()) for items in shapes),
         **{f"{part}_s": _part_s(starts, part) for part in ("prefill", "extend", "decode", "capture")},
+        **({"encode_s": encode_s} if (encode_s := _part_s(starts, ENCODE)) is not None else {}),
         "other_s": _part_s(starts, "other"),
         **_compiling(run, arm),
         "slowest": _slowest(shapes),
@@ -94,7 +97,7 @@ def _compiling(run: Run, arm: str) -> dict[str, Any]:
         return dict.fromkeys(_COMPILING_COLUMNS)
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]
-    starts = max(1, len(run.trials) * run.replicas(arm))
+    starts = max(1, len(run.trials_of(arm)) * run.replicas(arm))
     tuned = any(event.row.get("autotune_ns") is not None for event in compiles)
     states = [str(event.row.get("cache") or "") for event in compiles]
     return {

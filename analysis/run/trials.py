@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
 from analysis.records.columns import parts
-from analysis.records.plain_values import number
+from analysis.records.plain_values import number, rows_of
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.requests import Requests
 
@@ -35,6 +35,16 @@ class Trial:
     def end_ns(self) -> int:
         """When its traffic ended."""
         return self.start_ns + int(self.seconds * SECOND)
+
+    def has(self, arm: str) -> bool:
+        """Whether the arm was part of the trial; each is where the trial does not say."""
+        return takes_part(self.info, arm)
+
+
+def takes_part(info: Mapping[str, Any], arm: str) -> bool:
+    """Whether the arm was part of the trial whose trial.json this is; each is where it names none."""
+    rows = rows_of(info.get("arms"))
+    return not rows or any(row.get("name") == arm for row in rows)
 
 
 def planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:

@@ -17,10 +17,9 @@ from analysis.arrays import Bools
 from analysis.run.references import FIGURES, HOST_FIGURES
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
-from analysis.run.startup import startup_s
+from analysis.run.startup import ENCODE, startup_s
 from analysis.run.test_bed import TestBed
 from analysis.run.trials import Trial
-from analysis.settings.metrics import JUDGED_METRICS
 from analysis.statistics.quantiles import quantile
 
 MOST_VARIATION = 0.05  # what varies by more is flagged: the field's limit for a measurement that can be repeated
@@ -70,9 +69,9 @@ def variations(run: Run, bed: TestBed) -> list[Variation]:
 
 
 def _of_arm(run: Run, arm: str) -> Iterator[Variation]:
-    requests = run.requests
-    own = [run.of_arm(arm) & run.usable & (requests.trial == trial.number) for trial in run.trials]
-    for metric in JUDGED_METRICS:
+    requests, trials = run.requests, run.trials_of(arm)
+    own = [run.of_arm(arm) & run.usable & (requests.trial == trial.number) for trial in trials]
+    for metric in run.metrics:
         if metric == "max_itl":
             continue
         for name, q in (("p50", 0.5), ("p99", 0.99)):
@@ -80,11 +79,12 @@ def _of_arm(run: Run, arm: str) -> Iterator[Variation]:
     if run.goodput_targets:
         good = meets_all(requests, run.goodput_targets)
         counts = [int((mask & good).sum()) for mask in own]
-        yield variation_of(arm, "goodput_rps", [_per_s(n, trial) for n, trial in zip(counts, run.trials, strict=True)])
+        yield variation_of(arm, "goodput_rps", [_per_s(n, trial) for n, trial in zip(counts, trials, strict=True)])
     tokens = [int(requests.output_tokens[mask].sum()) for mask in own]
-    yield variation_of(arm, "output_tokens_per_s", [_per_s(n, at) for n, at in zip(tokens, run.trials, strict=True)])
-    yield variation_of(arm, "decode_step_ms", _steps_ms(run, arm))
-    yield variation_of(arm, "startup_s", [startup_s(trial, arm) for trial in run.trials])
+    yield variation_of(arm, "output_tokens_per_s", [_per_s(n, at) for n, at in zip(tokens, trials, strict=True)])
+    for kind in ("decode", ENCODE):
+        yield variation_of(arm, f"{kind}_step_ms", _steps_ms(run, arm, kind))
+    yield variation_of(arm, "startup_s", [startup_s(trial, arm) for trial in trials])
 
 
 def _quantile_ms(run: Run, metric: str, mask: Bools, q: float) -> float:
@@ -100,18 +100,18 @@ def _per_s(count: int, trial: Trial) -> float | None:
     return count / trial.seconds if count and trial.seconds > 0 else None
 
 
-def _steps_ms(run: Run, arm: str) -> list[float | None]:
-    """The median decode step of each trial."""
+def _steps_ms(run: Run, arm: str, kind: str) -> list[float | None]:
+    """The median step of this kind in each trial."""
     steps = run.steps(arm)
     if steps is None or not steps.num_rows:
         return []
-    decodes = pc.fill_null(pc.equal(steps.column("kind"), "decode"), False).to_numpy()
+    of_kind = pc.fill_null(pc.equal(steps.column("kind"), kind), False).to_numpy()
     # Taken apart as whole numbers: a moment in ns is more than a float holds.
     took = pc.subtract(steps.column("end_ns"), steps.column("start_ns"))
     trial = np.asarray(steps.column("trial").to_numpy(), dtype=np.float64)
     lengths = np.asarray(took.to_numpy(), dtype=np.float64) / 1e6
-    usable = decodes & np.isfinite(lengths) & (lengths >= 0)
-    own = [lengths[usable & (trial == item.number)] for item in run.trials]
+    usable = of_kind & np.isfinite(lengths) & (lengths >= 0)
+    own = [lengths[usable & (trial == item.number)] for item in run.trials_of(arm)]
     return [float(np.median(values)) if values.size else None for values in own]
 
 

@@ -42,9 +42,12 @@ def work_of(run: Run, arm: str) -> Work:
     else against what was planned."""
     requests, control = run.requests, run.control
     ours = not run.account(arm).external and not run.account(control).external
-    counted = run.account(arm).counts_tokens and run.account(control).counts_tokens
+    counted = not run.embeds and run.account(arm).counts_tokens and run.account(control).counts_tokens
     paired = run.design == "mirrored"
     other = [text for name in (arm, control) if ours and (text := _beside_the_plan(run, name))]
+    if run.in_turn:
+        # Each got requests of its own, and what is answered past the knee is no fair share of them.
+        return Work(arm=arm, control=control, other=tuple(other))
     if paired:
         own, base = in_pairs(run, arm, run.usable & requests.ok)
     else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from analysis.records.tables import RecordError
 from analysis.settings.fields import Range, check_fields, finite, numbers_of
-from analysis.settings.metrics import JUDGED_METRICS
+from analysis.settings.metrics import EMBED, EMBED_METRICS, JUDGED_METRICS
 
 # How the limits of a comparison are found below six trials (see analysis.statistics.compare).
 Method = Literal["label swap", "block bootstrap"]
@@ -104,12 +104,13 @@ class GateLimits(CompileBudget):
         return self.margins.get(metric, self.margin)
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> GateLimits:
-        """The limits in `table`, defaults elsewhere; other keys are ignored. Values of another type raise RecordError.
+    def from_table(cls, table: Mapping[str, Any], task: str = "generate") -> GateLimits:
+        """The limits in `table`, defaults for the task elsewhere; other keys are ignored.
 
-        Lenient, because records may come from another version or from elsewhere: whole numbers may be written 20.0.
+        Values of another type raise RecordError. Lenient, because records may come from another version or from
+        elsewhere: whole numbers may be written 20.0.
         """
-        full = filled(table)
+        full = filled(table, task)
         known = numbers_of(cls, full, "gates")
         known |= {key: full[key] for key in ("method", "question", "cold") if key in full}
         if "metrics" in full:
@@ -128,13 +129,15 @@ class GateLimits(CompileBudget):
         return cls(**known)
 
 
-def filled(table: Mapping[str, Any]) -> dict[str, Any]:
+def filled(table: Mapping[str, Any], task: str = "generate") -> dict[str, Any]:
     """A [gates] table in today's keys: `quantile` as a list, and as `cold` a CompileBudget, with the table's own limits
-    where the one that is written is silent.
+    where the one that is written is silent. Embeddings are by default judged by the one metric that they have.
 
     RecordError when it has both `quantile` and `quantiles`, or `cold` is no table or holds another key.
     """
     full = dict(table)
+    if task == EMBED:
+        full.setdefault("metrics", list(EMBED_METRICS))
     if "quantile" in full:
         if "quantiles" in full:
             raise RecordError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from analysis.records.requests import METRICS
+from analysis.records.tables import RecordError
 
 # ITL pools the gaps of all requests, so that a share of it is one of gaps; the others have one value a request.
 JUDGED_METRICS: Final = (*METRICS, "itl")
@@ -16,6 +17,26 @@ METRIC_NAMES: Final[Mapping[str, str]] = {
     "itl": "ITL",
     "max_itl": "max ITL",
 }
+
+# What a request for an embedding has: nothing streams, so that it has one latency and no tokens.
+EMBED: Final = "embed"
+EMBED_METRICS: Final = ("e2e",)
+
+
+def task_of(experiment: Mapping[str, Any]) -> str:
+    """What the arms of an experiment are asked for: "embed", and "generate" where the experiment does not say."""
+    model = experiment.get("model")
+    return EMBED if isinstance(model, Mapping) and model.get("task") == EMBED else "generate"
+
+
+def check_defined(metrics: Iterable[str], task: str, where: str) -> None:
+    """Requests of this task have all the metrics. Otherwise RecordError, which says `where` the metric is named."""
+    for metric in metrics:
+        if task == EMBED and metric in METRIC_NAMES and metric not in EMBED_METRICS:
+            raise RecordError(
+                f'{where} names {metric}, and an embedding has no tokens: with model.task = "embed" use '
+                f"{' or '.join(EMBED_METRICS)}"
+            )
 
 
 def quantile_label(metric: str, quantile: float) -> str:

@@ -16,12 +16,12 @@ from analysis.judging.gates import CompileFacts
 from analysis.judging.judgement import Judgement
 from analysis.records.requests import METRICS
 from analysis.run.background import plateau
-from analysis.run.compiled import compiled_steps, eager_pct
+from analysis.run.compiled import compiled_steps, most_eager
 from analysis.run.counterfactual import counterfactual
 from analysis.run.run import Run
 from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
-from analysis.run.startup import blind_spots, compiler_facts, startup_row
+from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_row
 from analysis.statistics.quantiles import quantiles
 from analysis.summary.resources import cost_row, energy_row, memory_row
 
@@ -45,10 +45,10 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "failed": failed,
         "cancelled": int((own & requests.cut).sum()),
         "error_pct": 100.0 * failed / (completed + failed) if completed + failed else None,
-        "output_tokens": tokens,
-        "request_rate": run.rate(int(usable.sum())),
-        "output_token_rate": tokens / run.seconds if run.seconds > 0 else None,
-        "goodput_rps": run.rate(int((meets_all(requests, run.goodput_targets) & usable).sum()))
+        "output_tokens": None if run.embeds else tokens,
+        "request_rate": run.rate(int(usable.sum()), arm),
+        "output_token_rate": run.rate(tokens, arm) if run.seconds > 0 and not run.embeds else None,
+        "goodput_rps": run.rate(int((meets_all(requests, run.goodput_targets) & usable).sum()), arm)
         if run.goodput_targets
         else None,
         "metrics": _metrics(run, usable),
@@ -80,10 +80,12 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
 
 def _metrics(run: Run, mask: Bools) -> dict[str, Any]:
     requests = run.requests
-    table = {name: _described(requests.metric_ms(name)[mask]) for name in METRICS}
-    gaps = np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))
-    table["itl"] = _described(requests.gaps_ms[gaps])
-    for name in METRICS:
+    names = [name for name in METRICS if name in run.metrics]
+    table = {name: _described(requests.metric_ms(name)[mask]) for name in names}
+    if "itl" in run.metrics:
+        gaps = np.repeat(mask & (requests.ok | requests.cut), np.diff(requests.gap_offsets))
+        table["itl"] = _described(requests.gaps_ms[gaps])
+    for name in names:
         # Failed requests stand in these figures with their deadline.
         table[name]["failed"] = int((mask & requests.failed & ~np.isnan(requests.metric_ms(name))).sum())
     return table
@@ -178,7 +180,8 @@ def _compile_row(run: Run, arm: str, parts: Mapping[str, CompileFacts]) -> dict[
     if facts.known or facts.requests_hit > 0:
         row["longest_stall_s"], row["requests_hit"] = facts.longest_stall_s, facts.requests_hit
         row["requests_hit_pct"] = 100.0 * facts.requests_hit / facts.requests if facts.requests else None
-    row["eager_fallback_pct"] = eager_pct(compiled_steps(run, arm))
+    most = most_eager(compiled_steps(run, arm))
+    row["eager_fallback_pct"] = None if most is None else most.pct
     row |= compiler_facts(run.records.directories, arm)
     row["blind_spots"] = blind_spots(run, arm)
     replays = {metric: counterfactual(run, arm, metric) for metric in ("ttft", "e2e")}
@@ -241,7 +244,8 @@ def _padding(run: Run, arm: str) -> dict[str, Any]:
         return dict.fromkeys(("tokens", "padded_tokens", "waste_pct", "prefill_waste_pct", "decode_waste_pct"))
     tokens, padded, waste = _waste(steps)
     row = {"tokens": tokens, "padded_tokens": padded, "waste_pct": waste}
-    for kind in ("prefill", "decode"):
+    encodes = ENCODE in steps.column("kind").unique().to_pylist()
+    for kind in ("prefill", "decode", *((ENCODE,) if encodes else ())):
         row[f"{kind}_waste_pct"] = _waste(steps.filter(pc.equal(steps.column("kind"), kind)))[2]
     return row
 

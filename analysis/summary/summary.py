@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis.foresight.costs import summary_rows as break_even
+from analysis.frontier.summary_rows import headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judging.judgement import Judgement, judge
@@ -30,6 +31,7 @@ from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import Spike, find_spikes
 from analysis.run.trials import SECOND
+from analysis.settings.metrics import EMBED, EMBED_METRICS
 from analysis.settings.slo_targets import merged
 from analysis.statistics.compare import Comparison
 from analysis.statistics.quantiles import ordered_interval, quantiles
@@ -79,15 +81,17 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
+    frontier = frontier_rows(run, judgement)
     spikes = find_spikes(run.requests, run.attribution, run.events, control=run.control, machine=run.machine)
     return {
         "schema": SCHEMA,
         "name": run.name,
+        **({"task": EMBED} if run.embeds else {}),
         "run_id": run.run_id,
         "created": _created(run),
         "overall": judgement.overall,
         "exit_code": EXIT_CODES[judgement.overall],
-        "headline": judgement.headline,
+        "headline": headline_of(frontier) or judgement.headline,
         "control": run.control,
         "seed": run.seed,
         "arms": [arm_row(run, arm, judgement) for arm in run.arms],
@@ -109,7 +113,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
-        **({"frontier": frontier} if (frontier := frontier_rows(run, judgement)) else {}),
+        **({"frontier": frontier} if frontier else {}),
         **({"break_even": weighed} if (weighed := break_even(run, judgement)) else {}),
         "advice": {"needed_s": judgement.advice.needed_s, "text": judgement.advice.text},
         "environment": run.records.environment,
@@ -228,7 +232,7 @@ def _events(run: Run) -> list[dict[str, Any]]:
 def _distribution(run: Run) -> dict[str, Any]:
     """Histograms on edges common to the arms, and quantiles with 95 % limits that allow for bunching."""
     metrics: dict[str, dict[str, Any]] = {}
-    for metric in ("ttft", "e2e"):
+    for metric in EMBED_METRICS if run.embeds else ("ttft", "e2e"):
         values = run.requests.metric_ms(metric)
         usable = run.usable & ~np.isnan(values) & (values > 0)
         metrics[metric] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from analysis.arrays import Floats
 from analysis.foresight.costs import Start
 from analysis.frontier.answer import by_start, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.search import Budget, Left, next_round
+from analysis.frontier.search import Budget, Left, Turn, first_turns, hopeless, next_round
 from analysis.judging.load_steps import Step, bracket
 from benchmarks.simulation.calibration import means
 from benchmarks.simulation.table import Table
@@ -69,20 +69,17 @@ class Outcome:
 
 
 def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Outcome:
-    """Servers with these knees, searched as `next_round` says."""
+    """Servers with these knees, searched as `tailgate frontier` does: a first start of each, then rounds."""
     rng = np.random.default_rng([seed, 13])
     arms = list(knees)
     steps: list[Step] = []
     left: list[Left] = []
     starts = dict.fromkeys(arms, 0)
-    spent_s, number, trial = 0.0, 1, 0
-    while True:
-        frontier = frontier_of(steps, arms, alpha=ALPHA)
-        turns = next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, number=number, before=left)
-        left += turns.left
-        if turns.stop:
-            return Outcome(frontier=frontier, spent_s=spent_s, left=tuple(left), starts=starts)
-        for turn in turns.turns:
+    spent_s, trial = 0.0, 0
+
+    def take(turns: Sequence[Turn]) -> None:
+        nonlocal spent_s, trial, steps
+        for turn in turns:
             trial += 1
             around = bracket(turn.arm, steps).to_search
             first = around == (None, None)
@@ -90,7 +87,17 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget 
             steps += _one_start(turn.arm, knees[turn.arm], rates, kind, trial, rng)
             starts[turn.arm] += 1
             spent_s += turn.seconds
-        number += 1
+
+    take(first_turns(arms, START_S, budget))
+    left += hopeless(frontier_of(steps, arms, alpha=ALPHA))
+    for number in itertools.count(1):
+        frontier = frontier_of(steps, arms, alpha=ALPHA)
+        decided = next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, number=number, before=left)
+        left += decided.left
+        if decided.stop:
+            return Outcome(frontier=frontier, spent_s=spent_s, left=tuple(left), starts=starts)
+        take(decided.turns)
+    raise AssertionError("a search ends")
 
 
 def _one_start(

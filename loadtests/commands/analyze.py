@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from servers import stdout
 from servers.complaint import fault
 from servers.fields import ConfigError
 from servers.security import check_named
+
+# From a summary and the line for programs: the words for people, and the line as it is written.
+Shown = Callable[[Mapping[str, Any], dict[str, Any]], tuple[str, dict[str, Any]]]
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -85,9 +88,10 @@ def judge_run(
     whole: bool = False,
     broke: bool = False,
     slo: Sequence[str] = (),
+    shown: Shown | None = None,
 ) -> int:
     """The run directory holds a summary and reports, and the verdict is on stdout; as JSON the `whole` summary or its
-    outcome. Returns the exit code."""
+    outcome. `shown` says it otherwise, from the summary and that outcome. Returns the exit code."""
     unjudged = partial(_unjudged, run_dir=run_dir, ended=ended, as_json=as_json)
     try:
         summary = analyze(run_dir, slo=slo)
@@ -117,9 +121,13 @@ def judge_run(
         "needed_s": (summary.get("advice") or {}).get("needed_s"),
         **ended,
     }
-    words = f"{verdict_table(summary, width=stdout.columns())}\nreport: {report}"
-    stdout.write(words, line, as_json=as_json)
-    return code
+    text, line = (shown or _verdict)(summary, line)
+    stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
+    return int(line["exit_code"])
+
+
+def _verdict(summary: Mapping[str, Any], line: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return verdict_table(summary, width=stdout.columns()), line
 
 
 def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], as_json: bool) -> int:

@@ -44,7 +44,6 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
     for name, table, key, _ in ARM_FLAGS:
         if getattr(options, name) is not None:
             tables[table][key] = getattr(options, name)
-    model = override(ModelConfig(), tables["model"], where="model")
     engine = override(EngineConfig(), tables["engine"], where="engine")
     changes: dict[str, Any] = {}
     for setting in options.settings:
@@ -54,7 +53,7 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
         if table not in ("model", "engine", "shapes", "compile") or not isinstance(values, dict):
             raise ConfigError(f"--set {table} is unknown: use model.KEY, engine.KEY, shapes.KEY or compile.KEY")
     # A preset's policy may depend on the model's weights.
-    model = override(model, changes.pop("model", {}), where="model")
+    model = override(ModelConfig(), {**tables["model"], **changes.pop("model", {})}, where="model")
     arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
     for table, values in changes.items():
         arm = replace(arm, **{table: override(getattr(arm, table), values, where=table)})

@@ -1,6 +1,6 @@
-"""The console script `tailgate`: run | parity | inspect | serve | precompile | split | worker | analyze | compare |
-export | forecast | plan | calibrate | breakeven. Each command is a module of this package; only that of the command in
-hand is imported.
+"""The console script `tailgate`: run | frontier | parity | inspect | serve | precompile | split | worker | analyze |
+compare | export | forecast | plan | calibrate | breakeven. Each command is a module of this package; only that of the
+command in hand is imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
 itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
@@ -25,6 +25,7 @@ from servers.fields import ConfigError
 
 COMMANDS = {
     "run": "run an experiment and judge it",
+    "frontier": "find out which policy to ship at which load",
     "parity": "say whether the arms of an experiment compute the same",
     "inspect": "list the graphs of an arm and the shapes that will recompile",
     "serve": "serve one arm over gRPC",
@@ -78,6 +79,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  tailgate run demo                       three arms on this CPU, 90 s of traffic, a verdict\n"
         "  tailgate run canary.toml --trace conv.csv\n"
+        "  tailgate frontier demo                  which policy to ship at which load, in ten minutes\n"
         "  tailgate parity demo                    do the arms compute the same?\n"
         "  tailgate inspect --arm compiled-naive   what will recompile, before any load\n"
         "  tailgate analyze runs/20260101T120000Z-canary\n"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 from dataclasses import fields
 from pathlib import Path
 
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordError, read_table
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, count, real, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
@@ -19,6 +16,7 @@ from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.reading import load
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
+from loadtests.trials.run_directory import has_requests
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -101,16 +99,7 @@ def main(options: argparse.Namespace) -> int:
         **({"interrupted": True} if outcome.interrupted else {}),
         **({"error": outcome.error} if outcome.error else {}),
     }
-    if not outcome.complete and not _has_requests(outcome.run_dir):
+    if not outcome.complete and not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=options.json)
     print(f"judging {outcome.run_dir}", file=sys.stderr)
     return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
-
-
-def _has_requests(run_dir: Path) -> bool:
-    """Whether any request was recorded."""
-    for path in run_dir.glob("trial-*/requests*.arrow"):
-        with contextlib.suppress(RecordError, OSError):
-            if read_table(path, REQUESTS)[0].num_rows:
-                return True
-    return False

@@ -134,6 +134,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
     experiment, traffic = trial.experiment, trial.experiment.traffic
     return TrialConfig(
         trial=trial.number,
+        task=experiment.task,
         arms=tuple(arm.name for arm in experiment.arms),
         targets=targets,
         external={arm.name: arm.external for arm in experiment.external_arms},

@@ -63,6 +63,12 @@ class Load:
     t_s: float = 0.0
     arms: Mapping[str, ArmLoad] = field(default_factory=dict)
 
+    @property
+    def streams(self) -> bool:
+        """Whether answers have first tokens, as far as any answer shows: a vector has none."""
+        arms = self.arms.values()
+        return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
+
 
 @dataclass(slots=True)
 class Status:
@@ -141,7 +147,9 @@ def plain_line(status: Status, elapsed_s: float) -> str:
         of = f"/{status.planned}" if status.planned else ""  # a closed loop plans none
         parts.append(f"{load.finished}{of} requests" + (f", {load.failed} failed" if load.failed else ""))
         parts += [
-            f"{name} ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} e2e p99 {_ms(arm.e2e_p99_ms)}"
+            f"{name} "
+            + (f"ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} " if load.streams else "")
+            + f"e2e p99 {_ms(arm.e2e_p99_ms)}"
             for name, arm in load.arms.items()
         ]
         parts += [f"{name} is dead" for name, state in status.replicas.items() if state.stage == "dead"]
@@ -172,13 +180,15 @@ def live_table(status: Status, elapsed_s: float) -> Group:
         table.add_row(name, Text(state.text(), style=style), str(state.compiles))
     parts: list[Any] = [head, table]
     if load.arms:
-        heads = ("done", "failed", "in flight", "ttft p50", "ttft p99", "e2e p50", "e2e p99")
+        first = ("ttft p50", "ttft p99") if load.streams else ()
+        heads = ("done", "failed", "in flight", *first, "e2e p50", "e2e p99")
         numbers = _table("arm, last 10 s", right=heads)
         for name, arm in load.arms.items():
             numbers.add_row(
                 name,
                 *(str(value) for value in (arm.finished, arm.failed, arm.inflight)),
-                *(_ms(value) for value in (arm.ttft_p50_ms, arm.ttft_p99_ms, arm.e2e_p50_ms, arm.e2e_p99_ms)),
+                *(_ms(value) for value in (arm.ttft_p50_ms, arm.ttft_p99_ms) if load.streams),
+                *(_ms(value) for value in (arm.e2e_p50_ms, arm.e2e_p99_ms)),
             )
         parts.append(numbers)
     parts += [Text(note, style="yellow") for note in status.notes[-5:]]

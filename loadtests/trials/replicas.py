@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -20,9 +20,9 @@ from loadtests.external.client_security import bearer_token
 from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
-from loadtests.trials.errors import RunError
+from loadtests.trials.errors import RunError, StartError
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
-from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question, ask
+from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector
 from servers.clock import now_ns
@@ -30,6 +30,8 @@ from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
+
+A = TypeVar("A")  # one answer
 
 
 @dataclass(slots=True)
@@ -119,16 +121,19 @@ class Replicas:
         what, see = f'arm "{replica.arm.name}": {replica.name}', f"see {child.log_path}"
         ended = child.poll()  # read first: what a replica says of its failure, it says before it ends
         if (failure := self._collector.failed_stage.get(replica.name)) is not None:
-            raise RunError(f"{what} failed: {failure}: {see}")
+            raise StartError(replica.arm.name, f"{what} failed: {failure}: {see}")
         if ended is not None:
-            raise RunError(f"{what} ended with {describe_exit(ended)} during start-up: {child.log_tail()}: {see}")
+            raise StartError(
+                replica.arm.name, f"{what} ended with {describe_exit(ended)} during start-up: {child.log_tail()}: {see}"
+            )
         if replica.ready:
             return
         if time.monotonic() > replica.deadline:
             limit = self._trial.experiment.trials.ready_timeout_s
-            raise RunError(
+            raise StartError(
+                replica.arm.name,
                 f"{what} was not ready after {limit:g} s (it was at: {state.text()}): raise trials.ready_timeout_s, or "
-                f"{see}: {child.log_tail(2)}"
+                f"{see}: {child.log_tail(2)}",
             )
         if replica.channel is None:
             self._find_port(replica)
@@ -166,7 +171,8 @@ class Replicas:
         self._bed.place_arms()
         self._trial.write_facts()
         if not experiment.compare_models:
-            check_alike(self.snapshots, self.snapshots[experiment.control.replica_names[0]])
+            control = self.snapshots.get(experiment.control.replica_names[0])
+            check_alike(self.snapshots, control or next(iter(self.snapshots.values())))
 
     # --- While they serve -------------------------------------------------------------------------------------------
 
@@ -201,10 +207,12 @@ class Replicas:
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
 
-    def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, list[list[int]] | str]:
-        """The answers of each replica, or why there are none. The one called `first` is asked first."""
+    def answers(
+        self, questions: Sequence[Question], *, first: str, ask: Callable[..., list[A] | str]
+    ) -> dict[str, list[A] | str]:
+        """The answers of each replica as `ask` gets them, or why there are none. The one called `first` comes first."""
         limit_s = self._trial.experiment.traffic.timeout_s
-        answers: dict[str, list[list[int]] | str] = {}
+        answers: dict[str, list[A] | str] = {}
         for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
             self._trial.status.detail = replica.name
             if replica.channel is None or not replica.alive:

@@ -16,6 +16,7 @@ from analysis.judging.gates import FAIL
 from analysis.records.documents import vouched_toml, write_document
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.writing import to_toml
+from loadtests.traffic.schedule import Schedule
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.environment import describe_environment
@@ -24,6 +25,7 @@ from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 from loadtests.trials.preflight import check_experiment, check_writable
 from loadtests.trials.progress import Status
 from loadtests.trials.run_directory import new_run_dir
+from loadtests.trials.served_parity import ExpectedAnswers
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
@@ -110,9 +112,7 @@ class Orchestrator:
                 parity = self._measure_parity(run_dir)
                 if parity["verdict"] == FAIL:
                     return ended(failed_parity=parity)
-            for number in range(1, experiment.trials.count + 1):
-                status.trial = number
-                self._run_trial(number, run_dir, schedules)
+            self._run_trials(run_dir, schedules)
         except StopRequestedError:
             return ended(interrupted=True)
         except (RunError, SplitterError, ConfigError) as error:
@@ -137,14 +137,21 @@ class Orchestrator:
             self.status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
         return outcome
 
-    def _run_trial(self, number: int, run_dir: Path, schedules: TrialSchedules) -> None:
-        self._check()
-        rates: tuple[float, ...] = ()
-        if self.experiment.traffic.arrivals == "saturation" and number > 1:
-            rates = schedules.next_rates(run_dir)
-            self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-        experiment, schedule = in_trial(self.experiment, number), schedules.draw(number, rates)
-        context = TrialContext(
+    def _run_trials(self, run_dir: Path, schedules: TrialSchedules) -> None:
+        """All trials of the experiment are recorded."""
+        for number in range(1, self.experiment.trials.count + 1):
+            self.status.trial = number
+            self._check()
+            rates: tuple[float, ...] = ()
+            if self.experiment.traffic.arrivals == "saturation" and number > 1:
+                rates = schedules.next_rates(run_dir)
+                self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
+            schedule = schedules.draw(number, rates)
+            self._run_trial(self._context(in_trial(self.experiment, number), number, run_dir, schedule), schedule)
+
+    def _context(self, experiment: Experiment, number: int, run_dir: Path, schedule: Schedule) -> TrialContext:
+        """What every part of trial number `number` works with."""
+        return TrialContext(
             experiment=experiment,
             number=number,
             folder=run_dir / f"trial-{number:02d}",
@@ -152,8 +159,15 @@ class Orchestrator:
             status=self.status,
             check=self._check,
         )
+
+    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
+        """The trial is recorded, and all that it started is gone."""
         self._running = trial = Trial(
-            context, schedule=schedule, shared_cache=self._shared_cache, arm_command=self._arm_command
+            context,
+            schedule=schedule,
+            shared_cache=self._shared_cache,
+            arm_command=self._arm_command,
+            expected=expected,
         )
         clean = False
         try:

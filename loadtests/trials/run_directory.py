@@ -6,6 +6,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordError, read_table
 from loadtests.trials.errors import RunError
 
 
@@ -19,3 +21,12 @@ def new_run_dir(out: Path, name: str) -> Path:
             path.mkdir(parents=True)
             return path
     raise RunError(f'"{out}" has too many runs of {stamp}: give another --out')
+
+
+def has_requests(run_dir: Path) -> bool:
+    """Whether any request was recorded."""
+    for path in run_dir.glob("trial-*/requests*.arrow"):
+        with suppress(RecordError, OSError):
+            if read_table(path, REQUESTS)[0].num_rows:
+                return True
+    return False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from analysis.parity.vectors import LEAST_COSINE
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.bed_watch import BedWatch
@@ -19,7 +21,15 @@ from loadtests.trials.processes import describe_exit
 from loadtests.trials.progress import Load, ReplicaState
 from loadtests.trials.references import References
 from loadtests.trials.replicas import Replicas
-from loadtests.trials.served_parity import compared, questions
+from loadtests.trials.served_parity import (
+    ExpectedAnswers,
+    Question,
+    ask,
+    ask_vectors,
+    compared,
+    compared_vectors,
+    questions,
+)
 from loadtests.trials.telemetry import Collector
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
@@ -34,9 +44,16 @@ class Trial:
     """A trial whose folder is there, and whose telemetry is recorded from now until `close`."""
 
     def __init__(
-        self, context: TrialContext, *, schedule: Schedule, shared_cache: Path, arm_command: Sequence[str]
+        self,
+        context: TrialContext,
+        *,
+        schedule: Schedule,
+        shared_cache: Path,
+        arm_command: Sequence[str],
+        expected: ExpectedAnswers | None = None,
     ) -> None:
         self._context = context
+        self._expected = expected
         self._schedule = schedule
         self._fresh_cache = context.folder / "compile-cache"
         context.logs.mkdir(parents=True)
@@ -179,17 +196,33 @@ class Trial:
         context.status.phase, context.status.detail = "comparing answers", ""
         snapshots = self._replicas.snapshots
         vocab_size = min(snapshot.vocab_size for snapshot in snapshots.values())
-        prompts = questions(experiment, trial=context.number, vocab_size=vocab_size)
+        expected = self._expected
+        # Where arms take turns, all get the questions of the first trial, which the control answered.
+        number = context.number if expected is None else 1
+        prompts = questions(experiment, trial=number, vocab_size=vocab_size)
         first = experiment.control.replica_names[0]
-        answers = self._replicas.answers(prompts, first=first)
         arms = {name: arm.name for arm in experiment.own_arms for name in arm.replica_names}
         context.facts.answers = {
-            "dtype": snapshots[first].dtype,
+            "dtype": next(iter(snapshots.values())).dtype,
             "control": first,
             "prompts": [len(question.prompt) for question in prompts],
-            "replicas": compared(answers, arms, first=first),
+            "replicas": self._compared(prompts, arms, first=first),
         }
         context.write_facts()
+
+    def _compared(self, prompts: Sequence[Question], arms: Mapping[str, str], *, first: str) -> list[dict[str, Any]]:
+        experiment = self._context.experiment
+        embeds = experiment.task == "embed"
+        asked: Callable[..., list[Any] | str] = ask_vectors if embeds else ask
+        answers = self._replicas.answers(prompts, first=first, ask=asked)
+        if self._expected is not None:
+            self._expected.keep(first, answers)
+        expected = None if self._expected is None else self._expected.answers
+        if not embeds:
+            return compared(answers, arms, first=first, expected=expected)
+        dtype = next(iter(self._replicas.snapshots.values())).dtype
+        least = experiment.parity.min_cosine or LEAST_COSINE[dtype]
+        return compared_vectors(answers, arms, first=first, least=least, expected=expected)
 
 
 def take_all(*steps: Callable[[], object]) -> None:

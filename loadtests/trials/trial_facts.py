@@ -14,7 +14,7 @@ from loadtests.traffic.schedule import Schedule
 from servers.config import STALLING_KINDS
 
 # Left out until they are known: a trial that was cut off has none.
-_LATE = ("final", "answers", "bed", "pressure")
+_LATE = ("final", "answers", "bed", "pressure", "ended")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +52,7 @@ class TrialFacts:
     pressure: list[dict[str, Any]] | None = None  # what weighed on the machines, and from when to when
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
+    ended: str | None = None  # why a search ended the trial before its time; None where it did not
 
     @classmethod
     def of(cls, experiment: Experiment, number: int, schedule: Schedule) -> Self:

@@ -27,7 +27,12 @@ class TrialSchedules:
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
         """Trace, tokenizer and conversations are read, and a first schedule was possible. Otherwise ConfigError."""
-        source = read_source(experiment.traffic, seed=experiment.seed, model=experiment.counting_model)
+        source = read_source(
+            experiment.traffic,
+            seed=experiment.seed,
+            model=experiment.counting_model,
+            answers=experiment.task == "generate",
+        )
         schedules = cls(experiment, source)
         schedules.draw(1)
         return schedules
@@ -47,7 +52,7 @@ class TrialSchedules:
             # Arms of an experiment about models may have limits of their own: every prompt must fit all of them.
             # The limits of external arms are unknown: [engine] at the top stands for them.
             max_prompt_tokens=min(engine.max_prompt_tokens for engine in engines),
-            max_new_tokens=min(engine.max_new_tokens for engine in engines),
+            max_new_tokens=0 if experiment.task == "embed" else min(engine.max_new_tokens for engine in engines),
             levels=rates,
             edges={arm.name: arm.config.length_ladder for arm in experiment.own_arms},
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.judging.wording import counted
@@ -18,12 +19,16 @@ def check_compiled(run: Run) -> Iterable[Check]:
 
 
 def check_compiled_code(arm: str, counts: list[CompiledSteps], *, control: bool) -> Check:
-    """Every replica of the arm ran compiled code in every trial: else its figures are an eager server's.
+    """Every replica of the arm ran compiled code in every trial, and steps of every kind did: else its figures are, in
+    whole or in part, an eager server's.
 
     An arm can ask for compiling and still call its model around what was compiled; nothing fails then, and nothing
     recompiles.
     """
-    without = [f"{count.replica} in trial {count.trial}" for count in counts if not count.compiled]
+    replicas = sorted({(count.replica, count.trial) for count in counts} - _compiling(counts, "replica", "trial"))
+    kinds = sorted({(count.kind,) for count in counts} - _compiling(counts, "kind"))
+    without = [f"step ran compiled code of {replica} in trial {trial}" for replica, trial in replicas]
+    without += [] if without else [f"{kind} step ran compiled code" for (kind,) in kinds]
     steps = sum(count.steps for count in counts)
     return Check(
         check="compiled code",
@@ -31,9 +36,14 @@ def check_compiled_code(arm: str, counts: list[CompiledSteps], *, control: bool)
         value=float(len(without)),
         limit=0.0,
         arm=None if control else arm,
-        reason=f"{arm} asks for compiling, and no step ran compiled code of {', '.join(without)}."
+        reason=f"{arm} asks for compiling, and no {', no '.join(without)}."
         if without
         else f"{sum(count.compiled for count in counts)} of {counted(steps, 'step')} of {arm} ran compiled code.",
         affects=(*ESTIMATES, "recompile"),
         remedy="See compile.regions and the graph breaks of the arm with tailgate inspect, or call it eager.",
     )
+
+
+def _compiling(counts: Sequence[CompiledSteps], *names: str) -> set[tuple[Any, ...]]:
+    """The values of these fields among steps that ran compiled code."""
+    return {tuple(getattr(count, name) for name in names) for count in counts if count.compiled}

@@ -44,7 +44,8 @@ def check_complete(
         own = (own_names or {}).get(number)
         return f"{number} ({own})" if own else str(number)
 
-    stopped = [named(int(trial["trial"])) for trial in trials if not trial.get("complete")]
+    # A search may end a trial on purpose, and says so: its steps until then are whole.
+    stopped = [named(int(trial["trial"])) for trial in trials if not trial.get("complete") and not trial.get("ended")]
     there = {int(trial["trial"]) for trial in trials}
     missing = [named(number) for number in range(1, max([planned, *there]) + 1) if number not in there]
     words = [f"Trial {', '.join(stopped)} was stopped before its end."] if stopped else []
@@ -72,11 +73,11 @@ def check_counts(counts: Mapping[str, int], planned: Mapping[str, int], *, mirro
         worst = max(worst, short)
         if count == 0:
             missing.append(f"{arm} has no request")
-        elif short > _allowed_missing(expected):
+        elif short > allowed_missing(expected):
             missing.append(f"{arm} has {count} of {expected} requests")
     total = planned.get("*", 0)
     short = total - sum(counts.values())
-    if short > _allowed_missing(total):
+    if short > allowed_missing(total):
         missing.append(f"{sum(counts.values())} of {total} planned requests were recorded")
         worst = max(worst, short)
     if not counts:
@@ -85,14 +86,15 @@ def check_counts(counts: Mapping[str, int], planned: Mapping[str, int], *, mirro
         check="arms",
         ok=not missing,
         value=float(worst),
-        limit=float(_allowed_missing(max([common, total, *planned.values()], default=0))),
+        limit=float(allowed_missing(max([common, total, *planned.values()], default=0))),
         reason="; ".join(missing) + "." if missing else "Every arm has its requests.",
         affects=ALL_KINDS,
         remedy="See the logs of the arm and of the load generator.",
     )
 
 
-def _allowed_missing(expected: int) -> int:
+def allowed_missing(expected: int) -> int:
+    """How many of so many requests may be missing: those under way when recorders stop."""
     return max(_MISSING_SLACK, int(_MISSING_SHARE * expected))
 
 

@@ -62,7 +62,7 @@ def check_telemetry(run: Run, outside: Mapping[str, Outside]) -> Iterable[Check]
             yield check_explained(run, arm, outside[arm], vouched=vouched and not lost)
             yield check_sight(arm, blind_spots(run, arm))
     if run.records.steps is not None:
-        yield check_steps(run, run.records.steps)
+        yield from (check_steps(run, run.records.steps, arm) for arm in run.arms)
 
 
 def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, affects: tuple[str, ...]) -> Check:
@@ -86,12 +86,12 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
     The numbers in event ids count too: a replica numbers its events from 0. A trial that was stopped has no count.
     """
     faults: list[str] = []
-    vouched = bool(run.trials)
+    vouched = bool(run.trials_of(arm))
     ids: dict[tuple[int, str], set[str]] = defaultdict(set)
     for event in run.events:
         if event.arm == arm:
             ids[event.trial, event.replica or ""].add(event.event_id)
-    for trial in run.trials:
+    for trial in run.trials_of(arm):
         final = mapping(trial.info.get("final"))
         dead = [death.get("replica") for death in run.account(arm).deaths]
         for replica in run.account(arm).replica_names(trial):
@@ -128,27 +128,32 @@ def check_sight(arm: str, spots: Sequence[str]) -> Check:
     )
 
 
-def check_steps(run: Run, steps: pa.Table) -> Check:
-    """As many engine steps are recorded as the replicas counted. Figures on padding rest on them, and no gate."""
+def check_steps(run: Run, steps: pa.Table, arm: str) -> Check:
+    """As many engine steps of the arm are recorded as its replicas counted.
+
+    Figures on padding rest on them, and the share of steps that ran eagerly. Where nothing is left of a replica that
+    compiles, nobody knows that it ran compiled code.
+    """
     counts = steps.group_by(["trial", "replica"]).aggregate([([], "count_all")])
     rows = {(row["trial"], row["replica"]): row["count_all"] for row in counts.to_pylist()}
-    faults = [
-        f"{replica} counted {counted:.0f} in trial {trial.number} and {recorded} are recorded"
-        for trial in run.trials
-        for arm in run.arms
-        for replica in run.account(arm).replica_names(trial)
-        if (counted := _count(trial, replica, "steps")) is not None
-        and (recorded := rows.get((trial.number, replica), 0)) < counted
-    ]
+    faults, silent = [], False
+    for trial in run.trials:
+        for replica in run.account(arm).replica_names(trial):
+            count, recorded = _count(trial, replica, "steps"), rows.get((trial.number, replica), 0)
+            if count is not None and recorded < count:
+                faults.append(f"{replica} counted {count:.0f} in trial {trial.number} and {recorded} are recorded")
+                silent |= not recorded and run.account(arm).compiles
     return Check(
         check="step counts",
+        arm=arm,
         ok=not faults,
         value=float(len(faults)),
         limit=0.0,
         reason=f"Engine steps are missing: {'; '.join(faults)}."
         if faults
-        else "No engine step is known to be missing.",
-        affects=(),
+        else f"No engine step of {arm} is known to be missing.",
+        affects=(*ESTIMATES, "recompile") if silent else ("recompile",),
+        gates=() if silent else ("eager steps",),
         remedy=_REMEDY,
     )
 

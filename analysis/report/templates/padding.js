@@ -1,4 +1,4 @@
-// Padding: for each arm, the real part of the positions it computed, overall and by prefill and decode.
+// Padding: for each arm, the real part of the positions it computed, overall and by kind of step.
 
 function padding(host, data) {
   const arms = data.padding.filter((arm) => isNumber(arm.waste_pct) || isNumber(arm.padded_tokens));
@@ -8,7 +8,12 @@ function padding(host, data) {
   responsive(plot, (width) => {
     const wide = width > 560,
       wasted = (waste) => `${share(waste)}${wide ? " padding" : ""}`,
-      every = arms.flatMap((arm) => [arm.waste_pct, arm.prefill_waste_pct, arm.decode_waste_pct]),
+      every = arms.flatMap((arm) => [
+        arm.waste_pct,
+        arm.prefill_waste_pct,
+        arm.decode_waste_pct,
+        arm.encode_waste_pct,
+      ]),
       left = 58,
       right = 10 + every.reduce((most, waste) => Math.max(most, textWidth(wasted(waste), "strong")), 0),
       bar = 18,
@@ -18,6 +23,7 @@ function padding(host, data) {
         ["all", arm.waste_pct],
         ["prefill", arm.prefill_waste_pct],
         ["decode", arm.decode_waste_pct],
+        ["encode", arm.encode_waste_pct],
       ].filter(([part, waste], _, all) => isNumber(waste) && (part === "all" || all.some(([, some]) => some > 0))),
     );
     const heights = parts.map((list) => 30 + list.length * rowHeight + 12);

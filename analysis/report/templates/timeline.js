@@ -35,10 +35,9 @@ function timeline(host, data) {
       { class: "controls" },
       segments(
         "Metric",
-        [
-          ["ttft", "TTFT"],
-          ["e2e", "E2E"],
-        ],
+        Object.keys(STATISTICS)
+          .filter((metric) => metric in data.metrics)
+          .map((metric) => [metric, data.metrics[metric]]),
         state.metric,
         (metric) => {
           state.metric = metric;

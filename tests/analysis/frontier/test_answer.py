@@ -117,3 +117,41 @@ def test_ranges_cover_all_loads_and_pick_the_arm_that_starts_soonest() -> None:
 def test_unknown_starts_come_last() -> None:
     assert by_start(CLEAR, {"dynamic": Start(serving_s=3.0)}) == ["eager", "dynamic", "bucketed"]
     assert by_start(CLEAR, {}) == ["eager", "bucketed", "dynamic"]
+
+
+def test_nothing_is_claimed_of_an_arm_that_was_let_go_after_one_start() -> None:
+    once = Frontier(
+        holdings=(*CLEAR.holdings, holding("padded", None, None, starts=1)),
+        orders=(*CLEAR.orders, *(order(arm, "padded", surely=False, least=None) for arm in CLEAR.arms)),
+        alpha=0.05,
+    )
+    left = [Left(arm="padded", reason="is seen to hold 2 requests/s where eager holds 9, and starts no sooner")]
+    text = said(once, left=left)
+    assert "bucketed: it surely holds more than every other arm that stayed in the search, 1.14 times or more." in text
+    assert "padded left the search early: it is seen to hold 2 requests/s where eager holds 9" in text
+    assert "Not told apart" not in text
+    assert "padded at every load" not in text
+    assert "it is open between bucketed and padded" in said(once), "who is still in the search is open"
+
+
+def test_arms_that_were_never_tried_are_named() -> None:
+    dropped = [Left(arm="compiled-padded", reason="no C++ compiler is here")]
+    assert "compiled-padded was not tried: no C++ compiler is here." in said(CLEAR, dropped=dropped)
+
+
+def test_what_is_said_of_disturbed_machines_says_so() -> None:
+    last = said(CLEAR, disturbed=["bed drift", "busy host"]).split("\n")[-1]
+    assert last == (
+        "What is said of loads is of machines that were disturbed (bed drift, busy host: see the checks). Left alone "
+        "it would be true all at once, but for a chance of 5 %."
+    )
+
+
+def test_an_arm_that_fails_its_gates_is_not_one_to_ship() -> None:
+    best = CLEAR.highest
+    assert best is not None
+    assert best in {item.pick for item in load_ranges(CLEAR, STARTS)}
+    assert best not in {item.pick for item in load_ranges(CLEAR, STARTS, failed=[best])}
+    text = " ".join(answer(CLEAR, objective="p99 TTFT ≤ 500 ms", starts=STARTS, verdicts={best: "FAIL"}))
+    assert f"{best} surely holds more than every other arm" in text
+    assert "and is FAIL by its gates: it is not one to ship." in text

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.frontier.holdings import Holding, frontier_of
-from analysis.judging.load_steps import bracket
+from analysis.judging.load_steps import Step, bracket
 from tests.analysis.frontier.steps import steady, step
 
 KNEES = {"eager": 9.0, "padded": 9.0, "bucketed": 40.0}
@@ -98,3 +99,19 @@ def test_statements_never_contradict_each_other(drawn: list[tuple[str, int, str,
         assert high is None or low is None or high > low, "no interval says the opposite of an order"
     for one, two, three in itertools.permutations("abc"):
         assert not {(one, two), (two, three), (three, one)} <= sure, "orders make no circle"
+
+
+def test_an_arm_whose_steps_had_too_few_requests_holds_nothing_surely() -> None:
+    steps = [
+        Step(
+            arm="eager", trial=trial, rate=rate, requests=40, good=40, failed=0, offered_rps=rate, goodput_rps=rate,
+            held="held" if rate < 5 else "missed", reason="", thin=True,
+        )
+        for trial in (1, 2, 3)
+        for rate in (1.0, 2.0, 4.0, 6.0)
+    ]  # fmt: skip
+    (thin,) = frontier_of(steps, ["eager"]).holdings
+    assert (thin.low_rps, thin.thin) == (None, True)
+    (wide,) = frontier_of([replace(step, thin=False) for step in steps], ["eager"]).holdings
+    assert wide.low_rps is not None
+    assert wide.high_rps == thin.high_rps

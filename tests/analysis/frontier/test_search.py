@@ -9,8 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.search import FEWEST_STEPS, Budget, Left, Round, least_s, next_round, rounds_of
-from tests.analysis.frontier.steps import steady
+from analysis.frontier.search import (
+    FEWEST_STEPS,
+    Budget,
+    Left,
+    Round,
+    Turn,
+    first_turns,
+    fitted,
+    hopeless,
+    least_s,
+    next_round,
+    rounds_of,
+)
+from tests.analysis.frontier.steps import steady, step
 
 BUDGET = Budget(total_s=7200.0, step_s=30.0, around_s=20.0)
 START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0, "bucketed": 110.0}
@@ -116,3 +128,42 @@ def test_a_round_never_plans_more_than_is_left(
     assert sum(waves) <= (1.0 - spent) * total_s + 1e-6
     assert bool(planned.turns) != bool(planned.stop)
     assert all(FEWEST_STEPS <= turn.steps <= budget.steps for turn in planned.turns)
+
+
+def test_every_arm_has_one_start_first_in_half_of_the_budget() -> None:
+    turns = first_turns(ARMS, START_S, BUDGET)
+    assert [turn.arm for turn in turns] == ARMS
+    assert {turn.steps for turn in turns} == {BUDGET.steps}
+    short = first_turns(ARMS, START_S, replace(BUDGET, total_s=1600.0))
+    assert {turn.steps for turn in short} == {4}
+    assert sum(turn.seconds for turn in short) <= 800.0
+    assert {turn.steps for turn in first_turns(ARMS, START_S, replace(BUDGET, total_s=100.0))} == {FEWEST_STEPS}
+
+
+def test_a_turn_has_no_more_steps_than_time_is_left_for() -> None:
+    planned = Turn(arm="padded", steps=8, seconds=300.0)
+    assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=1000.0) == planned
+    shorter = fitted(planned, start_s=START_S, budget=BUDGET, left_s=40.0 + 20.0 + 4 * 30.0)
+    assert shorter == Turn(arm="padded", steps=4, seconds=180.0)
+    assert fitted(planned, start_s=START_S, budget=BUDGET, left_s=40.0 + 20.0 + 2.9 * 30.0) is None
+
+
+def test_an_arm_that_holds_less_than_half_of_the_control_is_hopeless() -> None:
+    seen = after({"eager": 10.0, "padded": 4.0, "dynamic": 6.0, "bucketed": 30.0}, starts=1)
+    (left,) = hopeless(seen)
+    assert left.arm == "padded"
+    assert left.reason == "is seen to hold 4 requests/s in its first start where eager holds 9.97"
+    assert hopeless(seen, before=[left]) == ()
+
+
+def test_an_arm_that_missed_every_step_is_hopeless_only_where_these_were_low() -> None:
+    low = [*steady({"eager": 10.0}, starts=1), *(step("padded", rate, "missed") for rate in (2.0, 3.0, 4.0))]
+    (left,) = hopeless(frontier_of(low, ["eager", "padded"]))
+    assert "less than 2 requests/s" in left.reason
+    high = [*steady({"eager": 10.0}, starts=1), *(step("padded", rate, "missed") for rate in (6.0, 8.0, 9.0))]
+    assert hopeless(frontier_of(high, ["eager", "padded"])) == ()
+
+
+def test_nobody_is_hopeless_beside_a_control_that_holds_nothing() -> None:
+    nothing = [step(arm, rate, "missed") for arm in ("eager", "padded") for rate in (2.0, 3.0, 4.0)]
+    assert hopeless(frontier_of(nothing, ["eager", "padded"])) == ()

@@ -9,6 +9,7 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter
+from analysis.report.reading import brief_shape
 from analysis.run.run import Run
 from analysis.run.startup import compiler_facts, startup_row
 from tests.fakes.runs import SECOND, FakeRun, start_of, write_run
@@ -58,6 +59,16 @@ def test_the_parts_of_a_start_add_up_to_the_time_to_serving(tmp_path: Path) -> N
     assert (row["process_s"], row["load_s"], row["warmup_s"]) == (4.0, 2.0, 35.5)
     assert row["extend_s"] is None
     assert row["memory_bytes"] == {"weights": 7, "device_peak": 9}
+
+
+def test_the_shapes_of_an_encoder_are_a_part_of_their_own(tmp_path: Path) -> None:
+    items = {"process": 1.0, "import": 3.0, "load": 2.0, "encode batch 4 × length 32, context 32": 7.0, "other": 0.1}
+    row = startup_row(run_with(tmp_path / "run", items), "compiled")
+    assert (row["encode_s"], row["warmup_s"], row["prefill_s"], row["decode_s"]) == (7.0, 7.0, None, None)
+    assert row["serving_s"] == pytest.approx(13.1)
+    assert row["slowest"][0]["item"] == "encode batch 4 × length 32, context 32"
+    assert brief_shape(row["slowest"][0]["item"]) == "encode 4x32"
+    assert "encode_s" not in startup_row(run_with(tmp_path / "other", ITEMS), "compiled")
 
 
 def test_what_an_artifact_saved_is_beside_what_its_unpacking_took(tmp_path: Path) -> None:

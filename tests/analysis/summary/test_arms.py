@@ -55,6 +55,14 @@ def test_padding_and_startup_are_reported(clean):
     assert compiled["compile"]["warmup_s"] == 5.0
 
 
+def test_the_padding_of_whole_texts_is_that_of_an_encoders_steps(tmp_path, clean):
+    encoder = rows_of(write_run(tmp_path / "run", replace(SHORT, step_kinds=("encode",))))["compiled"]["padding"]
+    assert encoder["encode_waste_pct"] == encoder["waste_pct"] == pytest.approx(25.0)
+    assert encoder["prefill_waste_pct"] is None
+    assert encoder["decode_waste_pct"] is None
+    assert "encode_waste_pct" not in clean["compiled"]["padding"]
+
+
 def test_the_control_has_slo_rows_and_no_verdict(clean):
     assert [row["verdict"] for row in clean["eager"]["slo"]] == ["PASS", "PASS"]
     assert (clean["eager"]["verdict"], clean["compiled"]["verdict"]) == (None, "PASS")

@@ -52,7 +52,7 @@ def new_shapes(trace: Trace) -> list[tuple[int, int]]:
 
 def inspected(arm: ArmConfig, shapes: list[tuple[int, int]]) -> Inspection:
     reset_compiler()
-    listed = parse_shapes(", ".join(f"decode {rows}@{positions}" for rows, positions in shapes), arm.engine)
+    listed = parse_shapes(", ".join(f"decode {rows}@{positions}" for rows, positions in shapes), arm)
     return inspect_arm(arm, listed, report=lambda line: None)
 
 

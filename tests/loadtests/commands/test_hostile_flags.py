@@ -64,6 +64,7 @@ HOSTILE = {
 # fixture makes.
 BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("demo", "--out", "OUT"),),
+    "frontier": (("demo", "--out", "OUT"),),
     "parity": (("demo", "--out", "OUT"),),
     "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),
     "serve": (("--preset", "eager", "--port", "0"),),

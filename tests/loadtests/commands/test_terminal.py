@@ -33,8 +33,9 @@ ENDING: dict[str, tuple[str, ...]] = {
     "precompile": ("--arm", "compiled-naive", "--slots", "1", "--max-prompt-tokens", "16", "--out", "ARTIFACT"),
 }
 _LOADS_A_MODEL = ("inspect", "precompile")
+_SLOW = (pytest.mark.slow, pytest.mark.timeout(1100))
 # Others have a test of their own below; a worker finds nothing out.
-APART = {"run", "serve", "split", "parity", "worker"}
+APART = {"run", "frontier", "serve", "split", "parity", "worker"}
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +72,13 @@ def test_every_command_is_tried_at_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=pytest.mark.slow if name in _LOADS_A_MODEL else ()) for name in ENDING]
+    "command", [pytest.param(name, marks=_SLOW if name in _LOADS_A_MODEL else ()) for name in ENDING]
 )
 def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], tmp_path: Path) -> None:
     arguments = [given.get(argument, argument) for argument in ENDING[command]]
-    code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS)
+    # The C++ compiler takes minutes where others use the processors.
+    within_s = 500.0 if command in _LOADS_A_MODEL else 120.0
+    code, lines, err = at_terminal(tailgate(command, *arguments), tmp_path, columns=COLUMNS, within_s=within_s)
     assert code in (0, 3), err
     assert objects(lines) == []
     assert lines
@@ -84,7 +87,7 @@ def test_a_person_is_shown_words_that_fit(command: str, given: dict[str, str], t
     assert [line for line in shown if len(line) > COLUMNS and given["RUN"] not in line] == []
     if command == "export":
         shutil.rmtree(f"{given['RUN']}-csv")
-    code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path)
+    code, lines, err = at_terminal(tailgate(command, *arguments, "--json"), tmp_path, within_s=within_s)
     assert code in (0, 3), err
     assert len(lines) == len(objects(lines)) == 1
 
@@ -104,6 +107,21 @@ def test_a_run_is_judged_in_words_alone(tmp_path: Path) -> None:
     assert (code in (3, 99), objects(lines)) == (True, []), err
     assert any("compiled-naive" in line for line in lines)
     assert lines[-1].startswith("report: ")
+
+
+def test_a_search_ends_in_an_answer_in_words_alone(tmp_path: Path) -> None:
+    settings = ("bed.reference_s=0", "traffic.step_s=1", "traffic.settle_s=0", "traffic.rampup_s=0")
+    settings += ("traffic.duration_s=4", "traffic.rates=[24,96]")
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    fake = (sys.executable, str(FAKE_ARM), "--prefill-s", "eager-0=0.02")
+    words = tailgate("frontier", "demo", "--budget", "0.5", *flags, arm_command=fake)
+    code, lines, err = at_terminal(words, tmp_path, columns=COLUMNS)
+    assert (code, objects(lines)) == (0, []), err
+    assert lines[0].endswith("frontier-demo")
+    assert any("requests/s" in line or "No load is known" in line for line in lines)
+    assert any(line.startswith("search: It ended after") for line in lines)
+    assert lines[-1].startswith("report: ")
+    assert [line for line in lines[:-1] if len(line) > COLUMNS and str(tmp_path) not in line] == []
 
 
 def test_a_server_names_its_port_on_stderr(tmp_path: Path) -> None:

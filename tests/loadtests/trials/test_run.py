@@ -75,6 +75,42 @@ def children_of_this_process() -> set[str]:
     return found
 
 
+def encoders(**tables: dict[str, Any]) -> Experiment:
+    base: dict[str, dict[str, Any]] = {
+        "model": {"id": "example/encoder", "task": "embed"},
+        "engine": {"max_prompt_tokens": 128, "max_new_tokens": 128},
+    }
+    return experiment(**{key: {**base.get(key, {}), **tables.get(key, {})} for key in {**base, **tables}})
+
+
+@pytest.mark.parametrize("design", ["mirrored", "split", "switchback"])
+def test_encoders_are_sent_texts_and_judged_by_their_vectors(design: str, tmp_path: Path) -> None:
+    outcome, _ = run(encoders(traffic={"design": design}), tmp_path, "--token", "naive-0=6")
+    assert outcome.complete, outcome.error
+    rows = requests(outcome)
+    assert {row["arm"] for row in rows} == {"eager", "naive"}
+    assert {row["status"] for row in rows} == {"OK"}
+    assert {row["output_tokens"] for row in rows} == {row["first_token_ns"] for row in rows} == {None}
+    assert all(row["padded_length"] == row["prompt_tokens"] for row in rows)
+    steps = read_table(outcome.run_dir / "trial-01" / "steps.arrow", STEPS)[0].to_pylist()
+    assert {step["kind"] for step in steps} == {"encode"}
+    answers = {row["replica"]: row for row in trial_facts(outcome)["answers"]["replicas"]}
+    assert answers["eager-0"]["cosine"] == pytest.approx(1.0)
+    assert answers["naive-0"]["cosine"] == pytest.approx(0.5403, abs=1e-4)  # the fake's vector turns by one radian
+    summary = analyze(outcome.run_dir)
+    parity = [gate["verdict"] for gate in summary["gates"] if gate["gate"] == "parity"]
+    assert parity == ["FAIL"]
+    assert {row["metric"] for row in summary["comparisons"]} == {"e2e"}
+
+
+def test_a_saturation_search_of_encoders_holds_steps_by_e2e(tmp_path: Path) -> None:
+    search = {"arrivals": "saturation", "rate": 0.0, "rates": [4, 40], "step_s": 1, "settle_s": 0.2, "duration_s": 3}
+    what = encoders(traffic=search, slo={"p99_e2e_ms": 2000})
+    outcome, _ = run(what, tmp_path)
+    assert outcome.complete, outcome.error
+    assert {row["arm"] for row in analyze(outcome.run_dir)["saturation"]["brackets"]} == {"eager", "naive"}
+
+
 def test_mirrored_trials_record_both_arms_and_leave_no_process(tmp_path: Path) -> None:
     before = children_of_this_process()
     what = experiment(trials={"count": 2, "starting_at_once": 2})
@@ -403,6 +439,6 @@ def test_an_arm_that_stands_still_holds_the_end_of_a_run_no_longer_than_its_limi
     assert time.monotonic() - began < 60
     assert outcome.complete
     (still,) = [row for row in trial_facts(outcome)["answers"]["replicas"] if row["arm"] == "naive"]
-    assert still["error"] == "it stands still: no token came and its processes did nothing for 3 s"
+    assert still["error"] == "it stands still: no answer came and its processes did nothing for 3 s"
     lost = [row for row in requests(outcome) if row["arm"] == "naive" and row["status"] != "OK"]
     assert {row["status"] for row in lost} == {"DEADLINE_EXCEEDED"}

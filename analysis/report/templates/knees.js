@@ -1,0 +1,162 @@
+// Two charts of a search: latency against load, a point for each step; and cost against load, a line for each arm.
+
+// A frame on two log axes; `inside` gets the root and both scales, and gives the marks that can be walked and their words.
+function onLoad(host, { xs, ys, yText, title, unit }, inside) {
+  const spread = (values, least) => {
+    const low = Math.min(...values),
+      high = Math.max(...values);
+    const room = Math.max(1.12, Math.sqrt(least / (high / low)));
+    return [low / room, high * room];
+  };
+  const plot = el("div");
+  host.append(plot);
+  responsive(plot, (width) => {
+    const height = 320,
+      top = 26,
+      base = height - 40,
+      right = 12;
+    const rows = spread(ys, 4),
+      ticks = logTicks(rows, 8),
+      left = 12 + ticks.reduce((most, tick) => Math.max(most, textWidth(yText(tick))), 0);
+    const x = scale(spread(xs, 2), [left, width - right], true),
+      y = scale(rows, [base, top], true);
+    const root = svg("svg", {
+      class: "plot",
+      viewBox: `0 0 ${width} ${height}`,
+      height,
+      role: "group",
+      "aria-label": title,
+    });
+    for (const tick of ticks)
+      root.append(line(left, y(tick), width - right, y(tick), "grid"), label(left - 6, y(tick) + 4, yText(tick), "end"));
+    const loads = logTicks(
+      [x.invert(left), x.invert(width - right)],
+      12,
+    );
+    for (const tick of ticksApart(loads, x, figure))
+      root.append(line(x(tick), base, x(tick), base + 4, "axis"), labelWithin(width, x(tick), base + 18, figure(tick), "middle"));
+    root.append(
+      line(left, base, width - right, base, "axis"),
+      label(width - right, height - 4, unit, "end"),
+    );
+    const { stops, said } = inside(root, { x, y, left, right: width - right, top, base, width });
+    walkable(stops, (i) => said[i]);
+    plot.replaceChildren(root);
+  });
+}
+
+function armLegend(host, data, used) {
+  host.append(
+    el(
+      "div",
+      { class: "legend" },
+      data.arms.map((arm, index) => (used.has(index) ? el("span", { class: armClass(index) }, swatch(index), arm.name) : null)),
+    ),
+  );
+}
+
+function latencyByLoad(host, data) {
+  const found = data.knees,
+    steps = (found.steps ?? []).filter((row) => isNumber(row.ms) && row.ms > 0 && isNumber(row.rate) && row.rate > 0);
+  if (!steps.length) return empty(host, "No step has a latency to show.");
+  armLegend(host, data, new Set(steps.map((row) => row.arm)));
+  const limit = isNumber(found.limit_ms) ? [found.limit_ms] : [];
+  const frame = {
+    xs: steps.map((row) => row.rate),
+    ys: [...steps.flatMap((row) => [row.ms, row.low_ms, row.high_ms]).filter((value) => isNumber(value) && value > 0), ...limit],
+    yText: ms,
+    title: `${found.label} against load`,
+    unit: "requests/s a replica",
+  };
+  onLoad(host, frame, (root, { x, y, left, right, top, width }) => {
+    for (const at of limit)
+      root.append(line(left, y(at), right, y(at), "limit"), labelWithin(width, right, y(at) - 5, `SLO ${ms(at)}`, "end", "limit-text"));
+    for (const trial of new Set(steps.map((row) => row.trial)))
+      for (const arm of new Set(steps.map((row) => row.arm))) {
+        const own = steps.filter((row) => row.trial === trial && row.arm === arm);
+        if (own.length > 1)
+          root.append(
+            svg("g", { class: armClass(arm) }, svg("path", { class: "line faint", d: pathOf(own.map((row) => [x(row.rate), y(row.ms)])) })),
+          );
+      }
+    const stops = [],
+      said = [];
+    for (const row of steps) {
+      const name = data.arms[row.arm]?.name ?? DASH,
+        [at, middle] = [x(row.rate), y(row.ms)],
+        low = isNumber(row.low_ms) && row.low_ms > 0 ? y(row.low_ms) : null,
+        high = isNumber(row.high_ms) ? y(row.high_ms) : null,
+        numbers = `${ms(row.ms)} at ${figure(row.rate)}\u00a0requests/s, interval ${ms(row.low_ms)} to ${isNumber(row.high_ms) ? ms(row.high_ms) : "beyond the data"}`,
+        compiled = row.compiles ? `${count(row.compiles)} compiled in it, ${sec(row.compile_s)}` : "";
+      const stop = svg("g", {
+        class: armClass(row.arm),
+        role: "img",
+        "aria-label": `${name}, trial ${row.trial}: ${numbers}${compiled ? `; ${compiled}` : ""}`,
+      });
+      stop.append(
+        ...(low === null ? [] : [line(at, low, at, middle, "whisker")]),
+        high === null
+          ? svg("path", { class: "whisker", fill: "none", d: `M${(at - 3.5).toFixed(1)} ${(middle - 7).toFixed(1)}l3.5-5 3.5 5` })
+          : line(at, middle, at, high, "whisker"),
+        svg("circle", { class: "halo", cx: at.toFixed(1), cy: middle.toFixed(1), r: 9 }),
+        marker(row.arm ?? 0, at, middle),
+        ...(row.compiles
+          ? [svg("path", { class: "need-mark", d: `M${(at - 5).toFixed(1)} ${top - 14}h10l-5 9z` })]
+          : []),
+      );
+      root.append(stop);
+      stops.push(stop);
+      said.push([
+        el("p", {}, el("b", {}, `${found.label} of ${name}, trial ${row.trial}`)),
+        el("p", {}, `${numbers}; ${count(row.requests)} requests`),
+        compiled ? el("p", {}, compiled) : null,
+      ]);
+    }
+    return { stops, said };
+  });
+}
+
+function costByLoad(host, data) {
+  const rows = (data.knees.costs ?? []).filter((row) => isNumber(row.seen) && row.seen > 0 && isNumber(row.load) && row.load > 0);
+  if (!rows.length) return empty(host, "No arm surely holds a load, so that nothing is known of costs.");
+  armLegend(host, data, new Set(rows.map((row) => row.arm)));
+  const known = (value) => isNumber(value) && value > 0;
+  const frame = {
+    xs: rows.map((row) => row.load),
+    ys: rows.flatMap((row) => [row.low, row.seen, row.high]).filter(known),
+    yText: sec,
+    title: "GPU-seconds for a million tokens against load",
+    unit: "requests/s over all replicas",
+  };
+  onLoad(host, frame, (root, { x, y }) => {
+    const stops = [],
+      said = [];
+    for (const arm of new Set(rows.map((row) => row.arm))) {
+      const own = rows.filter((row) => row.arm === arm).sort((a, b) => a.load - b.load),
+        both = own.filter((row) => known(row.low) && known(row.high)),
+        name = data.arms[arm]?.name ?? DASH;
+      const group = svg("g", { class: armClass(arm) });
+      if (both.length > 1)
+        group.append(
+          svg("path", {
+            class: "area",
+            d: `${pathOf([...both.map((row) => [x(row.load), y(row.high)]), ...both.toReversed().map((row) => [x(row.load), y(row.low)])])}Z`,
+          }),
+        );
+      group.append(svg("path", { class: "line", d: pathOf(own.map((row) => [x(row.load), y(row.seen)])) }));
+      root.append(group);
+      for (const row of own) {
+        const numbers = `${sec(row.seen)} for a million tokens at ${figure(row.load)}\u00a0requests/s, between ${sec(row.low)} and ${sec(row.high)}; ${figure(row.gpus)} GPUs`;
+        const stop = svg("g", { class: armClass(arm), role: "img", "aria-label": `${name}: ${numbers}` });
+        stop.append(
+          svg("circle", { class: "halo", cx: x(row.load).toFixed(1), cy: y(row.seen).toFixed(1), r: 8 }),
+          marker(arm ?? 0, x(row.load), y(row.seen)),
+        );
+        root.append(stop);
+        stops.push(stop);
+        said.push([el("p", {}, el("b", {}, name)), el("p", {}, numbers), row.fewest ? el("p", {}, "No other arm may need as few GPUs.") : null]);
+      }
+    }
+    return { stops, said };
+  });
+}

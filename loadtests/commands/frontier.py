@@ -1,0 +1,126 @@
+"""`tailgate frontier`: which policy to ship at which load."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.report.terminal import frontier_words
+from loadtests.commands.analyze import judge_run
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, real, seed
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
+from loadtests.commands.frontier_plan import FrontierPlan, asks_for_verdicts, frontier_plan
+from loadtests.commands.parity import show_parity
+from loadtests.trials.frontier import FrontierSearch, check_budget
+from loadtests.trials.progress import Display, Status
+from loadtests.trials.run import ARM_COMMAND
+from loadtests.trials.run_directory import has_requests
+from servers import stdout
+
+BUDGET_MINUTES = 60.0
+DEMO, DEMO_MINUTES = "frontier-demo", 9.0
+_LONGEST_MINUTES = 10_080.0
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """`parser` reads the command line of `tailgate frontier`."""
+    parser.describe(
+        "Starts one arm after another, again and again, each time at loads around the most that it holds within the\n"
+        "[slo], until the budget is spent or nothing is open. Then it says which policy to ship at which load, what\n"
+        "that costs, and what is not known. An experiment with the control alone gets the standard set: padded,\n"
+        "bucketed with the ladder that pads its lengths least, dynamic. Loads begin at traffic.rates, or around\n"
+        "traffic.rate. Ctrl-C ends the search with what is known.\n\n"
+        "Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS,\n"
+        "3 INCONCLUSIVE, 99 FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.",
+        "  tailgate frontier demo\n"
+        "  tailgate frontier canary.toml --budget 180\n"
+        "  tailgate frontier canary.toml --standard --set arms[0].device=cuda:0\n"
+        "  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo 'p99_ttft_ms <= 500'",
+    )
+    add_experiment(parser)
+    parser.add_argument(
+        "--budget",
+        type=real(0, _LONGEST_MINUTES, "number of minutes", above=True),
+        metavar="MINUTES",
+        help=f"how long the search may take (default {BUDGET_MINUTES:g}; {DEMO_MINUTES:g} for the demo)",
+    )
+    parser.add_argument(
+        "--standard",
+        action="store_true",
+        help="search the standard set of policies beside the control, in place of the experiment's other arms",
+    )
+    add_set(parser, "traffic.step_s=20")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
+    parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
+    add_slo(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the search and says what it found; the exit code."""
+    demo = options.experiment == "demo"
+    plan = frontier_plan(
+        DEMO if demo else options.experiment,
+        settings=options.settings,
+        seed=options.seed,
+        slo=options.slo,
+        standard=options.standard,
+    )
+    minutes = options.budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
+    check_budget(plan.experiment, minutes)
+    return _search(plan, minutes, options)
+
+
+def _search(plan: FrontierPlan, minutes: float, options: argparse.Namespace) -> int:
+    status = Status()
+    gated = asks_for_verdicts(plan.experiment)
+    search = FrontierSearch(
+        plan.experiment,
+        out=Path(options.out),
+        budget_s=minutes * 60.0,
+        dropped=plan.dropped,
+        gated=gated,
+        status=status,
+        arm_command=options.arm_command or ARM_COMMAND,
+    )
+    search.prepare()
+    for item in plan.dropped:
+        status.note(f"{item.arm} is left out: {item.reason}")
+    with stopping(search.interrupt, search.kill, status.note), Display(status):
+        outcome = search.run()
+        status.phase = "recorded" if outcome.complete else "stopped"
+    if outcome.error is not None:
+        complain(outcome.error, EXIT_BROKE)
+    elif outcome.interrupted:
+        complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+    if outcome.failed_parity is not None:
+        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=options.json)
+    ended = {
+        "complete": outcome.complete,
+        **({"interrupted": True} if outcome.interrupted else {}),
+        **({"error": outcome.error} if outcome.error else {}),
+    }
+    if not has_requests(outcome.run_dir):
+        return without_verdict(outcome.run_dir, ended, as_json=options.json)
+    print(f"judging {outcome.run_dir}", file=sys.stderr)
+    return judge_run(
+        outcome.run_dir,
+        ended,
+        as_json=options.json,
+        broke=not outcome.complete,
+        shown=partial(_answer, gated=gated),
+    )
+
+
+def _answer(summary: Mapping[str, Any], line: dict[str, Any], *, gated: bool) -> tuple[str, dict[str, Any]]:
+    """What is shown of a search: the words, and the line for programs. Its exit code is 0 where nobody asks for a
+    verdict, and the search ended by itself."""
+    found = summary.get("frontier") or {}
+    shown = {key: found.get(key) for key in ("answer", "highest", "ranges", "search")}
+    if not gated:
+        line = {**line, "verdict": None, "exit_code": 0 if line["complete"] else EXIT_BROKE}
+        del line["headline"], line["arms"], line["needed_s"]
+    return frontier_words(summary, width=stdout.columns(), gated=gated), {**line, **shown}

@@ -1,0 +1,138 @@
+"""The experiment that `tailgate frontier` runs: of any experiment, one whose loads rise in steps, with enough arms.
+
+Where the experiment has the control alone, or where it is asked for, the arms are the standard set: every prompt padded
+to one length, buckets with the ladder that pads the traffic's lengths least, and dynamic shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.frontier.search import Left
+from analysis.settings.gate_limits import GateLimits
+from analysis.statistics.exposure import ExposureError, best_ladder
+from loadtests.experiments.config_errors import as_config_error
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table, load_table
+from loadtests.experiments.toml_limits import table_of
+from loadtests.trials.preflight import check_arm
+from loadtests.trials.trial_schedule import TrialSchedules
+from servers.config import ArmConfig
+from servers.fields import ConfigError
+from servers.ladders import default_lengths
+
+STANDARD = ("compiled-padded", "compiled-bucketed", "compiled-dynamic")
+_STEPS, _STEP_S = 8, 30.0
+_BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
+_OF_ONE_RATE = ("rate", "burstiness", "design", "duration_s")
+_SHARED_KEYS = ("replicas", "device", "model", "engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPlan:
+    """An experiment to search, and the arms of the standard set that do not fit its model or device."""
+
+    experiment: Experiment
+    dropped: tuple[Left, ...] = ()
+
+
+def frontier_plan(
+    source: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    seed: int | None = None,
+    slo: Sequence[str] = (),
+    standard: bool = False,
+) -> FrontierPlan:
+    """The experiment in `source` as a search. Otherwise ConfigError."""
+    table = load_table(source, settings=settings, seed=seed, slo=slo)
+    table["traffic"] = _in_steps(table_of(table, "traffic"))
+    # A search starts as many trials as its budget has time for.
+    table["trials"] = {**table_of(table, "trials"), "count": 1}
+    arms = table.get("arms", [])
+    if isinstance(arms, list) and all(isinstance(arm, dict) for arm in arms) and (standard or len(arms) < 2):
+        return _with_standard_arms(table)
+    return FrontierPlan(experiment=_own(from_table(table)))
+
+
+def asks_for_verdicts(experiment: Experiment) -> bool:
+    """Whether the experiment sets any limit of a gate. What is required of blocks and of the load generator is none."""
+    usual = GateLimits()
+    other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}
+    return replace(experiment.gates, **other) != usual
+
+
+def _own(experiment: Experiment) -> Experiment:
+    if experiment.external_arms:
+        arm = experiment.external_arms[0]
+        raise ConfigError(
+            f'arm "{arm.name}" is external (kind = "{arm.kind}"), and a frontier starts its arms afresh: leave it out, '
+            'or use `tailgate run` with traffic.arrivals = "saturation"'
+        )
+    return experiment
+
+
+def _in_steps(traffic: Mapping[str, Any]) -> dict[str, Any]:
+    """The [traffic] table with loads that rise in steps: its own, or around its rate."""
+    arrivals = traffic.get("arrivals", "poisson")
+    if arrivals == "saturation":
+        return dict(traffic)
+    rate, rates = traffic.get("rate"), traffic.get("rates")
+    known = arrivals in ("poisson", "gamma") and isinstance(rate, (int, float)) and rate > 0
+    if not rates and not known:
+        raise ConfigError(
+            f'traffic.arrivals is "{arrivals}" and a frontier raises the load in steps: give --set '
+            "traffic.rates=[LOWEST,HIGHEST] in requests/s"
+        )
+    if arrivals == "trace":
+        traffic = {key: value for key, value in traffic.items() if key not in ("time_scale", "trace_start_s")}
+    kept = {key: value for key, value in traffic.items() if key not in _OF_ONE_RATE}
+    searched = {"step_s": _STEP_S, **kept, "arrivals": "saturation"}
+    searched.setdefault("rates", [float(f"{float(rate or 0) / _BELOW:.3g}"), float(f"{float(rate or 0) * _ABOVE:.3g}")])
+    searched["duration_s"] = float(searched.get("rampup_s", 0.0)) + _STEPS * float(searched["step_s"])
+    return searched
+
+
+def _with_standard_arms(table: Mapping[str, Any]) -> FrontierPlan:
+    """The control of the table with the standard set beside it, without what does not fit."""
+    given = [dict(arm) for arm in table.get("arms", [])] or [{"preset": "eager"}]
+    control = next((arm for arm in given if arm.get("control") is True), given[0]) | {"control": True}
+    if control.get("kind", "tailgate") != "tailgate":
+        raise ConfigError(
+            f'the control is external (kind = "{control["kind"]}"), and the standard set is of arms that tailgate '
+            "starts: name the arms in the experiment"
+        )
+    shared = {key: control[key] for key in _SHARED_KEYS if key in control}
+    arms, dropped = [control], []
+    for preset in STANDARD:
+        arm = {**shared, "name": preset, "preset": preset}
+        try:
+            pair = _own(from_table({**table, "arms": [control, arm]}))
+            own = next(item for item in pair.own_arms if not item.control)
+            check_arm(own.config)
+            if preset == "compiled-bucketed":
+                arm["shapes"] = {"length_ladder": list(_best_lengths(pair, own.config))}
+                from_table({**table, "arms": [control, arm]})
+        except ConfigError as error:
+            dropped.append(Left(arm=preset, reason=str(error)))
+        else:
+            arms.append(arm)
+    if len(arms) == 1:
+        # What is wrong with all of them is most likely wrong with the experiment.
+        raise ConfigError(f"no policy of the standard set fits: {dropped[0].reason}")
+    return FrontierPlan(experiment=from_table({**table, "arms": arms}), dropped=tuple(dropped))
+
+
+def _best_lengths(experiment: Experiment, arm: ArmConfig) -> tuple[int, ...]:
+    """The ladder, with as many steps as the usual one, that pads the lengths of the traffic least."""
+    longest = arm.engine.prefill_tokens
+    usual = default_lengths(longest)
+    lengths = TrialSchedules.of(experiment).draw(1).ints("prompt_tokens")
+    with as_config_error(ExposureError):
+        best = best_ladder(np.minimum(lengths, longest), len(usual), multiple=usual[0], last=longest)
+    return tuple(best.ladder)

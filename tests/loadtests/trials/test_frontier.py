@@ -1,0 +1,338 @@
+"""A search over arms that are started in turn: made-up trials for what is decided, real ones for how it is run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.frontier.search import Turn
+from analysis.records.documents import write_document
+from analysis.records.run_records import read_run
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter
+from analysis.run.run import Run
+from analysis.summary.summary import analyze
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table
+from loadtests.traffic.schedule import Schedule, planned_requests
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError, StartError, StopRequestedError
+from loadtests.trials.frontier import FrontierSearch, check_budget, in_laps, lanes_of, together
+from loadtests.trials.progress import Status
+from loadtests.trials.run import RunOutcome
+from loadtests.trials.served_parity import ExpectedAnswers
+from servers.clock import now_ns
+from servers.fields import ConfigError
+
+FAKE_ARM = Path(__file__).resolve().parents[2] / "fakes" / "arm.py"
+SECOND = 1_000_000_000
+KNEES = {"eager": 12.0, "padded": 3.0, "dynamic": 30.0}
+START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0}
+AROUND_S = 8.0
+
+
+def experiment(**tables: Any) -> Experiment:
+    table: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "model": {"device": "cpu", "dtype": "float32"},
+        "engine": {"max_prompt_tokens": 64, "max_new_tokens": 4},
+        "arms": [
+            {"name": "eager", "preset": "eager", "control": True},
+            {"name": "padded", "preset": "compiled-padded"},
+            {"name": "dynamic", "preset": "compiled-dynamic"},
+        ],
+        "traffic": {
+            **{"arrivals": "saturation", "rates": [4, 64], "duration_s": 80, "step_s": 10, "settle_s": 2},
+            **{"length_scale": 0.05, "timeout_s": 3, "direct": True},
+        },
+        "slo": {"p90_ttft_ms": 400},
+        "bed": {"reference_s": 0, "sample_s": 0},
+        "parity": {"served": False},
+    }
+    for key, value in tables.items():
+        table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
+    return from_table(table)
+
+
+class MadeUpTrials(FrontierSearch):
+    """A search whose trials take no time: arms answer in 100 ms up to their knee and in 2 s above it.
+
+    `time_s` is what has passed by its own clock. `broken` are arms that fail as it says in their trial of that number.
+    """
+
+    def __init__(self, what: Experiment, *, out: Path, budget_s: float, slow_start: float = 1.0) -> None:
+        super().__init__(what, out=out, budget_s=budget_s, clock=lambda: self.time_s)
+        self.time_s = 1000.0
+        self.slow_start = slow_start
+        self.broken: dict[int, Exception] = {}
+        self.interrupted_in = 0
+
+    def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:
+        context.folder.mkdir()
+        arms = [arm.name for arm in context.experiment.arms]
+        start_s = self.slow_start * max(START_S[arm] for arm in arms)
+        context.write_facts()
+        if start_s > context.experiment.trials.ready_timeout_s:
+            self.time_s += context.experiment.trials.ready_timeout_s
+            raise StartError(arms[0], f"{arms[0]}-0 was not ready")
+        if error := self.broken.get(context.number):
+            raise error
+        began_ns = now_ns()
+        self.time_s += start_s
+        facts = context.facts
+        facts.ready = {arm: began_ns + int(start_s * SECOND) for arm in arms}
+        # Past one another, so that the times of trials do not meet.
+        facts.start_ns = began_ns + context.number * 10_000 * SECOND
+        self._send(context, schedule, facts.start_ns)
+        self.time_s += schedule.duration_s + AROUND_S
+        facts.complete = True
+        context.write_facts()
+
+    def _send(self, context: TrialContext, schedule: Schedule, start_ns: int) -> None:
+        cut_s = schedule.steps[0]["end_s"] if self.interrupted_in == context.number else schedule.duration_s
+        with RecordWriter(context.folder / "requests-0.arrow", REQUESTS) as writer:
+            for row in planned_requests(schedule.table):
+                at_s = row.offset_ns / 1e9
+                if at_s > cut_s + 1.0:
+                    break
+                rate = next(step["rate"] for step in schedule.steps if at_s < step["end_s"])
+                for arm in schedule.arms:
+                    due = start_ns + row.offset_ns
+                    took = SECOND // 10 if rate <= KNEES[arm] else 2 * SECOND
+                    writer.append(
+                        {
+                            **{"request_id": f"{context.number}-{row.index}-{arm}", "trial": context.number},
+                            **{"arm": arm, "replica": f"{arm}-0", "scheduled_ns": due, "sent_ns": due},
+                            **{"first_token_ns": due + took, "end_ns": due + took, "status": "OK"},
+                            **{"prompt_tokens": row.prompt_tokens, "max_tokens": row.max_tokens, "phase": "measure"},
+                            **{"output_tokens": row.max_tokens, "pair_id": f"{context.number}-{row.index}"},
+                        }
+                    )
+        if cut_s < schedule.duration_s:
+            raise StopRequestedError
+
+
+def made_up(out: Path, *, budget_s: float = 1500.0, **more: Any) -> tuple[MadeUpTrials, RunOutcome]:
+    broken, cut = more.pop("broken", {}), more.pop("interrupted_in", 0)
+    what = more.pop("what", None) or experiment()
+    search = MadeUpTrials(what, out=out, budget_s=budget_s, **more)
+    search.broken, search.interrupted_in = broken, cut
+    return search, search.run()
+
+
+def document(outcome: RunOutcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((outcome.run_dir / "frontier.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUpTrials, RunOutcome]:
+    return made_up(tmp_path_factory.mktemp("frontier"))
+
+
+def test_a_search_keeps_to_its_budget(searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path) -> None:
+    search, outcome = searched
+    assert outcome.complete, outcome.error
+    assert search.spent_s <= 1500.0
+    assert search.spent_s > 1000.0, "and uses it where the answer is open"
+    for budget_s in (300.0, 500.0, 900.0):
+        short, ended = made_up(tmp_path, budget_s=budget_s)
+        assert ended.complete, ended.error
+        assert short.spent_s <= budget_s
+
+
+def test_a_start_that_takes_longer_than_is_left_is_given_up(tmp_path: Path) -> None:
+    search, outcome = made_up(tmp_path, budget_s=300.0, slow_start=6.0)
+    assert outcome.complete, outcome.error
+    assert search.spent_s <= 300.0
+    assert any(row["reason"].startswith("did not start") for row in document(outcome)["left"])
+
+
+def test_arms_take_turns_and_the_control_goes_first(searched: tuple[MadeUpTrials, RunOutcome]) -> None:
+    turns = document(searched[1])["turns"]
+    assert [turn["arms"] for turn in turns[:3]] == [["eager"], ["padded"], ["dynamic"]]
+    run = Run.of(read_run(searched[1].run_dir))
+    assert run.in_turn
+    assert run.control == "eager"
+    for trial, turn in zip(run.trials, turns, strict=True):
+        assert [arm for arm in run.arms if trial.has(arm)] == turn["arms"]
+
+
+def test_an_arm_without_hope_leaves_after_its_first_start(searched: tuple[MadeUpTrials, RunOutcome]) -> None:
+    found = document(searched[1])
+    assert [row["arm"] for row in found["left"]][:1] == ["padded"]
+    assert "in its first start where eager holds" in found["left"][0]["reason"]
+    first_round = [turn["arms"] for turn in found["turns"]][3:7]
+    assert ["padded"] not in first_round
+
+
+def test_the_records_give_the_answer_again(searched: tuple[MadeUpTrials, RunOutcome]) -> None:
+    frontier = analyze(searched[1].run_dir)["frontier"]
+    arms = {row["arm"]: row for row in frontier["arms"]}
+    for name in ("eager", "dynamic"):
+        assert arms[name]["low_rps"] < KNEES[name] < arms[name]["high_rps"]
+    assert frontier["blocked_by"] == []
+    assert frontier["search"]["stop"] == document(searched[1])["stop"] != ""
+    said = " ".join(frontier["answer"])
+    assert "For more load than one replica holds, dynamic: it surely holds more than every other arm" in said
+    assert "padded left the search early" in said
+
+
+def test_later_starts_look_around_the_knee(searched: tuple[MadeUpTrials, RunOutcome]) -> None:
+    steps = analyze(searched[1].run_dir)["saturation"]["steps"]
+    trials = sorted({step["trial"] for step in steps if step["arm"] == "dynamic"})
+    spans = []
+    for trial in (trials[0], trials[-1]):
+        rates = [step["rate"] for step in steps if step["trial"] == trial]
+        spans.append(max(rates) / min(rates))
+    assert spans[1] < spans[0] / 2
+
+
+def test_an_arm_that_does_not_start_is_left_out_and_the_search_goes_on(tmp_path: Path) -> None:
+    _, outcome = made_up(tmp_path, broken={2: StartError("padded", "padded-0 ended with exit code 3")})
+    assert outcome.complete, outcome.error
+    (left,) = [row for row in document(outcome)["left"] if row["arm"] == "padded"]
+    assert left["reason"] == "did not start: padded-0 ended with exit code 3"
+    assert [turn["arms"] for turn in document(outcome)["turns"]].count(["padded"]) == 1
+    summary = analyze(outcome.run_dir)
+    assert [check["ok"] for check in summary["validity"] if check["check"] == "complete"] == [True]
+    assert summary["frontier"]["highest"] is None
+    assert any("every other arm that stayed in the search" in line for line in summary["frontier"]["answer"])
+
+
+def test_a_control_that_does_not_start_breaks_the_run(tmp_path: Path) -> None:
+    _, outcome = made_up(tmp_path, broken={1: StartError("eager", "eager-0 ended with exit code 3")})
+    assert outcome.error == "eager-0 ended with exit code 3"
+    assert document(outcome)["stop"] == outcome.error
+
+
+def test_what_breaks_the_run_and_no_arm_ends_the_search(tmp_path: Path) -> None:
+    _, outcome = made_up(tmp_path, broken={3: RunError("Envoy ended with exit code 1")})
+    assert outcome.error == "Envoy ended with exit code 1"
+    assert analyze(outcome.run_dir)["frontier"]["blocked_by"] == []
+
+
+def test_a_search_that_is_interrupted_says_what_is_known(tmp_path: Path) -> None:
+    _, outcome = made_up(tmp_path, interrupted_in=5)
+    assert outcome.interrupted
+    assert document(outcome)["stop"] == "it was interrupted"
+    summary = analyze(outcome.run_dir)
+    assert summary["frontier"]["blocked_by"] == []
+    cut = [step for step in summary["saturation"]["steps"] if step["trial"] == 5]
+    assert [step["held"] == "undecided" for step in cut] == [False, *[True] * (len(cut) - 1)]
+    assert {row["arm"] for row in summary["frontier"]["arms"] if row["starts"] >= 2} == {"eager", "dynamic"}
+
+
+def test_records_that_a_kill_left_behind_say_as_much(searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path) -> None:
+    """The last trial has no end, and frontier.json stands as it did before it."""
+    killed = tmp_path / "killed"
+    shutil.copytree(searched[1].run_dir, killed)
+    found = document(searched[1])
+    last = killed / f"trial-{found['turns'][-1]['trial']:02d}" / "trial.json"
+    write_document(last, {**json.loads(last.read_text()), "complete": False})
+    write_document(killed / "frontier.json", {**found, "stop": "", "turns": found["turns"][:-1]})
+    whole, cut = analyze(searched[1].run_dir)["frontier"], analyze(killed)["frontier"]
+    assert cut["blocked_by"] == []
+    steps = [sum(row["steps"] for row in rows["arms"]) for rows in (whole, cut)]
+    assert 0 <= steps[0] - steps[1] <= 1
+    assert cut["search"]["stop"] == ""
+
+
+def test_steps_of_a_trial_whose_load_fell_behind_say_nothing(
+    searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path
+) -> None:
+    late = tmp_path / "late"
+    shutil.copytree(searched[1].run_dir, late)
+    account = {"complete": True, "records": "", "trial": 1, "loop_lag_ms": {"p99": 400.0}}
+    write_document(late / "trial-01" / "generator-0.json", account)
+    summary = analyze(late)
+    assert summary["frontier"]["blocked_by"] == []
+    own = {step["held"] for step in summary["saturation"]["steps"] if step["trial"] == 1}
+    others = {step["held"] for step in summary["saturation"]["steps"] if step["trial"] > 1}
+    assert own == {"undecided"}
+    assert others == {"held", "missed"}
+
+
+def test_a_budget_that_is_no_use_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--budget is 2 minutes, but two starts of 3 arms with 3 steps of 10 s take 3"
+    ):
+        check_budget(experiment(), 2.0)
+    check_budget(experiment(), 4.0)
+
+
+def turn(arm: str, steps: int = 3) -> Turn:
+    return Turn(arm=arm, steps=steps, seconds=10.0)
+
+
+def test_the_starts_of_an_arm_are_spread_out() -> None:
+    turns = [turn("a"), turn("a"), turn("b"), turn("b"), turn("c")]
+    assert [item.arm for item in in_laps(turns)] == ["a", "b", "c", "a", "b"]
+
+
+def cards() -> Experiment:
+    arms = [
+        {"name": "eager", "preset": "eager", "control": True, "device": "cuda:0"},
+        {"name": "padded", "preset": "compiled-padded", "device": "cuda:1"},
+        {"name": "dynamic", "preset": "compiled-dynamic", "device": "cuda:1"},
+    ]
+    return experiment(arms=arms, model={"device": "cuda", "dtype": "float32"})
+
+
+def test_arms_with_devices_of_their_own_run_at_once() -> None:
+    devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
+    assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
+    assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
+
+
+def test_arms_that_run_at_once_share_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtests.trials.run.check_experiment", lambda _: None)
+    search, outcome = made_up(tmp_path, what=cards())
+    assert outcome.complete, outcome.error
+    turns = [turn["arms"] for turn in document(outcome)["turns"]]
+    assert turns[0] == ["eager", "padded"]
+    assert turns[1] == ["dynamic"]
+    assert search.spent_s <= 1500.0
+    assert analyze(outcome.run_dir)["frontier"]["blocked_by"] == []
+
+
+def test_a_real_search_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
+    what = experiment(
+        arms=[
+            {"name": "eager", "preset": "eager", "control": True},
+            {"name": "dynamic", "preset": "compiled-dynamic"},
+        ],
+        traffic={"rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5},
+        parity={"served": True},
+    )
+    status = Status()
+    command = [sys.executable, str(FAKE_ARM), "--token", "dynamic-0=7"]
+    searching = FrontierSearch(what, out=tmp_path, budget_s=600.0, status=status, arm_command=command)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set() and not (status.trial == 3 and status.load.arms):
+            ended.wait(0.02)
+        searching.interrupt()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        outcome = searching.run()
+    finally:
+        ended.set()
+        watcher.join()
+    assert outcome.interrupted, outcome.error
+    summary = analyze(outcome.run_dir)
+    assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["dynamic"], ["eager"]]
+    answers = {arm["name"]: arm["answers"] for arm in summary["parity"]["arms"]}
+    assert all(row["same"] == row["of"] > 0 for row in answers["eager"])
+    (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
+    assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")
