@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.foresight.costs import Start, span_row, start_of, tokens_of
 from analysis.frontier.answer import answer, load_ranges
+from analysis.frontier.energies import step_energies
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
@@ -76,6 +77,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             "limit_ms": target.limit,
             "steps": [asdict(item) for item in step_latencies(run, target)],
         }
+    if energies := step_energies(run):
+        rows["energy"] = {"steps": [asdict(item) for item in energies]}
     if cells := step_cells(run):
         rows["step_times"] = {
             "cells": [asdict(cell) | {"ratios": _ratios(cell, run)} for cell in cells],

@@ -25,6 +25,7 @@ _DRAWS = 1999
 _CONFIDENCE = 0.95
 _POWER = 0.8  # with which the number of texts that is named would decide
 _MOST_NAMED = 1_000_000
+_ROUNDING = 1e-6  # of a figure: by which sums over copies of one text differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,7 @@ def estimated(sums: Floats, counts: Floats, limit: float, rng: np.random.Generat
     other, so that the unit is the text. The interval is the bootstrap-t of the ratio estimator, on the log scale
     because divergences are skewed (Efron & Tibshirani 1993, chapter 12); fewer than LEAST_TEXTS set none, and texts
     without a token count for none of them. Where nothing is lost at all, as by equal arms, the interval has no width;
-    texts that lose exactly the same are copies of one, which sets none. An infinite sum makes all infinite.
+    texts that lose the same but for rounding are copies of one, which sets none. An infinite sum makes all infinite.
     """
     sums, counts = sums[counts > 0], counts[counts > 0]
     texts = len(sums)
@@ -159,7 +160,7 @@ def estimated(sums: Floats, counts: Floats, limit: float, rng: np.random.Generat
         value = float(np.exp(centre))
         if texts < LEAST_TEXTS:
             return Estimate(value=value, low=None, high=None, needed=LEAST_TEXTS)
-        if not error > 0:
+        if not error > _ROUNDING * (1.0 if of_divergence else abs(centre)):
             sure = not np.any(sums) or math.isinf(value)
             return Estimate(value=value, low=value if sure else None, high=value if sure else None, needed=None)
         picks = rng.integers(0, texts, size=(_DRAWS, texts))

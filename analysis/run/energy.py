@@ -58,27 +58,29 @@ class ArmEnergy:
 def energy_of(run: Run, arm: str) -> ArmEnergy | None:
     """The energy of the arm; None where no card was watched in any trial, and of arms that tailgate did not start."""
     samples = Samples(run.records.bed)
-    cards = [rows for trial in run.trials for rows in samples.of("device", trial)]
-    if not cards or run.account(arm).external:
+    if run.account(arm).external or not any(list(samples.of("device", trial)) for trial in run.trials):
         return None
     known: list[TrialEnergy] = []
     obstacles: dict[str, None] = {}
     for trial in run.trials_of(arm):
-        if not devices_of(trial).get(arm, "").startswith("cuda"):
-            obstacles["it ran on no card"] = None
-            continue
-        place = (trial.number, RUN_HOST, alone_on(trial, arm))
-        own = [item for item in cards if (item.trial, item.host, item.name) == place]
-        if not own:
-            shared = alone_on(trial, arm) is None
-            obstacles["its card was shared: not attributable" if shared else "its card was not watched"] = None
-            continue
-        taken = _taken(run, arm, trial, own[0])
+        card = own_card(samples, trial, arm)
+        taken = card if isinstance(card, str) else _taken(run, arm, trial, card)
         if isinstance(taken, str):
             obstacles[taken] = None
         else:
             known.append(taken)
     return ArmEnergy(arm=arm, trials=tuple(known), obstacles=tuple(obstacles))
+
+
+def own_card(samples: Samples, trial: Trial, arm: str) -> Rows | str:
+    """What was watched of the card that the arm had to itself in the trial; in words why there is nothing."""
+    if not devices_of(trial).get(arm, "").startswith("cuda"):
+        return "it ran on no card"
+    name = alone_on(trial, arm)
+    if name is None:
+        return "its card was shared: not attributable"
+    own = (item for item in samples.of("device", trial) if (item.host, item.name) == (RUN_HOST, name))
+    return next(own, "its card was not watched")
 
 
 def _taken(run: Run, arm: str, trial: Trial, card: Rows) -> TrialEnergy | str:
@@ -88,11 +90,11 @@ def _taken(run: Run, arm: str, trial: Trial, card: Rows) -> TrialEnergy | str:
     if not rows.size:
         return "it was sent no request"
     start, end = trial.start_ns, max(trial.end_ns, int(requests.end_ns[rows].max()))
-    if card.known("foreign_processes", start, end)[1].any():
+    if shared(card, start, end):
         return "its card was shared with processes of others: not attributable"
-    joules, integrated = _counted(card, start, end), False
+    joules, by_power = _counted(card, start, end), False
     if joules is None:
-        joules, integrated = _integrated(card, start, end), True
+        joules, by_power = integrated(card, start, end), True
     if joules is None:
         return "its card tells neither energy nor power, or not from the beginning to the end of the traffic"
     return TrialEnergy(
@@ -101,10 +103,15 @@ def _taken(run: Run, arm: str, trial: Trial, card: Rows) -> TrialEnergy | str:
         seconds=(end - start) / SECOND,
         idle_w=_idle_w(trial, card),
         others_seen=bool(card.known("foreign_processes", start, end)[1].size),
-        integrated=integrated,
+        integrated=by_power,
         requests=int(requests.ok[rows].sum()),
         tokens=int(requests.output_tokens[rows].sum()),
     )
+
+
+def shared(card: Rows, start: int, end: int) -> bool:
+    """Whether processes of others were seen on the card between the two times, ns."""
+    return bool(card.known("foreign_processes", start, end)[1].any())
 
 
 def _counted(card: Rows, start: int, end: int) -> float | None:
@@ -120,15 +127,15 @@ def _counted(card: Rows, start: int, end: int) -> float | None:
     first, last, rise = int(at_ns[0]), int(at_ns[-1]), float(joules[-1] - joules[0])
     mean_w = rise * SECOND / (last - first)
     for begins, ends in ((start, first), (last, end)):
-        taken = _integrated(card, begins, ends)
+        taken = integrated(card, begins, ends)
         if taken is None and ends - begins > _LONGEST_GAP_S * SECOND:
             return None
         rise += mean_w * (ends - begins) / SECOND if taken is None else taken
     return rise
 
 
-def _integrated(card: Rows, start: int, end: int) -> float | None:
-    """The area under the samples of power; None where they have gaps."""
+def integrated(card: Rows, start: int, end: int) -> float | None:
+    """Joules from `start` to `end`, ns: the area under the samples of power; None where they have gaps."""
     longest = int(_LONGEST_GAP_S * SECOND)
     at_ns, watts = card.known("power_w", start - longest, end + longest)
     if not at_ns.size or np.diff(np.clip(at_ns, start, end), prepend=start, append=end).max() > longest:

@@ -247,8 +247,6 @@ def test_memory_of_each_shape_and_region_is_what_the_process_grew_by_where_nobod
     for growth in (warmed.warmed, warmed.memory, unplanned.memory):
         assert growth.resident_bytes is not None
         assert growth.peak_bytes is growth.kept_bytes is growth.graph_bytes is None
-    assert warmed.warmed.resident_bytes is not None
-    assert warmed.warmed.resident_bytes > 0, "the first compile of a process loads what compiles"
     assert set(naive.footprints) == {graph.compile_id for graph in naive.graphs}
     table = naive.to_dict()
     assert [row["kept_bytes"] for row in table["graphs"]] == [None] * len(naive.graphs)

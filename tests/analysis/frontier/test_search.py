@@ -76,9 +76,11 @@ def test_what_is_known_closely_and_told_apart_gets_no_more() -> None:
 def test_the_rest_goes_back_to_arms_that_some_load_could_speak_for() -> None:
     """padded holds less than eager and starts later: no load is for it. dynamic starts before bucketed."""
     apart = after({"eager": 20.0, "padded": 5.0, "dynamic": 40.0, "bucketed": 80.0})
+    spread = {"eager": 1.0, "bucketed": 1.0, "padded": 1.2, "dynamic": 1.2}
     known = [
-        replace(item, low_rps=item.seen_rps, high_rps=item.seen_rps) if item.arm in ("eager", "bucketed") else item
+        replace(item, low_rps=(item.seen_rps or 0.0) / by, high_rps=(item.seen_rps or 0.0) * by)
         for item in apart.holdings
+        for by in (spread[item.arm],)
     ]
     left = (Left(arm="padded", reason=""), Left(arm="dynamic", reason=""))
     again = round_of(replace(apart, holdings=tuple(known)), number=3, before=left)

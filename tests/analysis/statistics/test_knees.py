@@ -79,8 +79,8 @@ def test_the_likeliest_knee_lies_between_what_was_held_and_missed() -> None:
 
 
 def test_degrees_of_freedom_come_from_starts() -> None:
-    assert profile([8.0], [9.0], [1, 2]).degrees == 10
-    assert profile([8.0] * 15, [9.0], list(range(16))).degrees == 15
+    assert profile([8.0], [9.0], [1, 2]).degrees == 20
+    assert profile([8.0] * 25, [9.0], list(range(26))).degrees == 25
 
 
 def test_an_arm_far_above_another_is_surely_higher_and_never_the_other_way_round() -> None:
