@@ -14,6 +14,7 @@ import pytest
 
 from analysis.report.html import html_report
 from analysis.summary.summary import analyze
+from tests.analysis.frontier.test_energies import searched
 from tests.analysis.report.conftest import BROWSER
 from tests.fakes.beds import FakeBed, Trouble
 from tests.fakes.runs import FakeRun, write_run
@@ -56,6 +57,16 @@ def test_every_chart_draws_without_an_error(demo: Summary, opened: Callable[[Sum
     ]
     assert len(bars) == len(demo["events"])
     assert [bar["tabindex"] for bar in bars] == ["0"] + ["-1"] * (len(bars) - 1)
+
+
+def test_a_search_draws_latency_energy_and_cost_against_load(tmp_path: Path, opened: Callable[[Summary], Any]) -> None:
+    summary = analyze(searched(tmp_path))
+    page = opened(summary)
+    assert page.find("p", class_="broken") == []
+    marks = [found["aria-label"] or "" for found in page.find("g", role="img")]
+    assert sum("J a token at" in mark for mark in marks) == len(summary["frontier"]["energy"]["steps"])
+    assert sum("requests/s, interval" in mark for mark in marks) == len(summary["frontier"]["latency"]["steps"])
+    assert sum("for a million tokens at" in mark for mark in marks) > 0
 
 
 @pytest.fixture(scope="module")
