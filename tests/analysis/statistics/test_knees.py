@@ -79,7 +79,7 @@ def test_the_likeliest_knee_lies_between_what_was_held_and_missed() -> None:
 
 
 def test_degrees_of_freedom_come_from_starts() -> None:
-    assert profile([8.0], [9.0], [1, 2]).degrees == 20
+    assert profile([8.0], [9.0], [1, 2]).degrees == 14
     assert profile([8.0] * 25, [9.0], list(range(26))).degrees == 25
 
 
