@@ -27,7 +27,7 @@ def tailgate(*words: str, code: int | None = 0, **environment: str) -> Any:
     """What `tailgate` says as JSON, or its stderr where it is to refuse. Any exit code will do where it is None."""
     command = [sys.executable, "-m", "loadtests.commands.main", *words]
     ended = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, cwd=ROOT, timeout=500, check=False, env={**os.environ, **environment}
     )
     assert code in (None, ended.returncode), ended.stderr
     return ended.stderr if code == 2 else json.loads(ended.stdout.splitlines()[-1])
