@@ -32,7 +32,7 @@ _LUCKS = (0.01, 0.04, 0.12)
 # By how much a step that was missed lowers what the next one of its start holds.
 _DRAGS = (0.0, 0.07, 0.15)
 # Of 120 simulated searches for four equal arms whose starts differ by 6 %, the worst kind, 2 said something false. With
-# 20 degrees it was 4 of 40; with 10, none of 40, and half as many arms were named where steps spread by 15 %.
+# 20 degrees it was 4 of 40; with 10, none of 40.
 _FEWEST_DEGREES = 14
 _BEYOND = 2.5  # log rate past the lowest and the highest step
 _KNEES = 801
