@@ -4,8 +4,8 @@ A step at a rate is held with probability Phi((log knee + luck - drag - log rate
 probit assay [1]. `spread` is of the knee from step to step; `luck` is normal and shared by all steps of one start;
 `drag` is what the queue of a missed step takes off the next. All three are nuisances: the likelihood of a knee is the
 highest over a grid of them. What the likelihood ratio [2] then rules out is held against F with as many degrees of
-freedom as there are starts but one, fourteen at the least: steps near the knee are few, and chi-square would be a little
-too narrow. `benchmarks/simulation/frontiers.py` shows how often an interval holds the true knee.
+freedom as there are starts but one, fourteen at the least: steps near the knee are few, and chi-square would be a
+little too narrow. `benchmarks/simulation/frontiers.py` shows how often an interval holds the true knee.
 
 References
 ----------
