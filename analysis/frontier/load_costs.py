@@ -63,8 +63,9 @@ def load_costs(
 
 
 def _inside(low: float | None, seen: float | None, high: float | None) -> float | None:
-    """What was seen, within the interval: steps that contradict each other may put it outside."""
-    if seen is None:
+    """What was seen, within the interval: steps that contradict each other may put it outside. None where nothing is
+    sure at all: one start decides nothing."""
+    if seen is None or (low is None and high is None):
         return None
     return min(max(seen, low or 0.0), high if high is not None else seen)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analysis.judging.gates import FAIL
 from analysis.report.tables import Table
 from analysis.report.values import (
     DASH,
@@ -24,6 +25,7 @@ from analysis.report.values import (
     text,
 )
 
+TITLE = "Which policy to ship"
 WIDTH, LABELS, ROW, AXIS = 960.0, 220.0, 30.0, 28.0  # of the picture, in its own units
 _TICKS = (1, 2, 5)
 
@@ -32,6 +34,13 @@ def answer(summary: Row) -> list[str]:
     """The answer, a sentence each; empty where no search was made."""
     sentences = at(summary, "frontier", "answer")
     return [text(line) for line in sentences] if isinstance(sentences, list) else []
+
+
+def title(summary: Row) -> str:
+    """What stands above a search that nobody asked verdicts of, in place of one; empty elsewhere, and where an arm is
+    FAIL all the same."""
+    unasked = at(summary, "frontier", "search", "gated") is False and at(summary, "overall") != FAIL
+    return TITLE if unasked else ""
 
 
 def search_notes(summary: Row) -> list[str]:

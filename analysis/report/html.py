@@ -119,6 +119,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             rates=comparing.rates(summary),
             knees=load.knees(summary),
             frontier={
+                "title": frontier.title(summary),
                 "answer": frontier.answer(summary),
                 "picture": frontier.picture(summary),
                 "latencies": frontier.latencies(summary),

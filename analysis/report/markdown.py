@@ -340,7 +340,7 @@ def markdown_report(summary: Row) -> str:
         if fact.value != DASH
     )
     parts = [
-        f"## {mark(at(summary, 'overall'))} · {prose(at(summary, 'name'))}",
+        f"## {frontier.title(summary) or mark(at(summary, 'overall'))} · {prose(at(summary, 'name'))}",
         prose(reading.headline(summary)),
         facts,
         f"**Test bed**: {prose(line)}" if (line := reading.bed_line(summary)) else "",

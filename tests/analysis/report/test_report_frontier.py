@@ -51,6 +51,19 @@ def test_every_report_has_it(summary: dict[str, Any]) -> None:
         assert "What is said of loads is true all at once, but for a chance of 5 %." in shown
 
 
+def test_a_search_that_nobody_asked_verdicts_of_has_none_above_it(summary: dict[str, Any]) -> None:
+    def reports(*, gated: bool, overall: str) -> tuple[str, str]:
+        searched = summary["frontier"] | {"search": {"gated": gated}}
+        shown = summary | {"frontier": searched, "overall": overall}
+        return html_report(shown), markdown_report(shown)
+
+    for html, markdown in (reports(gated=False, overall="INCONCLUSIVE"),):
+        assert '<h1 id="verdict-title">Which policy to ship</h1>' in html
+        assert markdown.startswith("## Which policy to ship · search")
+    for html, _ in (reports(gated=True, overall="INCONCLUSIVE"), reports(gated=False, overall="FAIL")):
+        assert '<h1 id="verdict-title">Which policy to ship</h1>' not in html
+
+
 def test_a_run_without_a_search_says_nothing(tmp_path: Path) -> None:
     plain = analyze(write_run(tmp_path, FakeRun(duration_s=60, trials=2, rate=2, gates={"draws": 99})))
     assert "frontier" not in plain
