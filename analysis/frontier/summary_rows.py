@@ -48,11 +48,12 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     frontier = frontier_of([] if blocked else steps, run.arms, alpha=run.limits.alpha)
     starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
+    asked = search.get("gated", True) is not False
     sentences = answer(
         frontier,
         objective=objective_of(run),
         starts=starts,
-        verdicts=judgement.verdicts if search.get("gated", True) else None,
+        verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or verdict == FAIL},
         left=_left(search, "left"),
         dropped=_left(search, "dropped"),
         disturbed=sorted(disturbed),
@@ -66,7 +67,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         rollout=rollout,
         tokens={arm: tokens_of(run, arm) for arm in run.arms},
     )
-    rows = frontier_rows(frontier, sentences, starts, costs, failed=failed if search.get("gated", True) else ()) | {
+    rows = frontier_rows(frontier, sentences, starts, costs, failed=failed) | {
         "blocked_by": sorted(blocked),
         "disturbed_by": sorted(disturbed),
     }
@@ -88,8 +89,9 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
 
 
 def headline_of(rows: Mapping[str, Any] | None) -> str:
-    """What is said above all of a search that nobody asked verdicts of: its answer up to the costs; else empty."""
-    if rows is None or mapping(rows.get("search")).get("gated", True):
+    """What is said above all of a search that nobody asked verdicts of, where no arm is FAIL: its answer up to the
+    costs; else empty."""
+    if rows is None or mapping(rows.get("search")).get("gated", True) or rows["failed"]:
         return ""
     lines = [str(line) for line in rows["answer"]]
     end = next((place for place, line in enumerate(lines) if line.startswith("For more load")), len(lines) - 1)
@@ -145,6 +147,7 @@ def frontier_rows(
         "alpha": frontier.alpha,
         "answer": list(sentences),
         "highest": frontier.highest,
+        "failed": list(failed),
         "arms": [asdict(item) | {"start": asdict(starts[item.arm])} for item in frontier.holdings],
         "pairs": [asdict(order) for order in frontier.orders],
         "ranges": [asdict(item) for item in load_ranges(frontier, starts, failed=failed)],

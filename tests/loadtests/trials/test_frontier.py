@@ -336,3 +336,9 @@ def test_a_real_search_records_one_arm_a_trial_and_compares_their_answers(tmp_pa
     assert all(row["same"] == row["of"] > 0 for row in answers["eager"])
     (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
     assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")
+    # Nobody asked for verdicts, and an arm with other answers is not one to ship all the same.
+    assert summary["frontier"]["search"]["gated"] is False
+    assert summary["frontier"]["failed"] == ["dynamic"]
+    assert any("dynamic is FAIL by its gates" in line for line in summary["frontier"]["answer"])
+    assert {item["pick"] for item in summary["frontier"]["ranges"]} <= {"eager", None}
+    assert "dynamic" in summary["headline"]
