@@ -60,5 +60,6 @@ def step_energies(run: Run) -> list[StepEnergy]:
 
 def _tokens_between(first: Ints, end: Ints, tokens: Codes, since: int, until: int) -> float:
     """The tokens that came out from `since` to `until`, those of an answer taken to be evenly spread over it."""
-    inside = np.minimum(end, until) - np.maximum(first, since)
-    return float((tokens * np.clip(inside, 0, None) / np.maximum(end - first, 1)).sum())
+    lasted = end - first + 1  # an answer of one token too
+    inside = np.minimum(first + lasted, until) - np.maximum(first, since)
+    return float((tokens * np.clip(inside, 0, None) / lasted).sum())
