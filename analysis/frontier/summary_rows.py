@@ -49,18 +49,18 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
     asked = search.get("gated", True) is not False
+    failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     sentences = answer(
         frontier,
         objective=objective_of(run),
         starts=starts,
-        verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or verdict == FAIL},
+        verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or arm in failed},
         left=_left(search, "left"),
         dropped=_left(search, "dropped"),
         disturbed=sorted(disturbed),
     )
     if blocked:
         sentences = [f"Nothing is known of any load, for {', '.join(sorted(blocked))}: see the checks.", *sentences]
-    failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     costs = load_costs(
         frontier,
         shown_loads(frontier, rollout),

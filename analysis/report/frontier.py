@@ -25,7 +25,6 @@ from analysis.report.values import (
     text,
 )
 
-TITLE = "Which policy to ship"
 WIDTH, LABELS, ROW, AXIS = 960.0, 220.0, 30.0, 28.0  # of the picture, in its own units
 _TICKS = (1, 2, 5)
 
@@ -40,7 +39,7 @@ def title(summary: Row) -> str:
     """What stands above a search that nobody asked verdicts of, in place of one; empty elsewhere, and where an arm is
     FAIL all the same."""
     unasked = at(summary, "frontier", "search", "gated") is False and at(summary, "overall") != FAIL
-    return TITLE if unasked else ""
+    return "Which policy to ship" if unasked else ""
 
 
 def search_notes(summary: Row) -> list[str]:
