@@ -256,6 +256,7 @@ def test_a_neighbour_holds_its_share_of_the_card_and_gives_it_back() -> None:
     device = torch.device("cuda")
     pressing = Neighbour(device, None)
     _, total = torch.cuda.mem_get_info(device)
+    torch.cuda.empty_cache()  # what earlier tests left is not taken for the share
     before = torch.cuda.memory_reserved(device)  # of this process: others may use the card meanwhile
     held = pressing.change(Demand(memory_share=0.2, compute_share=0.3))
     assert (held["memory_bytes"], held["error"]) == (int(0.2 * total), None)
