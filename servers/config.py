@@ -41,7 +41,9 @@ ShapeKind = Literal["exact", "pad", "buckets"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Task = Literal["generate", "embed"]
 Pooling = Literal["mean", "cls"]
-Quantisation = Literal["none", "float8-per-row", "int8-weight-only", "int4-weight-only"]
+Quantisation = Literal["none", "float8-per-row", "float8-weight-only", "int8-weight-only", "int4-weight-only"]
+# Those that widen each weight before its product, which any device can.
+_WIDENED = ("float8-weight-only", "int8-weight-only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,11 @@ class ModelConfig:
             check_quantisation(self, on_gpu=True)
 
     @property
+    def in_float8(self) -> bool:
+        """Whether weights are held as float8 numbers, which GPUs know from FLOAT8_CAPABILITY on."""
+        return self.quantisation.startswith("float8")
+
+    @property
     def embeds(self) -> bool:
         """Whether the model embeds texts instead of generating them."""
         return self.task == "embed"
@@ -104,10 +111,10 @@ class ModelConfig:
 def check_quantisation(model: ModelConfig, *, on_gpu: bool) -> None:
     """Such a device multiplies weights so quantised, in the model's dtype. Raises ConfigError."""
     asked = f'model.quantisation is "{model.quantisation}"'
-    if model.quantisation in ("none", "int8-weight-only"):
+    if model.quantisation in ("none", *_WIDENED):
         return
     if not on_gpu:
-        raise ConfigError(f'{asked} but the model runs on the CPU, which only knows "int8-weight-only": use that')
+        raise ConfigError(f"{asked} but the model runs on the CPU, which only knows {' and '.join(_WIDENED)}: use one")
     if model.dtype not in ("auto", "bfloat16"):
         raise ConfigError(f'{asked} but model.dtype is "{model.dtype}": it needs dtype = "bfloat16"')
 

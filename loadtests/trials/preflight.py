@@ -111,11 +111,11 @@ def _check_quantisation(config: ArmConfig, *, on_cpu: bool) -> None:
         check_torchao(model)
     except ConfigError as error:
         raise ConfigError(f'arm "{config.name}": {error}') from None
-    newest = max(gpu_capabilities(), default=None) if model.quantisation == "float8-per-row" else None
+    newest = max(gpu_capabilities(), default=None) if model.in_float8 and not on_cpu else None
     if newest is not None and newest < FLOAT8_CAPABILITY:
         raise ConfigError(
             f'arm "{config.name}": model.quantisation is "{model.quantisation}" but the newest GPU here has compute '
-            f"capability {newest[0]}.{newest[1]}, and float8 is multiplied from "
+            f"capability {newest[0]}.{newest[1]}, and float8 is known from "
             f"{FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
         )
 

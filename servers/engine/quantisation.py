@@ -28,12 +28,12 @@ def quantise(model: Any, settings: ModelConfig) -> None:
     check_torchao(settings)
     if getattr(model.config, "quantization_config", None) is not None:
         raise ConfigError(f"{asked} but the files of {settings.id} are quantised already: leave it out")
-    if settings.quantisation == "float8-per-row" and not torch.version.hip:
+    if settings.in_float8 and device.type != "cpu" and not torch.version.hip:
         own = torch.cuda.get_device_capability(device)
         if own < FLOAT8_CAPABILITY:
             raise ConfigError(
                 f"{asked} but {torch.cuda.get_device_name(device)} has compute capability {own[0]}.{own[1]}, and "
-                f"float8 is multiplied from {FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
+                f"float8 is known from {FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} on: use another"
             )
     wanted = _block_layers(model)
     chosen = {id(layer) for layer in wanted.values()}
@@ -69,6 +69,8 @@ def _configuration(quantisation: str) -> Any:
 
     if quantisation == "float8-per-row":
         return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow(), **own)
+    if quantisation == "float8-weight-only":
+        return quantization.Float8WeightOnlyConfig(version=2, **own)
     if quantisation == "int8-weight-only":
         return quantization.Int8WeightOnlyConfig(version=2, **own)
     # The layout that the kernel within torch itself reads; others need packages of their own.

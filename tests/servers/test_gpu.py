@@ -96,7 +96,8 @@ def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(record
 
 @pytest.mark.parametrize("preset", ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic"])
 @pytest.mark.parametrize(
-    ("kind", "most_bytes"), [("float8-per-row", 0.53), ("int8-weight-only", 0.53), ("int4-weight-only", 0.30)]
+    ("kind", "most_bytes"),
+    [("float8-per-row", 0.53), ("float8-weight-only", 0.53), ("int8-weight-only", 0.53), ("int4-weight-only", 0.30)],
 )
 def test_quantised_arms_are_smaller_and_quiet_after_warm_up(
     kind: str, most_bytes: float, preset: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,7 @@ def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monk
     if fits:
         check_arm(quantised("float8-per-row"))
     else:
-        assert "the newest GPU here has compute capability 8.0, and float8 is multiplied from 8.9 on" in refusal(
+        assert "the newest GPU here has compute capability 8.0, and float8 is known from 8.9 on" in refusal(
             quantised("float8-per-row")
         )
 
