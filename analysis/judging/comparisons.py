@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.arrays import Ints
 from analysis.run.gaps import gaps_of
+from analysis.run.luck import start_spread
 from analysis.run.machines import Machines
 from analysis.run.run import Run
 from analysis.run.trials import block_numbers
@@ -49,7 +50,7 @@ def comparisons(run: Run) -> Comparisons:
                 items = _compared(run, arm, metric, phase, rows.paired, samples, qs)
                 gating = [item for item in items if item.quantile in gates]
                 beside += [item for item in items if item.quantile not in gates]
-                gated += _as_asked(run, samples, gating)
+                gated += _as_asked(run, arm, samples, gating)
                 if gating and len(run.machines) > 1:
                     apart += _apart(run, arm, metric, rows.paired, samples, gates)
     return Comparisons(
@@ -59,12 +60,12 @@ def comparisons(run: Run) -> Comparisons:
     )
 
 
-def _as_asked(run: Run, samples: tuple[Sample, Sample], whole: Sequence[Comparison]) -> Sequence[Comparison]:
+def _as_asked(run: Run, arm: str, samples: tuple[Sample, Sample], whole: Sequence[Comparison]) -> Sequence[Comparison]:
     """The comparisons over the whole run, or those of a typical block where the gates ask for it."""
     if run.limits.question == "run":
         return whole
-    spread, machines = run.limits.restart_spread, run.machines.of_trial
-    return compare_typical(*samples, whole=whole, restart_spread=spread, machines=machines)
+    machines = run.machines.of_trial
+    return compare_typical(*samples, whole=whole, restart_spread=start_spread(run, arm), machines=machines)
 
 
 def _apart(
@@ -75,7 +76,7 @@ def _apart(
     for place, machine in enumerate(run.machines.names):
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
         whole = _compared(run, arm, metric, "steady", paired, (treatment, control), qs, place=place)
-        items += [replace(item, machine=machine) for item in _as_asked(run, (treatment, control), whole)]
+        items += [replace(item, machine=machine) for item in _as_asked(run, arm, (treatment, control), whole)]
     return items
 
 
@@ -128,7 +129,7 @@ def _compared(
         rng=run.rng(0, *stream) if place is None else run.rng(4, *stream, place),
         paired=paired,
         method=run.limits.method,
-        restart_spread=run.limits.restart_spread,
+        restart_spread=start_spread(run, arm),
         machines=run.machines.of_trial,
     )
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]

@@ -103,6 +103,7 @@ def compare_releases(
         "settings": {
             "alpha": limits.alpha,
             "restart_spread": limits.restart_spread,
+            "tuning_spread": limits.tuning_spread,
             "day_spread": limits.day_spread,
             "machine_drift": limits.machine_drift,
             "need_references": limits.need_references,

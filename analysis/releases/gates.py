@@ -159,7 +159,7 @@ def _level(figure: Figure, arm: ReleaseArm, limits: ReleaseLimits) -> Level | No
     return level_of(
         sign * np.log(values),
         [luck for _, luck in trials.values()],
-        restart_spread=figure.luck * limits.restart_spread,
+        restart_spread=figure.luck * arm.start_spread(limits),
     )
 
 

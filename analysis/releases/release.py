@@ -23,11 +23,13 @@ from analysis.records.schemas import RUN_HOST
 from analysis.records.tables import RecordError
 from analysis.releases.machine import typical
 from analysis.releases.run_figures import ArmFigures, arm_figures, tells_compiles
+from analysis.run.luck import searches_kernels
 from analysis.run.placement import devices_of
 from analysis.run.references import references_of
 from analysis.run.run import Run
 from analysis.run.startup import startup_row
 from analysis.run.trials import SECOND
+from analysis.settings.release_limits import ReleaseLimits
 from analysis.statistics.unpaired import Luck
 
 RECORD = "tailgate release"
@@ -60,6 +62,12 @@ class ReleaseArm:
     cache: Mapping[str, float]  # starts' compiles by state of the compile cache
     doubts: tuple[str, ...] = ()  # checks of its run that leave what it did under the traffic open
     compile_doubts: tuple[str, ...] = ()  # and those that leave its compiles open
+
+    def start_spread(self, limits: ReleaseLimits) -> float:
+        """The standard deviation of log latency over starts that is taken for granted of the arm."""
+        on_cpu = mapping(self.config.get("model")).get("device") == "cpu"
+        tuning = limits.tuning_spread if searches_kernels(self.config) and not on_cpu else 0.0
+        return math.hypot(limits.restart_spread, tuning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

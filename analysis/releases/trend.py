@@ -62,7 +62,7 @@ def _point(release: Release, arm: ReleaseArm, figure: Figure, limits: ReleaseLim
     if figure.counted or values.min() <= 0:
         return point
     lucks = [luck for _, luck in trials.values()]
-    level = level_of(np.log(values), lucks, restart_spread=figure.luck * limits.restart_spread)
+    level = level_of(np.log(values), lucks, restart_spread=figure.luck * arm.start_spread(limits))
     point["value"] = math.exp(level.mean)
     low, high = Difference(effect=level.mean, part=level.part).limits(limits.alpha)
     if low is not None and high is not None and max(-low, high) < LARGEST_LOG:

@@ -22,6 +22,7 @@ Question = Literal["block", "run"]
 
 # The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not show it better.
 RESTART_SPREAD = 0.01
+TUNING_SPREAD = 0.03
 
 _MARGIN = Range(0.0, 10.0)
 _QUANTILE = Range(0.5, 0.9999)
@@ -74,6 +75,8 @@ class GateLimits(CompileBudget):
     question: Question = "block"
     # Of log latency over starts of one arm; counts as four starts.
     restart_spread: Annotated[float, Range(0.0, 1.0)] = RESTART_SPREAD
+    # The same over compiles that search for kernels by timing them; 0: they are taken to find the same.
+    tuning_spread: Annotated[float, Range(0.0, 1.0)] = TUNING_SPREAD
     block_s: Annotated[float, Range(0.1, 86_400.0)] = 30.0  # in an experiment, by default the traffic's
 
     def __post_init__(self) -> None:

@@ -10,7 +10,9 @@ import pytest
 from analysis.records.run_list import listed_runs, write_run_list
 from analysis.records.schemas import COMPILE_EVENTS
 from analysis.records.tables import RecordWriter, read_table
-from analysis.releases.release import read_release, release_of
+from analysis.releases.release import ReleaseArm, read_release, release_of
+from analysis.releases.run_figures import ArmFigures
+from analysis.settings.release_limits import ReleaseLimits
 from analysis.summary.summary import analyze, write_summary
 from tests.fakes.beds import FakeBed, referenced
 from tests.fakes.runs import DAYS_APART, EAGER, FakeArm, FakeRun, write_run
@@ -146,3 +148,20 @@ def test_references_of_an_arm_are_those_of_the_device_that_it_was_put_on(tmp_pat
         "python_ms": 10.0,
         "read_gb_per_s": 20.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("device", "policy", "spread"),
+    [
+        ("cuda", {"enabled": True, "mode": "max-autotune"}, 0.05),
+        ("cuda", {"enabled": True, "mode": "max-autotune", "artifact": "arm.compiled"}, 0.03),
+        ("cuda", {"enabled": True, "mode": "reduce-overhead"}, 0.03),
+        ("cpu", {"enabled": True, "mode": "max-autotune"}, 0.03),
+    ],
+)
+def test_arms_that_search_for_kernels_on_a_gpu_are_given_more_luck(
+    device: str, policy: dict[str, object], spread: float
+) -> None:
+    config = {"model": {"device": device}, "compile": policy}
+    arm = ReleaseArm(figures=ArmFigures(values={}, sources={}), config=config, references={}, cache={})
+    assert arm.start_spread(ReleaseLimits(restart_spread=0.03, tuning_spread=0.04)) == pytest.approx(spread)

@@ -41,12 +41,13 @@ def run_with(directory: Path, *starts: dict[str, float], run: FakeRun = MINUTE) 
     return Run.of(read_run(directory))
 
 
-def add_events(folder: Path, *events: dict[str, Any]) -> None:
-    start = start_of(1)
+def add_events(folder: Path, *events: dict[str, Any], trial: int = 1) -> None:
+    start = start_of(trial)
     with RecordWriter(folder / "compile_events-1.arrow", COMPILE_EVENTS) as writer:
         for number, event in enumerate(events):
             at, seconds = event.pop("at_s"), event.pop("seconds")
-            row = {"event_id": f"x{number}", "trial": 1, "arm": "compiled", "replica": "compiled-0", "phase": "warmup"}
+            row = {"event_id": f"x{number}", "trial": trial, "phase": "warmup"}
+            row |= {"arm": "compiled", "replica": "compiled-0"}
             times = {"start_ns": start + int(at * SECOND), "end_ns": start + int((at + seconds) * SECOND)}
             writer.append({**row, **times, **event})
 
