@@ -3,9 +3,10 @@
     python benchmarks/engine.py decode mixed --model random:llama-3-8b --arm compiled-bucketed --batch 1,32
 
 Sections: startup (cold, warm and shipped compiler cache), floor (bandwidth), quiet (no compile after the warm-up; with
---trace also a replay in real time), decode, mixed, recorder (what watching costs), baselines (transformers). Progress
-and a table go to stderr, each result at once, also to --out; the last line on stdout is one JSON object with
-everything. Exit code: 0 all measured and quiet, 1 something failed or was not quiet, 2 bad usage.
+--trace also a replay in real time), decode, kernels (where a step's time goes), mixed, recorder (what watching costs),
+baselines (transformers). Progress and a table go to stderr, each result at once, also to --out; the last line on stdout
+is one JSON object with everything. Exit code: 0 all measured and quiet, 1 something failed or was not quiet, 2 bad
+usage.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from benchmarks import quiet
 from benchmarks.baselines import DECODE_KINDS, MIXED_KINDS, Baselines, compiles
 from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
 from benchmarks.inprocess import InProcess
+from benchmarks.kernels import profile_decode
 from benchmarks.ledger import Ledger, Row
 from benchmarks.measure import (
     NothingMeasuredError,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Measure = Callable[[Sequence[Request]], float]  # tokens per second
 
-SECTIONS = ("startup", "floor", "quiet", "decode", "mixed", "recorder", "baselines")
+SECTIONS = ("startup", "floor", "quiet", "decode", "kernels", "mixed", "recorder", "baselines")
 THROUGH = ("engine", "grpc")
 
 
@@ -264,6 +265,27 @@ def _decode_engine(bench: Bench, batch: int) -> None:
     )
 
 
+def kernels(bench: Bench) -> None:
+    """Where the time of a decode step goes: a row for the step, and one for each kernel."""
+    for batch in bench.plan.batches:
+        with bench.ledger.attempt("kernels", batch=batch):
+            drawn = decode_set(bench.plan.work, batch, bench.engine.vocab_size, bench.rng())
+            profile = profile_decode(bench.engine, drawn)
+            bench.ledger.add(
+                "kernels",
+                batch=batch,
+                kernel="the step",
+                calls=sum(kernel.calls for kernel in profile.kernels),
+                us=profile.step_us,
+                share=profile.busy_us / profile.step_us,
+            )
+            for kernel in profile.longest:
+                share = kernel.us / profile.step_us
+                bench.ledger.add(
+                    "kernels", batch=batch, kernel=kernel.name[:80], calls=kernel.calls, us=kernel.us, share=share
+                )
+
+
 def decode_wire(bench: Bench) -> None:
     """Steady decode as a client sees it, next to the engine's."""
     for batch in bench.plan.batches:
@@ -345,6 +367,7 @@ PARTS = (
     Part("floor", "", floor),
     Part("quiet", "", quiet_section),
     Part("decode", "engine", decode_engine),
+    Part("kernels", "", kernels),
     Part("mixed", "engine", mixed_engine),
     Part("recorder", "engine", recorder_engine),
     Part("decode", "grpc", decode_wire),
