@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.environment import ROOT, child_environment
+from benchmarks.environment import child_environment
 from benchmarks.observed import Emitted, Observed, Plan
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import SCHEDULE, Schedule
@@ -79,7 +79,7 @@ class Process(Child):
         variables: Mapping[str, str] | None = None,
         commands: bool = False,
     ) -> None:
-        environment = {**child_environment(), "PYTHONPATH": str(ROOT), **(variables or {})}
+        environment = {**child_environment(), **(variables or {})}
         log = folder / f"{name}.log"
         super().__init__(name, command, log_path=log, environment=environment, folder=folder, commands=commands)
         cores.settle(self.pid, core)

@@ -155,7 +155,7 @@ def run_dir(plan: Plan, name: str, *, seed: int, planted: str) -> Path:
         "import sys; from loadtests.commands.main import main; "
         f"sys.exit(main({arguments!r}, arm_command={list(plan.arm_command)!r}))"
     )
-    environment = {**child_environment(), VARIABLE: planted, "PYTHONPATH": str(ROOT)}
+    environment = {**child_environment(), VARIABLE: planted}
     with plan.lanes.one() as lane, (out / "log.txt").open("w") as log:
         # All that the run starts has the processors of the lane.
         pinned = f"import os; os.sched_setaffinity(0, {sorted(lane)}); {code}"
