@@ -38,6 +38,12 @@ _LONGEST_S = 1e9  # thirty years
 _MEDIAN_MISS = math.log(2.0)  # expected misses at which none is seen half of the time
 
 
+def requests_to_see(allowed_share: float) -> int:
+    """How many requests a step needs so that it speaks for an objective that lets this share of them miss: 70 for a
+    p99."""
+    return math.ceil(_MEDIAN_MISS / allowed_share)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One arm under one rate of one trial. Rates are requests/s; `goodput_rps` counts those that met every limit.

@@ -6,6 +6,7 @@ to one length, buckets with the ladder that pads the traffic's lengths least, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from analysis.frontier.search import Left
-from analysis.settings.gate_limits import GateLimits
+from analysis.judging.load_steps import requests_to_see
+from analysis.records.tables import RecordError
+from analysis.settings.gate_limits import GateLimits, check_goodput
+from analysis.settings.slo_targets import parse_slo
 from analysis.statistics.exposure import ExposureError, best_ladder
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
@@ -27,7 +31,8 @@ from servers.fields import ConfigError
 from servers.ladders import default_lengths
 
 STANDARD = ("compiled-padded", "compiled-bucketed", "compiled-dynamic")
-_STEPS, _STEP_S = 8, 30.0
+_STEPS, _STEP_S, _SETTLE_S = 8, 30.0, 10.0
+_LONGEST_STEP_S = 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
 _OF_ONE_RATE = ("rate", "burstiness", "design", "duration_s")
 _SHARED_KEYS = ("replicas", "device", "model", "engine")
@@ -51,7 +56,7 @@ def frontier_plan(
 ) -> FrontierPlan:
     """The experiment in `source` as a search. Otherwise ConfigError."""
     table = load_table(source, settings=settings, seed=seed, slo=slo)
-    table["traffic"] = _in_steps(table_of(table, "traffic"))
+    table["traffic"] = _in_steps(table_of(table, "traffic"), _allowed_share(table))
     # A search starts as many trials as its budget has time for.
     table["trials"] = {**table_of(table, "trials"), "count": 1}
     arms = table.get("arms", [])
@@ -77,8 +82,18 @@ def _own(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def _in_steps(traffic: Mapping[str, Any]) -> dict[str, Any]:
-    """The [traffic] table with loads that rise in steps: its own, or around its rate."""
+def _allowed_share(table: Mapping[str, Any]) -> float:
+    """The smallest share of requests that an objective of the experiment lets miss; 1 where there is none."""
+    with as_config_error(RecordError):
+        shares = [target.allowed_share for target in parse_slo(table_of(table, "slo"))]
+        attainment = check_goodput(table_of(table, "goodput"))[1]
+    shares += [1.0 - attainment] if attainment is not None else []
+    return min((share for share in shares if share > 0), default=1.0)
+
+
+def _in_steps(traffic: Mapping[str, Any], allowed_share: float) -> dict[str, Any]:
+    """The [traffic] table with loads that rise in steps: its own, or around its rate. These are as long as it takes at
+    that rate until a step without a miss speaks for an objective that lets `allowed_share` miss."""
     arrivals = traffic.get("arrivals", "poisson")
     if arrivals == "saturation":
         return dict(traffic)
@@ -92,10 +107,20 @@ def _in_steps(traffic: Mapping[str, Any]) -> dict[str, Any]:
     if arrivals == "trace":
         traffic = {key: value for key, value in traffic.items() if key not in ("time_scale", "trace_start_s")}
     kept = {key: value for key, value in traffic.items() if key not in _OF_ONE_RATE}
-    searched = {"step_s": _STEP_S, **kept, "arrivals": "saturation"}
+    searched = {**kept, "arrivals": "saturation"}
+    if "step_s" not in searched:
+        seen_s = requests_to_see(allowed_share) / float(rate) if known and rate else 0.0
+        wanted_s = math.ceil(_seconds(searched, "settle_s", _SETTLE_S) + seen_s)
+        searched["step_s"] = min(_LONGEST_STEP_S, max(_STEP_S, wanted_s))
     searched.setdefault("rates", [float(f"{float(rate or 0) / _BELOW:.3g}"), float(f"{float(rate or 0) * _ABOVE:.3g}")])
-    searched["duration_s"] = float(searched.get("rampup_s", 0.0)) + _STEPS * float(searched["step_s"])
+    searched["duration_s"] = _seconds(searched, "rampup_s", 0.0) + _STEPS * _seconds(searched, "step_s", _STEP_S)
     return searched
+
+
+def _seconds(traffic: Mapping[str, Any], key: str, usual: float) -> float:
+    """The seconds under `key`; `usual` where there are none, or no number, which reading the experiment refuses."""
+    given = traffic.get(key, usual)
+    return float(given) if isinstance(given, (int, float)) else usual
 
 
 def _with_standard_arms(table: Mapping[str, Any]) -> FrontierPlan:

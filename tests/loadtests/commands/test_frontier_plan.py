@@ -93,6 +93,28 @@ def test_a_rate_becomes_steps_around_it(alone: Path) -> None:
     assert (own.step_rates, own.saturation_steps, own.step_s) == ((2.0, 64.0), 8, 20.0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "step_s"),
+    [
+        (["traffic.rate=1.5"], 10 + 47),  # 70 requests, of which one may miss a p99
+        (["traffic.rate=1.5", "traffic.settle_s=20"], 20 + 47),
+        (["traffic.rate=1.5", "traffic.step_s=25"], 25),
+        (["traffic.rate=1.5", "goodput.ttft=500", "goodput.attainment_pct=99.5"], 10 + 93),
+        (["traffic.rate=0.2"], 300),  # no step is longer
+        (["traffic.rates=[1,8]", "traffic.rate=0", "traffic.arrivals=steps"], 30),
+    ],
+)
+def test_steps_last_until_none_missing_says_something(alone: Path, settings: list[str], step_s: float) -> None:
+    traffic = frontier_plan(alone, settings=settings).experiment.traffic
+    assert (traffic.step_s, traffic.duration_s) == (step_s, 8 * step_s)
+
+
+@pytest.mark.parametrize("key", ["step_s", "settle_s", "rampup_s"])
+def test_what_is_no_number_of_seconds_is_refused(alone: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"traffic\.{key} is 'soon'"):
+        frontier_plan(alone, settings=[f"traffic.{key}=soon"])
+
+
 def test_traffic_without_a_rate_needs_a_range(alone: Path) -> None:
     with pytest.raises(ConfigError, match=r"give --set traffic.rates=\[LOWEST,HIGHEST\] in requests/s$"):
         frontier_plan(alone, settings=["traffic.arrivals=closed", "traffic.concurrency=4", "traffic.rate=0"])
