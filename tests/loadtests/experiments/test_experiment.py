@@ -74,11 +74,22 @@ def test_built_in_experiment_survives_a_round_trip(name: str, tmp_path: Path) ->
 
 
 def test_every_experiment_in_the_package_is_offered() -> None:
-    assert builtin_names() == ["case-aa", "case-ab", "case-naive", "demo", "embed", "external", "frontier-demo", "h200"]
+    assert builtin_names() == [
+        "case-aa",
+        "case-ab",
+        "case-frontier",
+        "case-naive",
+        "demo",
+        "embed",
+        "external",
+        "frontier-demo",
+        "h200",
+    ]
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in builtin_names() if name not in ("demo", "embed", "frontier-demo", "case-naive")]
+    "name",
+    [name for name in builtin_names() if name not in ("demo", "embed", "frontier-demo", "case-frontier", "case-naive")],
 )
 def test_a_built_in_experiment_is_long_enough_to_decide(name: str, tmp_path: Path) -> None:
     """Those apart that are to find recompiles: they say that they decide nothing else."""
