@@ -365,6 +365,36 @@ def joined_parity(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
     return {**whole, "arms": list(worst.values())}
 
 
+def joined_search(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
+    """How the searches of all runs went on, as one. None where a run made none.
+
+    Verdicts were asked for where one asked; an arm was let go where every search did, for the first one's reason.
+    """
+    documents = [run.documents.search for run in runs]
+    searches = [mapping(document) for document in documents if document is not None]
+    if len(searches) < len(runs):
+        return None
+    if len(searches) == 1:
+        return dict(searches[0])
+    spent = {key: [value for search in searches if (value := number(search.get(key)))] for key in _SPENT}
+    stops = dict.fromkeys(str(search["stop"]) for search in searches if search.get("stop"))
+    return {
+        "gated": any(search.get("gated", True) is not False for search in searches),
+        **{key: sum(values) for key, values in spent.items() if len(values) == len(searches)},
+        "stop": "; ".join(stops) if all(search.get("stop") for search in searches) else "",
+        **{key: _let_go([rows_of(search.get(key)) for search in searches]) for key in ("left", "dropped")},
+    }
+
+
+_SPENT = ("budget_s", "spent_s")
+
+
+def _let_go(searches: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """The arms that are named in each, as the first names them."""
+    named = [{str(row.get("arm")) for row in rows} for rows in searches]
+    return [row for row in searches[0] if all(str(row.get("arm")) in names for names in named)]
+
+
 def _parity_rank(row: Mapping[str, Any]) -> int:
     verdict = row.get("verdict")
     return _PARITY_ORDER.index(verdict) if verdict in _PARITY_ORDER else 1

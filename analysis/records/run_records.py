@@ -19,6 +19,7 @@ from analysis.records.joining import (
     joined_experiment,
     joined_parity,
     joined_runs,
+    joined_search,
     names_of,
     one_run,
 )
@@ -56,7 +57,7 @@ class RunRecords:
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
-    search: dict[str, Any] | None = None  # frontier.json: how a search went on; None where none was made, or several
+    search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
     runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
     differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
 
@@ -202,7 +203,7 @@ def _read(
         problems=tuple(problem for problems in problems_of for problem in problems),
         stated=all(files.stated for files in files_of.values()),
         parity=joined_parity(runs),
-        search=None if joined else runs[0].documents.search,
+        search=joined_search(runs),
         runs=tuple(runs),
         differences=tuple(differences),
     )

@@ -76,8 +76,13 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
-    """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE."""
-    return EXIT_CODES[str(summary["overall"])]
+    """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE; 0 for a search that nobody asked verdicts of."""
+    return 0 if asks_nothing(summary) else EXIT_CODES[str(summary["overall"])]
+
+
+def asks_nothing(summary: Mapping[str, Any]) -> bool:
+    """Whether the run is a search, or several, that nobody asked verdicts of."""
+    return mapping(mapping(summary.get("frontier")).get("search")).get("gated") is False
 
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "run_id": run.run_id,
         "created": _created(run),
         "overall": judgement.overall,
-        "exit_code": EXIT_CODES[judgement.overall],
+        "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
         "headline": headline_of(frontier) or judgement.headline,
         "control": run.control,
         "seed": run.seed,

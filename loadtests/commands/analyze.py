@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from analysis.records.run_list import joins_runs
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
-from analysis.report.terminal import verdict_table
-from analysis.summary.summary import analyze, exit_code, write_summary
+from analysis.report.terminal import frontier_words, verdict_table
+from analysis.summary.summary import analyze, asks_nothing, exit_code, write_summary
 from loadtests.commands.command_line import CommandParser, add_slo, run_directory, several, words
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
 from loadtests.commands.joined_folder import join_runs
@@ -21,9 +21,6 @@ from servers import stdout
 from servers.complaint import fault
 from servers.fields import ConfigError
 from servers.security import check_named
-
-# From a summary and the line for programs: the words for people, and the line as it is written.
-Shown = Callable[[Mapping[str, Any], dict[str, Any]], tuple[str, dict[str, Any]]]
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -88,10 +85,9 @@ def judge_run(
     whole: bool = False,
     broke: bool = False,
     slo: Sequence[str] = (),
-    shown: Shown | None = None,
 ) -> int:
-    """The run directory holds a summary and reports, and the verdict is on stdout; as JSON the `whole` summary or its
-    outcome. `shown` says it otherwise, from the summary and that outcome. Returns the exit code."""
+    """The run directory holds a summary and reports, and the verdict, or the answer of a search, is on stdout; as JSON
+    the `whole` summary or its outcome. Returns the exit code."""
     unjudged = partial(_unjudged, run_dir=run_dir, ended=ended, as_json=as_json)
     try:
         summary = analyze(run_dir, slo=slo)
@@ -121,13 +117,26 @@ def judge_run(
         "needed_s": (summary.get("advice") or {}).get("needed_s"),
         **ended,
     }
-    text, line = (shown or _verdict)(summary, line)
+    width = stdout.columns()
+    if frontier := _of_search(summary):
+        unasked = asks_nothing(summary)
+        if unasked:
+            line = {key: value for key, value in line.items() if key not in _OF_VERDICTS} | {"verdict": None}
+        line |= {key: frontier.get(key) for key in ("answer", "highest", "ranges", "search")}
+        text = frontier_words(summary, width=width, gated=not unasked)
+    else:
+        text = verdict_table(summary, width=width)
     stdout.write(f"{text}\nreport: {report}", line, as_json=as_json)
-    return int(line["exit_code"])
+    return code
 
 
-def _verdict(summary: Mapping[str, Any], line: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return verdict_table(summary, width=stdout.columns()), line
+_OF_VERDICTS = ("headline", "arms", "needed_s")
+
+
+def _of_search(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the summary of a search, or of several, says of which policy to ship; empty of other runs."""
+    frontier: Mapping[str, Any] = summary.get("frontier") or {}
+    return frontier if frontier.get("search") else {}
 
 
 def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], as_json: bool) -> int:

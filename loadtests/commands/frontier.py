@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from analysis.report.terminal import frontier_words
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, real, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
@@ -19,7 +15,6 @@ from loadtests.trials.frontier import FrontierSearch, check_budget
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND
 from loadtests.trials.run_directory import has_requests
-from servers import stdout
 
 BUDGET_MINUTES = 60.0
 DEMO, DEMO_MINUTES = "frontier-demo", 9.0
@@ -76,13 +71,12 @@ def main(options: argparse.Namespace) -> int:
 
 def _search(plan: FrontierPlan, minutes: float, options: argparse.Namespace) -> int:
     status = Status()
-    gated = asks_for_verdicts(plan.experiment)
     search = FrontierSearch(
         plan.experiment,
         out=Path(options.out),
         budget_s=minutes * 60.0,
         dropped=plan.dropped,
-        gated=gated,
+        gated=asks_for_verdicts(plan.experiment),
         status=status,
         arm_command=options.arm_command or ARM_COMMAND,
     )
@@ -106,21 +100,4 @@ def _search(plan: FrontierPlan, minutes: float, options: argparse.Namespace) -> 
     if not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=options.json)
     print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(
-        outcome.run_dir,
-        ended,
-        as_json=options.json,
-        broke=not outcome.complete,
-        shown=partial(_answer, gated=gated),
-    )
-
-
-def _answer(summary: Mapping[str, Any], line: dict[str, Any], *, gated: bool) -> tuple[str, dict[str, Any]]:
-    """What is shown of a search: the words, and the line for programs. Its exit code is 0 where nobody asks for a
-    verdict, and the search ended by itself."""
-    found = summary.get("frontier") or {}
-    shown = {key: found.get(key) for key in ("answer", "highest", "ranges", "search")}
-    if not gated:
-        line = {**line, "verdict": None, "exit_code": 0 if line["complete"] else EXIT_BROKE}
-        del line["headline"], line["arms"], line["needed_s"]
-    return frontier_words(summary, width=stdout.columns(), gated=gated), {**line, **shown}
+    return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)

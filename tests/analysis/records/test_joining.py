@@ -334,3 +334,22 @@ def test_a_run_that_is_read_alone_keeps_every_name(tmp_path):
     assert records.directories == (run,)
     assert records.requests.column("request_id")[0].as_py().startswith("1-")
     assert RunList(directories=(run,)).accepted == ()
+
+
+def test_of_searches_an_arm_is_let_go_that_each_let_go(tmp_path):
+    directories = runs_in(tmp_path, SHORT, SHORT)
+    slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
+    shared = {"budget_s": 600.0, "gated": False, "dropped": []}
+    first, second = (directory / "frontier.json" for directory in directories)
+    write_document(first, {**shared, "spent_s": 500.0, "stop": "nothing is open", "left": [slow, late]})
+    assert joined(tmp_path / "joined", directories).search is None, "one of them is no search"
+    write_document(second, {**shared, "spent_s": 590.0, "stop": "10 s are left", "left": [slow]})
+    search = joined(tmp_path / "both", directories).search
+    assert (search["budget_s"], search["spent_s"]) == (1200.0, 1090.0)
+    assert search["stop"] == "nothing is open; 10 s are left"
+    assert search["left"] == [slow]
+    assert search["gated"] is False
+    write_document(second, {**shared, "gated": True, "stop": "", "left": []})
+    search = joined(tmp_path / "cut", directories).search
+    assert (search["gated"], search["stop"], search["left"]) == (True, "", [])
+    assert "spent_s" not in search

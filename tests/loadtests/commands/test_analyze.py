@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.commands.main import main
+from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.runs import DAYS_APART, FakeRun, write_run
 
 RUN = FakeRun(name="canary", duration_s=60, rate=2, trials=2, environment={"machine": "aaaaaaaaaaaa"})
@@ -133,3 +134,18 @@ def test_other_commands_take_a_joined_folder_for_a_run_or_say_what_to_give(runs,
         assert json.loads(capsys.readouterr().out.splitlines()[-1])
     code = main(["export", str(folder), "--format", "parquet"])
     assert (code, "joins runs and holds no records itself: export each" in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(("gated", "verdict", "code"), [(False, None, 0), (True, "INCONCLUSIVE", 3)])
+def test_a_search_is_answered_again_as_it_was(gated, verdict, code, tmp_path, capsys):
+    """As `tailgate frontier` said it: with a verdict where one was asked for alone."""
+    run = write_search(tmp_path / "run", {"eager": 17.0, "new": 33.0}, [[4, 16, 32, 64], [8, 18, 30, 40]])
+    search = {"gated": gated, "stop": "nothing is open", "left": [], "dropped": []}
+    (run / "frontier.json").write_text(json.dumps(search))
+    assert main(["analyze", str(run)]) == code
+    *words, line = capsys.readouterr().out.splitlines()
+    outcome = json.loads(line)
+    assert (outcome["verdict"], outcome["exit_code"]) == (verdict, code)
+    assert outcome["answer"][0].startswith("Up to ")
+    assert "nothing is gained in load by compiling" in " ".join(words)
+    assert main(["analyze", str(run), "--json"]) == code
