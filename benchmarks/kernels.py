@@ -67,12 +67,11 @@ def profile_decode(target: InProcess, requests: Sequence[Request]) -> Profile:
     turns = 0
     times: list[float] = []
 
-    def now() -> float:
+    def settle() -> None:
         if on_gpu:
             import torch
 
             torch.cuda.synchronize(target.runner.device)
-        return time.perf_counter()
 
     def feed(line: Line) -> bool:
         nonlocal turns
@@ -80,11 +79,12 @@ def profile_decode(target: InProcess, requests: Sequence[Request]) -> Profile:
             for request in requests:
                 line.send(request)
         elif turns == first:
-            times.append(now())
+            settle()
             watch.start()
-            times[0] = time.perf_counter()
+            times.append(time.perf_counter())
         elif turns == first + _STEPS and len(line.live) == len(requests):
-            times.append(now())
+            settle()
+            times.append(time.perf_counter())
             watch.stop()
         turns += 1
         return False

@@ -376,7 +376,7 @@ def joined_search(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
         return None
     if len(searches) == 1:
         return dict(searches[0])
-    spent = {key: [value for search in searches if (value := number(search.get(key)))] for key in _SPENT}
+    spent = {key: [value for search in searches if (value := number(search.get(key))) is not None] for key in _SPENT}
     stops = dict.fromkeys(str(search["stop"]) for search in searches if search.get("stop"))
     return {
         "gated": any(search.get("gated", True) is not False for search in searches),
