@@ -433,6 +433,7 @@ def startup_costs(summary: Row) -> list[Figure]:
         (compiling, "of which the backend", _duration, ("backend_s",)),
         (compiling, "of which tuning kernels", _duration, ("autotune_s",)),
         (compiling, "tuning kernels at their first run", _duration, ("tuning_s",)),
+        (compiling, "trials that searched for kernels", count, ("searching_starts",)),
         (compiling, "recording CUDA graphs", _duration, ("recording_s",)),
         (compiling, "kernels of other compilers (JIT)", _duration, ("jit_s",)),
         (compiling, "disk cache", _cache_state, ("cache",)),

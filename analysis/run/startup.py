@@ -9,6 +9,7 @@ from typing import Any
 from analysis.records.documents import content_of
 from analysis.records.plain_values import mapping, number
 from analysis.records.run_records import trial_folders
+from analysis.run.luck import searching_starts
 from analysis.run.run import Run
 from analysis.run.spikes import JIT, CompileEvent, held_s
 from analysis.run.trials import Trial
@@ -51,6 +52,7 @@ def startup_row(run: Run, arm: str) -> dict[str, Any]:
         **({"encode_s": encode_s} if (encode_s := _part_s(starts, ENCODE)) is not None else {}),
         "other_s": _part_s(starts, "other"),
         **_compiling(run, arm),
+        **({"searching_starts": searches} if (searches := searching_starts(run, arm)) else {}),
         "slowest": _slowest(shapes),
         "memory_bytes": dict(next(filter(None, memories), {})),
     }

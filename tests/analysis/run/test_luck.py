@@ -9,6 +9,7 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.run.luck import searching_starts, start_spread
 from analysis.run.run import Run
+from analysis.run.startup import startup_row
 from tests.analysis.run.test_startup import add_events
 from tests.fakes.runs import FakeRun, write_run
 
@@ -45,6 +46,8 @@ def test_each_compile_that_searches_has_a_luck_of_its_own(policy: dict[str, Any]
     assert searching_starts(run, "compiled") == 3
     assert searching_starts(run, run.control) == 0
     assert start_spread(run, "compiled") == pytest.approx(((0.01**2 + 0.01**2 + 0.03**2) / 2) ** 0.5)
+    assert startup_row(run, "compiled")["searching_starts"] == 3
+    assert "searching_starts" not in startup_row(run, run.control)
 
 
 def test_trials_that_share_what_one_search_found_do_not_average_its_luck(tmp_path: Path) -> None:
