@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.inprocess import InProcess, Line
 from benchmarks.measure import NothingMeasuredError
@@ -102,10 +102,6 @@ def profile_decode(target: InProcess, requests: Sequence[Request]) -> Profile:
 
 
 def _kernels(rows: Sequence[FunctionEventAvg], *, on_gpu: bool) -> list[Kernel]:
-    taken = [(row, _us(row, on_gpu=on_gpu)) for row in rows]
+    taken = [(row, row.self_device_time_total if on_gpu else row.self_cpu_time_total) for row in rows]
     kernels = [Kernel(name=str(row.key), calls=row.count / _STEPS, us=us / _STEPS) for row, us in taken if us > 0]
     return sorted(kernels, key=lambda kernel: -kernel.us)
-
-
-def _us(row: Any, *, on_gpu: bool) -> float:
-    return float(row.self_device_time_total if on_gpu else row.self_cpu_time_total)

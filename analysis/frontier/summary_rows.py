@@ -88,10 +88,16 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     return rows | ({"search": _search_row(search)} if search else {})
 
 
+def asks_nothing(rows: Mapping[str, Any] | None) -> bool:
+    """Whether what the summary says of which policy to ship is of a search, or several, that nobody asked verdicts
+    of."""
+    return mapping(mapping(rows).get("search")).get("gated") is False
+
+
 def headline_of(rows: Mapping[str, Any] | None) -> str:
     """What is said above all of a search that nobody asked verdicts of, where no arm is FAIL: its answer up to the
     costs; else empty."""
-    if rows is None or mapping(rows.get("search")).get("gated", True) or rows["failed"]:
+    if rows is None or not asks_nothing(rows) or rows["failed"]:
         return ""
     lines = [str(line) for line in rows["answer"]]
     end = next((place for place, line in enumerate(lines) if line.startswith("For more load")), len(lines) - 1)

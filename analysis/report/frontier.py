@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analysis.frontier.summary_rows import asks_nothing
 from analysis.judging.gates import FAIL
 from analysis.report.tables import Table
 from analysis.report.values import (
@@ -38,7 +39,7 @@ def answer(summary: Row) -> list[str]:
 def title(summary: Row) -> str:
     """What stands above a search that nobody asked verdicts of, in place of one; empty elsewhere, and where an arm is
     FAIL all the same."""
-    unasked = at(summary, "frontier", "search", "gated") is False and at(summary, "overall") != FAIL
+    unasked = asks_nothing(summary.get("frontier")) and at(summary, "overall") != FAIL
     return "Which policy to ship" if unasked else ""
 
 

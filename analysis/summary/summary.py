@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis.foresight.costs import summary_rows as break_even
-from analysis.frontier.summary_rows import headline_of
+from analysis.frontier.summary_rows import asks_nothing, headline_of
 from analysis.frontier.summary_rows import summary_rows as frontier_rows
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, noninferiority_name
 from analysis.judging.judgement import Judgement, judge
@@ -77,12 +77,7 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
 
 def exit_code(summary: Mapping[str, Any]) -> int:
     """0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE; 0 for a search that nobody asked verdicts of."""
-    return 0 if asks_nothing(summary) else EXIT_CODES[str(summary["overall"])]
-
-
-def asks_nothing(summary: Mapping[str, Any]) -> bool:
-    """Whether the run is a search, or several, that nobody asked verdicts of."""
-    return mapping(mapping(summary.get("frontier")).get("search")).get("gated") is False
+    return 0 if asks_nothing(summary.get("frontier")) else EXIT_CODES[str(summary["overall"])]
 
 
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:

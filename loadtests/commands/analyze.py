@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.frontier.summary_rows import asks_nothing
 from analysis.records.run_list import joins_runs
 from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import frontier_words, verdict_table
-from analysis.summary.summary import analyze, asks_nothing, exit_code, write_summary
+from analysis.summary.summary import analyze, exit_code, write_summary
 from loadtests.commands.command_line import CommandParser, add_slo, run_directory, several, words
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
 from loadtests.commands.joined_folder import join_runs
@@ -118,8 +119,9 @@ def judge_run(
         **ended,
     }
     width = stdout.columns()
-    if frontier := _of_search(summary):
-        unasked = asks_nothing(summary)
+    frontier: Mapping[str, Any] = summary.get("frontier") or {}
+    if frontier.get("search"):
+        unasked = asks_nothing(frontier)
         if unasked:
             line = {key: value for key, value in line.items() if key not in _OF_VERDICTS} | {"verdict": None}
         line |= {key: frontier.get(key) for key in ("answer", "highest", "ranges", "search")}
@@ -131,12 +133,6 @@ def judge_run(
 
 
 _OF_VERDICTS = ("headline", "arms", "needed_s")
-
-
-def _of_search(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the summary of a search, or of several, says of which policy to ship; empty of other runs."""
-    frontier: Mapping[str, Any] = summary.get("frontier") or {}
-    return frontier if frontier.get("search") else {}
 
 
 def _unjudged(message: str, code: int, *, run_dir: Path, ended: dict[str, Any], as_json: bool) -> int:

@@ -110,17 +110,18 @@ def _in_steps(traffic: Mapping[str, Any], allowed_share: float) -> dict[str, Any
     searched = {**kept, "arrivals": "saturation"}
     if "step_s" not in searched:
         seen_s = requests_to_see(allowed_share) / float(rate) if known and rate else 0.0
-        wanted_s = math.ceil(_seconds(searched, "settle_s", _SETTLE_S) + seen_s)
-        searched["step_s"] = min(_LONGEST_STEP_S, max(_STEP_S, wanted_s))
+        wanted_s = _seconds(searched, "settle_s", _SETTLE_S) + seen_s
+        searched["step_s"] = max(_STEP_S, math.ceil(min(_LONGEST_STEP_S, wanted_s)))
     searched.setdefault("rates", [float(f"{float(rate or 0) / _BELOW:.3g}"), float(f"{float(rate or 0) * _ABOVE:.3g}")])
     searched["duration_s"] = _seconds(searched, "rampup_s", 0.0) + _STEPS * _seconds(searched, "step_s", _STEP_S)
     return searched
 
 
 def _seconds(traffic: Mapping[str, Any], key: str, usual: float) -> float:
-    """The seconds under `key`; `usual` where there are none, or no number, which reading the experiment refuses."""
+    """The seconds under `key`; `usual` where there are none, or no finite number, which reading the experiment
+    refuses."""
     given = traffic.get(key, usual)
-    return float(given) if isinstance(given, (int, float)) else usual
+    return float(given) if isinstance(given, (int, float)) and math.isfinite(given) else usual
 
 
 def _with_standard_arms(table: Mapping[str, Any]) -> FrontierPlan:

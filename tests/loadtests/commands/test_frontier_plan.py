@@ -101,6 +101,7 @@ def test_a_rate_becomes_steps_around_it(alone: Path) -> None:
         (["traffic.rate=1.5", "traffic.step_s=25"], 25),
         (["traffic.rate=1.5", "goodput.ttft=500", "goodput.attainment_pct=99.5"], 10 + 93),
         (["traffic.rate=0.2"], 300),  # no step is longer
+        (["traffic.rate=1e-307", "traffic.rates=[1,8]"], 300),
         (["traffic.rates=[1,8]", "traffic.rate=0", "traffic.arrivals=steps"], 30),
     ],
 )
@@ -110,9 +111,10 @@ def test_steps_last_until_none_missing_says_something(alone: Path, settings: lis
 
 
 @pytest.mark.parametrize("key", ["step_s", "settle_s", "rampup_s"])
-def test_what_is_no_number_of_seconds_is_refused(alone: Path, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"traffic\.{key} is 'soon'"):
-        frontier_plan(alone, settings=[f"traffic.{key}=soon"])
+@pytest.mark.parametrize("given", ["soon", "nan", "inf"])
+def test_what_is_no_number_of_seconds_is_refused(alone: Path, key: str, given: str) -> None:
+    with pytest.raises(ConfigError, match=rf"traffic\.{key} is '?{given}"):
+        frontier_plan(alone, settings=[f"traffic.{key}={given}"])
 
 
 def test_traffic_without_a_rate_needs_a_range(alone: Path) -> None:

@@ -97,6 +97,7 @@ def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monk
     monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
     monkeypatch.setattr(environment.shutil, "which", lambda name: name)
     monkeypatch.setattr(environment, "_output", lambda _: capabilities)
+    check_arm(quantised("float8-weight-only", device="cpu"))
     if fits:
         check_arm(quantised("float8-per-row"))
     else:
