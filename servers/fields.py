@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -110,7 +110,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} is {value!r}: give a table")
         inner = typing.get_args(hint)[1]
-        return {str(key): _value(inner, item, f"{where}.{key}") for key, item in value.items()}
+        holds_tables = inner is Any or typing.get_origin(inner) is Mapping or dataclasses.is_dataclass(inner)
+        items = value.items() if holds_tables else _by_dotted_name(value)
+        return {str(key): _value(inner, item, f"{where}.{key}") for key, item in items}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{where} is {value!r}: give a list")
@@ -131,3 +133,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
         raise ConfigError(f"{where} is {value!r}: expected {hint.__name__}")
     return value
+
+
+def _by_dotted_name(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of `table` by their whole names. TOML reads a name with dots, such as triton.enable_pdl, as tables
+    where nobody quoted it."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _by_dotted_name(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value

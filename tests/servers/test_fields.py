@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from servers.fields import ConfigError, Range, build, check_fields
+from servers.config import CompileConfig
+from servers.fields import ConfigError, Range, build, check_fields, override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +43,12 @@ def test_a_value_outside_is_named_with_its_limits(table: dict[str, object], mess
     with pytest.raises(ConfigError) as refusal:
         Settings(**table)  # type: ignore[arg-type]
     assert str(refusal.value) == message
+
+
+def test_a_name_with_dots_may_be_written_as_tables() -> None:
+    """As TOML reads it where nobody quoted it."""
+    base = CompileConfig(enabled=True, options={"combo_kernels": True})
+    changed = override(base, {"options": {"triton": {"enable_pdl": True}, "triton.cudagraphs": False}}, where="compile")
+    assert changed.options == {"combo_kernels": True, "triton.enable_pdl": True, "triton.cudagraphs": False}
+    with pytest.raises(ConfigError, match=r"compile.options.triton.enable_pdl is \[1\]"):
+        override(base, {"options": {"triton": {"enable_pdl": [1]}}}, where="compile")
