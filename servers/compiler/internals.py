@@ -177,13 +177,19 @@ def keep_equal_sizes_apart() -> None:
     _set(options, "use_duck_shape", False, key="compile.mark_dynamic", see="torch.fx.experimental._config")
 
 
+def store() -> Any:
+    """The operator with arguments (tensor, its strides) that gives the same tensor, in memory. None where torch has it
+    not."""
+    return _reach("torch._inductor.inductor_prims:force_stride_order")
+
+
 def use_graph_pass(graph_pass: object) -> None:
     """inductor runs the pass over every graph before it looks at gradients."""
     _set(
         _reach("torch._inductor:config"),
         "pre_grad_custom_pass",
         graph_pass,
-        key="compile.join_projections",
+        key="a pass over graphs",
         see="torch._inductor.config",
     )
 

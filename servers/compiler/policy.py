@@ -43,8 +43,8 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
     limit = policy.recompile_limit or (max(8, known) if closed else None)
     internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
-    if policy.join_projections and policy.backend == "inductor":
-        internals.use_graph_pass(_JoinLinears())
+    if policy.backend == "inductor" and (changes := graph_changes(policy)):
+        internals.use_graph_pass(_GraphPass(changes))
     if policy.unbacked and not internals.bounds_unbacked():
         raise ConfigError(
             f"compile.unbacked is {list(policy.unbacked)} but torch {torch.__version__} takes no bounds of such "
@@ -121,14 +121,52 @@ def join_linears(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class _JoinLinears(internals.GraphPass):  # type: ignore[misc]
-    """`join_linears` as inductor takes it: with a name under which compiled code is kept."""
+def store_single_rows(graph: torch.fx.Graph) -> None:
+    """The input of a product with a single row is computed once, and stands in memory.
+
+    The compiler makes a reduction of such a product, and of its input a part of it: each of thousands of columns
+    computes the input anew.
+    """
+    stored: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.target is not nn.functional.linear or not isinstance(source := node.args[0], torch.fx.Node):
+            continue
+        row = source.meta.get("example_value")
+        if row is None or source.op == "placeholder" or not all(isinstance(size, int) for size in row.shape):
+            continue
+        if row.numel() != row.shape[-1]:
+            continue
+        if source not in stored:
+            with graph.inserting_before(node):
+                stored[source] = graph.call_function(internals.store(), (source, row.stride()))
+            stored[source].meta = dict(source.meta)
+        node.args = (stored[source], *node.args[1:])
+
+
+GraphChange = Callable[[torch.fx.Graph], None]
+
+
+def graph_changes(policy: CompileConfig) -> tuple[GraphChange, ...]:
+    """What is done to a graph before the compiler reads it, in order."""
+    changes: list[GraphChange] = [join_linears] if policy.join_projections else []
+    # without this option such products stay products
+    if policy.options.get("coordinate_descent_tuning") and internals.store() is not None:
+        changes.append(store_single_rows)
+    return tuple(changes)
+
+
+class _GraphPass(internals.GraphPass):  # type: ignore[misc]
+    """Changes as inductor takes them: with a name under which compiled code is kept."""
+
+    def __init__(self, changes: Sequence[GraphChange]) -> None:
+        self._changes = changes
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        join_linears(graph)
+        for change in self._changes:
+            change(graph)
 
     def uuid(self) -> str:
-        return "tailgate-join-linears-1"
+        return " ".join(f"tailgate-{change.__name__}-1" for change in self._changes)
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:

@@ -9,10 +9,19 @@ import torch
 from torch import nn
 from torch._dynamo.backends import registry
 
-from servers.compiler.policy import join_linears, load_backend
+from servers.compiler import internals
+from servers.compiler.policy import (
+    compile_step,
+    configure_compiler,
+    graph_changes,
+    join_linears,
+    load_backend,
+    store_single_rows,
+)
 from servers.config import CompileConfig
 from servers.engine.model import join_weights
 from servers.fields import ConfigError
+from tests.servers.compiler.reset import reset_compiler
 
 
 class Attention(nn.Module):
@@ -30,12 +39,17 @@ class Attention(nn.Module):
         return self.o_proj(q * 2) + k.sum(-1, keepdim=True) + v.sum(-1, keepdim=True)
 
 
-def compiled(module: nn.Module, counts: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def compiled(
+    module: nn.Module, counts: list[int], *, graph_pass: Callable[[torch.fx.Graph], None] = join_linears
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`module` by a compiler that runs the pass, and counts the products or the stored rows of each graph."""
+
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
-        join_linears(graph.graph)
+        graph_pass(graph.graph)
         graph.graph.lint()
         graph.recompile()
-        counts.append(sum(node.target is nn.functional.linear for node in graph.graph.nodes))
+        counted = nn.functional.linear if graph_pass is join_linears else internals.store()
+        counts.append(sum(node.target is counted for node in graph.graph.nodes))
         return graph.forward
 
     torch._dynamo.reset()
@@ -75,6 +89,64 @@ def test_projections_with_a_bias_or_other_widths_are_not_joined() -> None:
     module.k_proj = nn.Linear(8, 4, bias=True)
     join_weights(module)
     assert len(storages(module)) == 4
+
+
+class Gated(nn.Module):
+    """Two products of one normalised input, and one of what is computed of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+        self.gate = nn.Linear(8, 12, bias=False)
+        self.up = nn.Linear(8, 12, bias=False)
+        self.down = nn.Linear(12, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        return self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+@torch.no_grad()
+def test_what_a_single_row_is_multiplied_as_is_computed_once() -> None:
+    module, x, counts = Gated(), torch.randn(1, 1, 8), []
+    stored = compiled(module, counts, graph_pass=store_single_rows)
+    torch.testing.assert_close(stored(x), module(x))
+    assert counts == [2]  # the normalised input, which two products read, and what both of them give
+
+
+@torch.no_grad()
+def test_inputs_of_several_rows_and_those_of_the_graph_are_not_stored() -> None:
+    counts: list[int] = []
+    stored = compiled(Gated(), counts, graph_pass=store_single_rows)
+    stored(torch.randn(3, 1, 8))
+    compiled(nn.Linear(8, 4), counts, graph_pass=store_single_rows)(torch.randn(1, 8))
+    dynamic = torch.randn(5, 1, 8)
+    torch._dynamo.mark_dynamic(dynamic, 0)
+    stored(dynamic)
+    assert counts == [0, 0, 0]
+
+
+def test_rows_are_stored_where_the_compiler_makes_reductions_of_products() -> None:
+    searching = {"coordinate_descent_tuning": True}
+    for join, options, changes in (
+        (True, searching, (join_linears, store_single_rows)),
+        (False, searching, (store_single_rows,)),
+        (True, {}, (join_linears,)),
+        (False, {"coordinate_descent_tuning": False}, ()),
+    ):
+        assert graph_changes(CompileConfig(enabled=True, join_projections=join, options=options)) == changes
+
+
+@torch.no_grad()
+def test_inductor_knows_the_operator_that_stores_a_row() -> None:
+    """On a CPU, where this product is a call: the operator is one that inductor knows, and changes no answer."""
+    policy = CompileConfig(enabled=True, dynamic=False, options={"coordinate_descent_tuning": True})
+    module, x = Gated(), torch.randn(1, 1, 8)
+    configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
+    try:
+        torch.testing.assert_close(compile_step(module, policy)(x), module(x))
+    finally:
+        reset_compiler()
 
 
 TARDY = """
