@@ -270,6 +270,22 @@ def test_memory_that_was_held_fails_whatever_became_of_the_run() -> None:
     assert row(within, "process_peak_bytes")["verdict"] == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("check", ["steal", "throttling", "busy host"])
+def test_a_slower_machine_holds_no_less_memory(check: str) -> None:
+    """So a slowed baseline leaves a FAIL of memory as it is, and a slowed candidate a PASS."""
+    slowed = replace(BUILD, doubts=(check,))
+    for baseline, candidate, verdict in (
+        (slowed, changed(BUILD, process_peak_bytes=1.3), "FAIL"),
+        (slowed, BUILD, "INCONCLUSIVE"),
+        (BUILD, slowed, "PASS"),
+        (replace(BUILD, doubts=(check, "complete")), changed(BUILD, process_peak_bytes=1.3), "INCONCLUSIVE"),
+    ):
+        document = compared(baseline, candidate)
+        assert row(document, "process_peak_bytes")["verdict"] == verdict
+        if baseline is slowed:
+            assert row(compared(slowed, changed(BUILD, p50_tpot_ms=2.0)), "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+
+
 def test_lost_compile_events_open_the_pass_and_not_the_fail_of_counts() -> None:
     lost = {"compile_doubts": ("event counts",)}
     none = compared(counting(recompiles=[0, 0]), replace(counting(recompiles=[0, 0]), **lost))
