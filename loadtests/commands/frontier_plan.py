@@ -67,7 +67,7 @@ def frontier_plan(
 
 def asks_for_verdicts(experiment: Experiment) -> bool:
     """Whether the experiment sets any limit of a gate. What is required of blocks and of the load generator is none."""
-    usual = GateLimits()
+    usual = GateLimits.from_table({}, experiment.task)
     other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}
     return replace(experiment.gates, **other) != usual
 

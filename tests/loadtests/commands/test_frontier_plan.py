@@ -135,3 +135,11 @@ def test_a_limit_of_a_gate_asks_for_verdicts(alone: Path) -> None:
     assert not asks_for_verdicts(frontier_plan(alone).experiment)
     assert asks_for_verdicts(frontier_plan(alone, settings=["gates.margin=0.2"]).experiment)
     assert not asks_for_verdicts(frontier_plan("frontier-demo").experiment)
+
+
+def test_encoders_have_another_metric_without_anybody_asking(tmp_path: Path) -> None:
+    path = tmp_path / "encoder.toml"
+    encoder = ALONE.replace("[model]", '[model]\nid = "random:bert-tiny"\ntask = "embed"').replace("ttft", "e2e")
+    path.write_text(encoder.replace("rate = 4.0", 'rate = 4.0\nworkload = "sentences"'))
+    assert not asks_for_verdicts(frontier_plan(path).experiment)
+    assert asks_for_verdicts(frontier_plan(path, settings=["gates.margin=0.2"]).experiment)
