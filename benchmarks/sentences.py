@@ -5,12 +5,14 @@
 Texts have the lengths of the workload "sentences". For each batch size `encode` is called over and over on fresh texts,
 tokenising and pooling included; the result is the highest rate at which the p99 of a call stays within --p99-ms. Nobody
 waits in a queue, and nothing is sent anywhere: a server built on it is slower. "compiled" is the model after
-`compile(dynamic=True)`. Needs sentence-transformers. The last line on stdout is one JSON object.
+`compile(dynamic=True)`. Each batch size is tried with the tokenizer's own threads and without them, which on some hosts
+cost more than they save. Needs sentence-transformers. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tempfile
 import time
@@ -50,8 +52,12 @@ def best_rate(calls: Sequence[dict[str, float]], p99_ms: float) -> float:
     return max((call["sentences_per_s"] for call in calls if call["p99_ms"] <= p99_ms), default=0.0)
 
 
-def measured_calls(encode: Any, batch: int, texts: Any, seconds: float) -> dict[str, float]:
-    """How long a call for `batch` texts takes. `texts(n)` gives n fresh ones, drawn outside of the time."""
+def measured_calls(encode: Any, batch: int, texts: Any, seconds: float, *, threads: bool) -> dict[str, float]:
+    """How long a call for `batch` texts takes, the tokenizer in `threads` of its own or in one.
+
+    `texts(n)` gives n fresh ones, drawn outside of the time.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = str(threads).lower()  # read at every call
     for _ in range(_WARM_CALLS):
         encode(texts(batch))
     took: list[float] = []
@@ -63,6 +69,7 @@ def measured_calls(encode: Any, batch: int, texts: Any, seconds: float) -> dict[
     p50, p99 = np.percentile(took, [50, 99])
     return {
         "batch": batch,
+        "tokenizer_threads": threads,
         "calls": len(took),
         "p50_ms": 1e3 * float(p50),
         "p99_ms": 1e3 * float(p99),
@@ -133,7 +140,11 @@ def measure(arguments: Sequence[str]) -> dict[str, Any]:
                 model.compile(dynamic=True)
             encode = partial(model.encode, show_progress_bar=False, batch_size=max(map(int, options.batch)))
             texts = partial(drawn_texts, words=words, longest=shape["max_position_embeddings"], rng=rng)
-            calls = [measured_calls(encode, int(batch), texts, options.seconds) for batch in options.batch]
+            calls = [
+                measured_calls(encode, int(batch), texts, options.seconds, threads=threads)
+                for batch in options.batch
+                for threads in (True, False)
+            ]
             row = {"kind": kind, "calls": calls, "sentences_per_s": best_rate(calls, options.p99_ms)}
             found = f"{row['sentences_per_s']:,.0f} sentences/s within a p99 of {options.p99_ms:g} ms"
             print(f"{kind}: {found}", file=sys.stderr)

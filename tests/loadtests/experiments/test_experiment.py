@@ -77,6 +77,7 @@ def test_every_experiment_in_the_package_is_offered() -> None:
     assert builtin_names() == [
         "case-aa",
         "case-ab",
+        "case-encoder",
         "case-frontier",
         "case-naive",
         "demo",
@@ -87,9 +88,12 @@ def test_every_experiment_in_the_package_is_offered() -> None:
     ]
 
 
+SEARCHES_AND_SHORT_ONES = ("demo", "embed", "frontier-demo", "case-encoder", "case-frontier", "case-naive")
+
+
 @pytest.mark.parametrize(
     "name",
-    [name for name in builtin_names() if name not in ("demo", "embed", "frontier-demo", "case-frontier", "case-naive")],
+    [name for name in builtin_names() if name not in SEARCHES_AND_SHORT_ONES],
 )
 def test_a_built_in_experiment_is_long_enough_to_decide(name: str, tmp_path: Path) -> None:
     """Those apart that are to find recompiles: they say that they decide nothing else."""
