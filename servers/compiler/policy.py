@@ -121,26 +121,46 @@ def join_linears(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
+# What memory does not hide while it brings a product's weights.
+_ACTIVATIONS = frozenset({"silu", "gelu", "relu", "leaky_relu", "sigmoid", "tanh", "softplus", "mish"})
+
+
 def store_single_rows(graph: torch.fx.Graph) -> None:
-    """The input of a product with a single row is computed once, and stands in memory.
+    """The input of a product with a single row is computed once, and stands in memory, where an activation is in it or
+    the weights are quantised.
 
     The compiler makes a reduction of such a product, and of its input a part of it: each of thousands of columns
-    computes the input anew.
+    computes the input anew. Of a norm that is a few multiplications, which take no time while plain weights are read.
     """
     stored: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is not nn.functional.linear or not isinstance(source := node.args[0], torch.fx.Node):
             continue
-        row = source.meta.get("example_value")
+        row, weight = (item.meta.get("example_value") for item in node.args[:2])
         if row is None or source.op == "placeholder" or not all(isinstance(size, int) for size in row.shape):
             continue
-        if row.numel() != row.shape[-1]:
+        widened = hasattr(weight, "__tensor_flatten__")
+        if row.numel() != row.shape[-1] or not (widened or _holds_activation(source)):
             continue
         if source not in stored:
             with graph.inserting_before(node):
                 stored[source] = graph.call_function(internals.store(), (source, row.stride()))
             stored[source].meta = dict(source.meta)
         node.args = (stored[source], *node.args[1:])
+
+
+def _holds_activation(node: torch.fx.Node) -> bool:
+    """Whether an activation is computed between the last products and `node`."""
+    waiting, seen = [node], set[torch.fx.Node]()
+    while waiting:
+        item = waiting.pop()
+        if item in seen or item.target is nn.functional.linear:
+            continue
+        seen.add(item)
+        if getattr(item.target, "__name__", item.target) in _ACTIVATIONS:
+            return True
+        waiting += item.all_input_nodes
+    return False
 
 
 GraphChange = Callable[[torch.fx.Graph], None]
@@ -166,7 +186,7 @@ class _GraphPass(internals.GraphPass):  # type: ignore[misc]
             change(graph)
 
     def uuid(self) -> str:
-        return " ".join(f"tailgate-{change.__name__}-1" for change in self._changes)
+        return " ".join(f"tailgate-{change.__name__}-2" for change in self._changes)
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:

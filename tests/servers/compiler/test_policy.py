@@ -107,11 +107,21 @@ class Gated(nn.Module):
 
 
 @torch.no_grad()
-def test_what_a_single_row_is_multiplied_as_is_computed_once() -> None:
+def test_an_activation_of_a_single_row_is_computed_once() -> None:
     module, x, counts = Gated(), torch.randn(1, 1, 8), []
     stored = compiled(module, counts, graph_pass=store_single_rows)
     torch.testing.assert_close(stored(x), module(x))
-    assert counts == [2]  # the normalised input, which two products read, and what both of them give
+    assert counts == [1]  # what both products give; the norm is left to them
+
+
+@torch.no_grad()
+def test_all_that_quantised_weights_multiply_is_computed_once() -> None:
+    module, x, counts = Gated(), torch.randn(1, 1, 8), []
+    quantization = pytest.importorskip("torchao.quantization")
+    quantization.quantize_(module, quantization.Int8WeightOnlyConfig(version=2, set_inductor_config=False))
+    stored = compiled(module, counts, graph_pass=store_single_rows)
+    torch.testing.assert_close(stored(x), module(x))
+    assert counts == [2]  # the normalised input too, once for the two products that read it
 
 
 @torch.no_grad()
