@@ -358,7 +358,7 @@ def _doubt(
     fact = figure.counted or figure.machine == "none"
     for side, whose in ((candidate, "candidate"), (baseline, "baseline")):
         doubts = side.compile_doubts if figure.counted else side.doubts if figure.traffic else ()
-        if figure.machine == "none" and (row.verdict == FAIL) == (whose == "baseline"):
+        if fact and not figure.counted and (row.verdict == FAIL) == (whose == "baseline"):
             # a slower baseline held no less, and a slower candidate that passes would hold no more
             doubts = tuple(name for name in doubts if name not in _SLOWING)
         if doubts and not (fact and row.verdict == FAIL and whose == "candidate"):

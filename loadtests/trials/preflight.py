@@ -139,9 +139,10 @@ def _check_model(config: ArmConfig) -> None:
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
 import contextlib, importlib, json, sys
-import torch._dynamo, torch._inductor.config as options
+import torch._dynamo
+from servers.compiler.internals import has_inductor_option
 backend, module, *names = sys.argv[1:]
-reply = {"unknown": [name for name in names if not hasattr(options, name)]}
+reply = {"unknown": [name for name in names if not has_inductor_option(name)]}
 @contextlib.contextmanager
 def fault(what):
     try:

@@ -149,8 +149,10 @@ def find_backend(name: str) -> object:
 
 
 def has_inductor_option(name: str) -> bool:
-    """Whether this torch has the option: some have another name in another version."""
-    return hasattr(_reach("torch._inductor:config"), name)
+    """Whether this torch has the option: some have another name in another version. A group of them, such as triton,
+    is none."""
+    found = getattr(_reach("torch._inductor:config"), name, _MISSING)
+    return found is not _MISSING and not hasattr(found, "_prefix")
 
 
 def compiled_code_folder() -> str:
@@ -160,7 +162,9 @@ def compiled_code_folder() -> str:
 
 def set_inductor_option(name: str, value: object) -> None:
     """inductor compiles with this option from now on. Raises ConfigError for one that this torch does not know."""
-    _set(_reach("torch._inductor:config"), name, value, key=f"compile.options.{name}", see="torch._inductor.config")
+    if not has_inductor_option(name):
+        raise ConfigError(f"compile.options.{name} is unknown to torch {torch.__version__}: see torch._inductor.config")
+    setattr(_reach("torch._inductor:config"), name, value)
 
 
 def set_recompile_limits(limit: int | None, accumulated: int) -> None:

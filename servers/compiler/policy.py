@@ -134,13 +134,14 @@ def store_single_rows(graph: torch.fx.Graph) -> None:
     """
     stored: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(graph.nodes):
-        if node.target is not nn.functional.linear or not isinstance(source := node.args[0], torch.fx.Node):
+        if node.target is not nn.functional.linear or len(node.args) < 2:
             continue
-        row, weight = (item.meta.get("example_value") for item in node.args[:2])
+        source, weight = node.args[:2]
+        row = source.meta.get("example_value")
         if row is None or source.op == "placeholder" or not all(isinstance(size, int) for size in row.shape):
             continue
-        widened = hasattr(weight, "__tensor_flatten__")
-        if row.numel() != row.shape[-1] or not (widened or _holds_activation(source)):
+        widened = hasattr(weight.meta.get("example_value"), "__tensor_flatten__")
+        if row.numel() != row.shape[-1] or not (widened or _is_activation(source)):
             continue
         if source not in stored:
             with graph.inserting_before(node):
@@ -149,18 +150,9 @@ def store_single_rows(graph: torch.fx.Graph) -> None:
         node.args = (stored[source], *node.args[1:])
 
 
-def _holds_activation(node: torch.fx.Node) -> bool:
-    """Whether an activation is computed between the last products and `node`."""
-    waiting, seen = [node], set[torch.fx.Node]()
-    while waiting:
-        item = waiting.pop()
-        if item in seen or item.target is nn.functional.linear:
-            continue
-        seen.add(item)
-        if getattr(item.target, "__name__", item.target) in _ACTIVATIONS:
-            return True
-        waiting += item.all_input_nodes
-    return False
+def _is_activation(node: torch.fx.Node) -> bool:
+    """Whether `node` is an activation, or is computed of one, as silu(gate) * up is."""
+    return any(getattr(item.target, "__name__", "") in _ACTIVATIONS for item in (node, *node.all_input_nodes))
 
 
 GraphChange = Callable[[torch.fx.Graph], None]
@@ -186,7 +178,7 @@ class _GraphPass(internals.GraphPass):  # type: ignore[misc]
             change(graph)
 
     def uuid(self) -> str:
-        return " ".join(f"tailgate-{change.__name__}-2" for change in self._changes)
+        return " ".join(f"tailgate-{change.__name__}-1" for change in self._changes)
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:

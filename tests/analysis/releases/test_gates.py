@@ -280,10 +280,15 @@ def test_a_slower_machine_holds_no_less_memory(check: str) -> None:
         (BUILD, slowed, "PASS"),
         (replace(BUILD, doubts=(check, "complete")), changed(BUILD, process_peak_bytes=1.3), "INCONCLUSIVE"),
     ):
-        document = compared(baseline, candidate)
-        assert row(document, "process_peak_bytes")["verdict"] == verdict
-        if baseline is slowed:
-            assert row(compared(slowed, changed(BUILD, p50_tpot_ms=2.0)), "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+        assert row(compared(baseline, candidate), "process_peak_bytes")["verdict"] == verdict
+    slower = compared(slowed, changed(BUILD, p50_tpot_ms=2.0))
+    assert row(slower, "p50_tpot_ms")["verdict"] == "INCONCLUSIVE"
+
+
+def test_a_slower_machine_excuses_no_count() -> None:
+    """A baseline that is in doubt about its compiles is no measure, whatever took its time."""
+    baseline = replace(counting(recompiles=[0, 0]), compile_doubts=("steal",))
+    assert row(compared(baseline, counting(recompiles=[3, 3])), "recompiles")["verdict"] == "INCONCLUSIVE"
 
 
 def test_lost_compile_events_open_the_pass_and_not_the_fail_of_counts() -> None:

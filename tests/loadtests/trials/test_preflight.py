@@ -106,10 +106,13 @@ def test_a_gpu_too_old_for_float8_is_refused(capabilities: str, fits: bool, monk
         )
 
 
+UNKNOWN_OPTIONS = ("fastest", "triton.fastest", "triton")  # the last is a group of options
+
+
 @pytest.fixture(scope="module")
 def reply() -> dict[str, Any]:
     """What torch says: importing its compiler takes seconds."""
-    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "promised", "no_such.module", "fastest"]
+    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "promised", "no_such.module", *UNKNOWN_OPTIONS]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     assert told["import"] == "ModuleNotFoundError: No module named 'no_such'"
@@ -164,9 +167,10 @@ def test_a_backend_that_torch_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("torch_asked_once")
-def test_an_option_that_inductor_does_not_know_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"compile.options.fastest is unknown to this torch"):
-        check_arm(arm(backend="inductor", options={"fastest": True}))
+@pytest.mark.parametrize("name", UNKNOWN_OPTIONS)
+def test_an_option_that_inductor_does_not_know_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"compile.options.{name} is unknown to this torch"):
+        check_arm(arm(backend="inductor", options={name: True}))
 
 
 def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:

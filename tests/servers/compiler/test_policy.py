@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import _inductor as inductor
 from torch import nn
 from torch._dynamo.backends import registry
+from torch._inductor.utils import run_and_get_code
 
 from servers.compiler import internals
 from servers.compiler.policy import (
@@ -124,6 +126,13 @@ def test_all_that_quantised_weights_multiply_is_computed_once() -> None:
     assert counts == [2]  # the normalised input too, once for the two products that read it
 
 
+class ByName(nn.Linear):
+    """A product that names its weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(nn.functional.gelu(x), weight=self.weight)
+
+
 @torch.no_grad()
 def test_inputs_of_several_rows_and_those_of_the_graph_are_not_stored() -> None:
     counts: list[int] = []
@@ -133,7 +142,8 @@ def test_inputs_of_several_rows_and_those_of_the_graph_are_not_stored() -> None:
     dynamic = torch.randn(5, 1, 8)
     torch._dynamo.mark_dynamic(dynamic, 0)
     stored(dynamic)
-    assert counts == [0, 0, 0]
+    compiled(ByName(8, 4, bias=False), counts, graph_pass=store_single_rows)(torch.randn(1, 8))
+    assert counts == [0, 0, 0, 0]
 
 
 def test_rows_are_stored_where_the_compiler_makes_reductions_of_products() -> None:
@@ -149,12 +159,15 @@ def test_rows_are_stored_where_the_compiler_makes_reductions_of_products() -> No
 
 @torch.no_grad()
 def test_inductor_knows_the_operator_that_stores_a_row() -> None:
-    """On a CPU, where this product is a call: the operator is one that inductor knows, and changes no answer."""
+    """On a CPU, where the product is a call all the same: its code names the operator, and the answers are the same."""
     policy = CompileConfig(enabled=True, dynamic=False, options={"coordinate_descent_tuning": True})
     module, x = Gated(), torch.randn(1, 1, 8)
     configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
     try:
-        torch.testing.assert_close(compile_step(module, policy)(x), module(x))
+        with inductor.config.patch(force_disable_caches=True):
+            answer, code = run_and_get_code(compile_step(module, policy), x)
+        torch.testing.assert_close(answer, module(x))
+        assert "force_stride_order" in code[0]
     finally:
         reset_compiler()
 
