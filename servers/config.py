@@ -87,6 +87,12 @@ class ModelConfig:
         """Whether the model embeds texts instead of generating them."""
         return self.task == "embed"
 
+    @property
+    def joins_projections(self) -> bool:
+        """Whether products of one input can become one: an encoder's have biases, and only some weights are told apart
+        by rows."""
+        return self.quantisation in ("none", "float8-per-row") and not self.embeds
+
     def _check_task(self) -> None:
         """The model can do the task, as far as its name says, and what is set belongs to the task."""
         if self.id.startswith("random:") and self.embeds != (self.id.removeprefix("random:") in RANDOM_ENCODERS):
@@ -203,7 +209,7 @@ class CompileConfig:
     instead of the graph trees of `mode`. Once warm, a shape that no graph fits compiles; it runs eagerly where the
     policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
-    neither, and quantised weights are not joined. `artifact` is a file that `tailgate precompile` wrote, whose compiled
+    neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled
     code a start begins with. With `profile` a start takes over from earlier ones which sizes were found to vary. The
     bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits. Of `unbacked` dimensions the
     compiler is told the bounds and no size, so that it can be specialised on none.
@@ -354,10 +360,11 @@ class ArmConfig:
                 f'arm "{self.name}": shapes.min_size is {self.shapes.min_size} but engine.slots is '
                 f"{self.engine.slots}: raise engine.slots"
             )
-        if self.compile.join_projections and self.model.quantisation != "none":
+        if self.compile.join_projections and not self.model.joins_projections:
             raise ConfigError(
                 f'arm "{self.name}": compile.join_projections is true but model.quantisation is '
-                f'"{self.model.quantisation}", and quantised weights are not joined: leave it out'
+                f'"{self.model.quantisation}", and of quantised weights those in "float8-per-row" alone are joined: '
+                "leave it out"
             )
         if self.compile.capture and self.shapes.kind == "exact":
             raise ConfigError(
@@ -453,10 +460,10 @@ class ArmConfig:
     def from_preset(
         cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
     ) -> Self:
-        """The arm that `preset` names, on the given model and engine limits. Quantised weights are not joined, nor an
-        encoder's."""
+        """The arm that `preset` names, on the given model and engine limits, without joined projections where the model
+        has none."""
         shapes, compiled = preset_policies(preset)
-        if model is not None and (model.quantisation != "none" or model.embeds):
+        if model is not None and not model.joins_projections:
             compiled = dataclasses.replace(compiled, join_projections=False)
         return cls(
             name=name or preset,

@@ -6,14 +6,13 @@ What of it is private to torch stands in internals.py.
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from servers.compiler import internals
+from servers.compiler.products import join_linears, scale_products, store_single_rows
 from servers.complaint import named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
 from servers.fields import ConfigError
@@ -43,8 +42,8 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     # a bucket is a graph; the limit guards against unplanned shapes, not against the ladder
     limit = policy.recompile_limit or (max(8, known) if closed else None)
     internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
-    if policy.backend == "inductor" and (changes := graph_changes(policy)):
-        internals.use_graph_pass(_GraphPass(changes))
+    if policy.backend == "inductor":
+        internals.use_graph_pass(_GraphPass(graph_changes(policy)))
     if policy.unbacked and not internals.bounds_unbacked():
         raise ConfigError(
             f"compile.unbacked is {list(policy.unbacked)} but torch {torch.__version__} takes no bounds of such "
@@ -78,89 +77,14 @@ def load_backend(policy: CompileConfig) -> None:
         raise ConfigError(f"{what} and cannot be loaded ({named(error)}): mend its package, or use another") from None
 
 
-def join_linears(graph: torch.fx.Graph) -> None:
-    """Products of one input with weights that stand side by side in memory (model.join_weights) become one product.
-
-    Weights count as neighbours when the tracer sees them in one storage, each beginning where the last one ends. A
-    single row is left alone: the compiler turns its products into reductions, which it fuses better one by one.
-    """
-    groups: dict[tuple[Any, int], list[tuple[int, Any]]] = {}
-    for node in graph.nodes:
-        if node.target is not nn.functional.linear or node.kwargs or any(node.args[2:]):
-            continue
-        operands: list[Any] = list(node.args[:2])
-        source, weight = (item.meta.get("example_value") for item in operands)
-        if source is None or weight is None or not weight.is_contiguous():
-            continue
-        if source.numel() != weight.shape[1]:
-            groups.setdefault((node.args[0], weight.untyped_storage()._cdata), []).append(
-                (weight.storage_offset(), node)
-            )
-    for (source, _), group in groups.items():
-        nodes = [node for _, node in sorted(group, key=lambda item: item[0])]
-        weights = [node.args[1].meta["example_value"] for node in nodes]
-        ends = [weight.storage_offset() + weight.numel() for weight in weights]
-        if len(nodes) < 2 or any(
-            end != weight.storage_offset() for end, weight in zip(ends, weights[1:], strict=False)
-        ):
-            continue
-        rows, columns = [weight.shape[0] for weight in weights], weights[0].shape[1]
-        first = next(node for node in graph.nodes if node in nodes)
-        with graph.inserting_before(first):
-            shape = ((sum(rows), columns), (columns, 1), weights[0].storage_offset())
-            joined = graph.call_function(torch.as_strided, (nodes[0].args[1], *shape))
-            product = graph.call_function(nn.functional.linear, (source, joined))
-            starts = itertools.accumulate(rows, initial=0)
-            parts = [
-                graph.call_function(torch.narrow, (product, -1, start, size))
-                for start, size in zip(starts, rows, strict=False)
-            ]
-        for node, part in zip(nodes, parts, strict=True):
-            part.meta = dict(node.meta)
-            node.replace_all_uses_with(part)
-            graph.erase_node(node)
-
-
-# What memory does not hide while it brings a product's weights.
-_ACTIVATIONS = frozenset({"silu", "gelu", "relu", "leaky_relu", "sigmoid", "tanh", "softplus", "mish"})
-
-
-def store_single_rows(graph: torch.fx.Graph) -> None:
-    """The input of a product with a single row is computed once, and stands in memory, where an activation is in it or
-    the weights are quantised.
-
-    The compiler makes a reduction of such a product, and of its input a part of it: each of thousands of columns
-    computes the input anew. Of a norm that is a few multiplications, which take no time while plain weights are read.
-    """
-    stored: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.target is not nn.functional.linear or len(node.args) < 2:
-            continue
-        source, weight = node.args[:2]
-        row = source.meta.get("example_value")
-        if row is None or source.op == "placeholder" or not all(isinstance(size, int) for size in row.shape):
-            continue
-        widened = hasattr(weight.meta.get("example_value"), "__tensor_flatten__")
-        if row.numel() != row.shape[-1] or not (widened or _is_activation(source)):
-            continue
-        if source not in stored:
-            with graph.inserting_before(node):
-                stored[source] = graph.call_function(internals.store(), (source, row.stride()))
-            stored[source].meta = dict(source.meta)
-        node.args = (stored[source], *node.args[1:])
-
-
-def _is_activation(node: torch.fx.Node) -> bool:
-    """Whether `node` is an activation, or is computed of one, as silu(gate) * up is."""
-    return any(getattr(item.target, "__name__", "") in _ACTIVATIONS for item in (node, *node.all_input_nodes))
-
-
 GraphChange = Callable[[torch.fx.Graph], None]
 
 
 def graph_changes(policy: CompileConfig) -> tuple[GraphChange, ...]:
     """What is done to a graph before the compiler reads it, in order."""
-    changes: list[GraphChange] = [join_linears] if policy.join_projections else []
+    changes: list[GraphChange] = [scale_products]
+    if policy.join_projections:
+        changes.append(join_linears)
     # without this option such products stay products
     if policy.options.get("coordinate_descent_tuning") and internals.store() is not None:
         changes.append(store_single_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from servers.config import ModelConfig
 from servers.engine import attention
 from servers.engine.placement import resolve_device, resolve_dtype
-from servers.engine.quantisation import quantise
+from servers.engine.quantisation import is_quantised, quantise
 from servers.fields import ConfigError
 from servers.presets import BOS_ID, EOS_ID, PAD_ID, RANDOM_PRESETS
 
@@ -103,7 +104,7 @@ _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def join_weights(model: nn.Module) -> None:
     """Weights of projections that read the same input stand side by side in memory.
 
-    The modules and what they compute are as before. `join_linears` may then read them as one matrix.
+    The modules and what they compute are as before. A compiler pass may then read them as one matrix.
     """
     for parent in model.modules():
         for names in _JOINED:
@@ -111,12 +112,21 @@ def join_weights(model: nn.Module) -> None:
             if not all(isinstance(part, nn.Linear) and part.bias is None for part in parts):
                 continue
             linears: list[Any] = parts
-            if len({(part.weight.shape[1], part.weight.dtype) for part in linears}) > 1:
+            weights = [part.weight for part in linears]
+            if len({(weight.shape[1], weight.dtype, type(weight)) for weight in weights}) > 1:
                 continue
-            together = torch.cat([part.weight for part in linears])
-            rows = torch.split(together, [part.weight.shape[0] for part in linears])
-            for part, own in zip(linears, rows, strict=True):
-                part.weight = nn.Parameter(own, requires_grad=False)
+            if not is_quantised(weights[0]):
+                for part, own in zip(linears, _side_by_side(weights), strict=True):
+                    part.weight = nn.Parameter(own, requires_grad=False)
+                continue
+            for name in weights[0].__tensor_flatten__()[0]:
+                for weight, own in zip(weights, _side_by_side([getattr(item, name) for item in weights]), strict=True):
+                    setattr(weight, name, own)
+
+
+def _side_by_side(matrices: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Copies of them, one after the other in one piece of memory."""
+    return torch.split(torch.cat(list(matrices)), [matrix.shape[0] for matrix in matrices])
 
 
 def eos_ids(module: Any) -> frozenset[int]:

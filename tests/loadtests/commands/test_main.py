@@ -157,12 +157,13 @@ def test_serve_flags_become_an_arm() -> None:
     assert arm.shapes.kind == "pad"
 
 
-def test_a_preset_knows_that_its_weights_are_quantised() -> None:
+@pytest.mark.parametrize(("quantisation", "joined"), [("int8-weight-only", False), ("float8-per-row", True)])
+def test_a_preset_knows_that_its_weights_are_quantised(quantisation: str, joined: bool) -> None:
     options = build_parser().parse_args(
-        ["serve", "--preset", "compiled-bucketed", "--set", "model.quantisation=int8-weight-only"]
+        ["serve", "--preset", "compiled-bucketed", "--set", f"model.quantisation={quantisation}"]
     )
     arm = preset_arm(options)
-    assert (arm.model.quantisation, arm.compile.join_projections) == ("int8-weight-only", False)
+    assert (arm.model.quantisation, arm.compile.join_projections) == (quantisation, joined)
 
 
 def test_weights_are_read_from_text() -> None:
