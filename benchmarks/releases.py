@@ -34,6 +34,7 @@ from analysis.releases.release import read_release
 from analysis.settings.release_limits import ReleaseLimits
 from benchmarks.environment import ROOT, child_environment
 from benchmarks.planted_arm import VARIABLE
+from loadtests.bed.host import siblings
 
 EXPERIMENT = """
 name = "release"
@@ -251,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if kind.name in (options.kinds or names)]
     try:
-        lanes = Lanes(options.lanes, sorted(os.sched_getaffinity(0)))
+        # Two threads of a core are neighbours here, so that they are in one lane.
+        lanes = Lanes(options.lanes, sorted(os.sched_getaffinity(0), key=lambda cpu: (min(siblings(cpu)), cpu)))
     except ValueError as error:
         parser.error(str(error))
     plan = Plan(

@@ -1,6 +1,7 @@
 """A host as the kernel shows it: processors, steal, load, pressure, frequency, memory.
 
-Processors are those that the run may use: what others do on the rest is not in its way.
+Processors are those that the run may use, and those that share a core with one of them: what others do on the rest is
+not in its way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ _FREQUENCIES = 4  # each may cost the kernel a call to that processor
 _PROC, _SYS = Path("/proc"), Path("/sys")
 
 
+def siblings(cpu: int, sys: Path = _SYS) -> frozenset[int]:
+    """The processors that share a core with `cpu`, itself among them; it alone where the kernel does not say."""
+    try:
+        text = (sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="utf-8")
+        ends = [part.split("-") for part in text.strip().split(",")]
+        return frozenset(item for part in ends for item in range(int(part[0]), int(part[-1]) + 1))
+    except (OSError, ValueError):
+        return frozenset({cpu})
+
+
 class Host:
     """This host. `proc` and `sys` are where the kernel's files lie; `allowed` are the processors that the run may use,
     by default those of this process."""
@@ -27,6 +38,7 @@ class Host:
         self._proc = proc
         self._allowed = os.sched_getaffinity(0) if allowed is None else allowed
         self._sys = sys
+        self._watched = {cpu for own in self._allowed for cpu in siblings(own, sys)}
         found = sorted(sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
         self._frequencies = found[:: max(1, len(found) // _FREQUENCIES)][:_FREQUENCIES]
         self.probes = (
@@ -69,15 +81,15 @@ class Host:
         return busy / _TICKS_PER_S, sum(row[-1] for row in rows) / _TICKS_PER_S, len(rows)
 
     def _stat(self) -> tuple[list[str], list[str]]:
-        """The kernel's lines of the processors that the run may use, and of all."""
+        """The kernel's lines of the processors that are watched, and of all."""
         lines = [line for line in self._text("stat").splitlines() if line.startswith("cpu") and line[3].isdigit()]
-        own = [line for line in lines if int(line[3:].split()[0]) in self._allowed]
+        own = [line for line in lines if int(line[3:].split()[0]) in self._watched]
         return own or lines, lines
 
     def _load(self) -> float:
         own, all_lines = self._stat()
         if len(own) < len(all_lines):
-            raise OSError(f"the load is of all {len(all_lines)} processors, and the run may use {len(own)}")
+            raise OSError(f"the load is of all {len(all_lines)} processors, and {len(own)} are the run's")
         return float(self._text("loadavg").split()[0])
 
     def _memory(self) -> Sequence[int]:

@@ -61,8 +61,19 @@ def test_what_others_do_on_processors_that_the_run_may_not_use_is_not_in_its_way
     host = Host(proc, tmp_path / "sys", allowed={1})
     row, said = read(host)
     assert (row["cpu_s"], row["steal_s"], row["cpus"]) == (0.81, 0.04, 1)
-    assert said["load1"] == "the load is of all 2 processors, and the run may use 1"
+    assert said["load1"] == "the load is of all 2 processors, and 1 are the run's"
     assert host.facts()["cpus_allowed"] is None, "this kernel lists one processor only"
+
+
+def test_what_others_do_on_the_other_thread_of_a_core_is_in_its_way(proc: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sys" / "devices/system/cpu/cpu1/topology"
+    folder.mkdir(parents=True)
+    for text in ("0-1", "0,1"):
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+        row, _ = read(Host(proc, tmp_path / "sys", allowed={1}))
+        assert (row["cpu_s"], row["cpus"]) == (1.61, 2)
+    (folder / "thread_siblings_list").write_text("none\n")
+    assert read(Host(proc, tmp_path / "sys", allowed={1}))[0]["cpus"] == 1
 
 
 def test_a_host_whose_processors_are_numbered_otherwise_is_read_whole(proc: Path, tmp_path: Path) -> None:

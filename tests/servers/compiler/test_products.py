@@ -190,6 +190,26 @@ def test_inductor_compiles_scaled_products_of_any_batch(dynamic: bool) -> None:
         reset_compiler()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 7, 200])
+def test_a_card_gives_the_answer_of_scales_within_the_product(batch: int) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    module = Gated(256, 512).to("cuda", torch.bfloat16)
+    config = quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
+    quantization.quantize_(module, config, filter_fn=lambda layer, _: isinstance(layer, nn.Linear))
+    x = torch.randn(batch, 1, 256, device="cuda", dtype=torch.bfloat16)
+    expected = module(x)
+    join_weights(module)
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, join_projections=True)
+    configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
+    try:
+        assert distance(compile_step(module, policy)(x), expected) < 0.08
+    finally:
+        reset_compiler()
+
+
 class ByName(nn.Linear):
     """A product that names its weights."""
 
