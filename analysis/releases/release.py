@@ -337,8 +337,9 @@ def _config(run: Run, arm: str) -> dict[str, Any]:
         return {**{key: account.external.get(key) for key in ("kind", "model_name")}, "replicas": replicas}
     config = account.config
     model = {key: value for key, value in mapping(config.get("model")).items() if key not in ("device", "seed")}
-    # A second card of a host is the same kind of device.
-    device = str(mapping(config.get("model")).get("device") or "").split(":")[0]
+    # A second card of a host is the same kind of device; "auto" is what it was found to be.
+    found = next((had[arm] for trial in run.trials if arm in (had := devices_of(trial))), None)
+    device = str(found or mapping(config.get("model")).get("device") or "").split(":")[0]
     return {
         "preset": config.get("preset"),
         "replicas": replicas,

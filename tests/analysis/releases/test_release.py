@@ -150,6 +150,18 @@ def test_references_of_an_arm_are_those_of_the_device_that_it_was_put_on(tmp_pat
     }
 
 
+@pytest.mark.parametrize(("card", "kind"), [("cpu", "cpu"), ("NVIDIA H200", "cuda")])
+def test_a_device_that_was_left_to_the_arm_is_the_one_that_it_found(tmp_path: Path, card: str, kind: str) -> None:
+    def found(info):
+        info["devices"] = {"eager": "auto", "compiled": "auto"}
+        info["bed"] = {"devices": {} if card == "cpu" else {"cuda:0": {}}}
+        for arm in ("eager", "compiled"):
+            info.setdefault("startup", {}).setdefault(arm, {})["device"] = card
+
+    arms = read_release(edited(write_run(tmp_path / "run", RUN), found)).arms
+    assert [arms[name].config["model"]["device"] for name in ("eager", "compiled")] == [kind, kind]
+
+
 @pytest.mark.parametrize(
     ("device", "policy", "spread"),
     [
