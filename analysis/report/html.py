@@ -101,7 +101,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
             bed_verdict=values.text(values.at(summary, "bed", "verdict")),
             pressure=reading.pressure(summary),
             deciders=reading.deciders(summary),
-            arms=[{"index": index, "name": name, **_arm(arms.get(name))} for index, name in enumerate(names)],
+            arms=[{"index": index, "name": name, **_arm(arms.get(name), summary)} for index, name in enumerate(names)],
             gates={name: reading.gate_list(summary, name) for name in names},
             ratios={
                 name: {metric: comparing.ratio_of(summary, name, metric) for metric in metric_names} for name in names
@@ -156,8 +156,9 @@ def html_report(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _arm(arm: Mapping[str, Any] | None) -> dict[str, Any]:
+def _arm(arm: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> dict[str, Any]:
     """An arm's own table; `known` is False for an arm that only gates name."""
-    return {"known": arm is not None} | {
-        key: value for key, value in (arm or {}).items() if key not in {"index", "name"}
-    }
+    if arm is None:
+        return {"known": False}
+    own = {key: value for key, value in arm.items() if key not in {"index", "name"}}
+    return {"known": True, **own, "verdict": frontier.arm_verdict(summary, arm)}

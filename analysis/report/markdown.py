@@ -124,7 +124,7 @@ def _arms(summary: Row) -> str:
     arms = reading.arms_of(summary)
     if not arms:
         return "No arm sent a record."
-    verdicts = tuple("control" if arm.get("control") else mark(arm.get("verdict")) for arm in arms)
+    verdicts = tuple("control" if arm.get("control") else mark(frontier.arm_verdict(summary, arm)) for arm in arms)
     figures = [row for row in reading.side_by_side(summary) if row.known]
     key = [Figure(name="verdict", values=verdicts, group=""), *(row for row in figures if row.key)]
     rest = [row for row in figures if not row.key]

@@ -60,6 +60,10 @@ def test_a_search_that_nobody_asked_verdicts_of_has_none_above_it(summary: dict[
     html, markdown = reports(gated=False, overall="INCONCLUSIVE")
     assert '<h1 id="verdict-title">Which policy to ship</h1>' in html
     assert markdown.startswith("## Which policy to ship · search")
+    cards = html.partition('<section class="cards"')[2].partition("</section>")[0]
+    assert cards
+    assert "INCONCLUSIVE" not in cards
+    assert "| verdict | control | – |" in markdown.lower()
     for html, _ in (reports(gated=True, overall="INCONCLUSIVE"), reports(gated=False, overall="FAIL")):
         assert '<h1 id="verdict-title">Which policy to ship</h1>' not in html
 
