@@ -31,12 +31,14 @@ _MODEL_ERROR = 2.0  # real servers may have half or twice the model's spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A run that was not made yet. `rate` in requests/s to each arm."""
+    """A run that was not made yet. `rate` in requests/s to each arm; `searching`: the arm searches for kernels in each
+    trial, and the control does not."""
 
     rate: float
     design: str = "mirrored"
     arrivals: str = "wandering"
     trials: int = 1
+    searching: bool = False
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.rate <= 1e6:
@@ -60,7 +62,7 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
             rate=traffic.rate,
             quantile=q,
             block_s=block_s,
-            restart_spread=limits.restart_spread,
+            restart_spread=math.hypot(limits.restart_spread, limits.tuning_spread / math.sqrt(2.0) * traffic.searching),
             trials=traffic.trials,
         )
         if traffic.trials >= TRIALS_FOR_T_TEST:
@@ -84,6 +86,10 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
         assumed.insert(2, "How much starts differ is gates.restart_spread: only a pilot of several trials tells.")
     if traffic.design == "switchback":
         assumed.insert(1, "Switchback was not simulated: it is planned as separate hosts.")
+    if not traffic.searching:
+        assumed.append(
+            "The arm searches for no kernels: for one that does, such as compiled-bucketed, give --searching."
+        )
     return joined_plan(
         rows,
         goal,
@@ -94,6 +100,7 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
             "arrivals": traffic.arrivals,
             "rate": traffic.rate,
             "trials": traffic.trials,
+            "searching": traffic.searching,
         },
         trials=traffic.trials,
         block_s=block_s,

@@ -51,6 +51,12 @@ def add_arguments(parser: CommandParser) -> None:
         help="whether the rate is constant, as of traffic.arrivals = poisson, or wanders (default wandering)",
     )
     group.add_argument("--trials", type=int, metavar="N", help="trials that share the time (default 1)")
+    group.add_argument(
+        "--searching",
+        action="store_true",
+        default=None,
+        help="the arm searches for kernels, as compiled-bucketed and max-autotune do on a GPU",
+    )
     group.add_argument("--slo", action="append", metavar="TARGET", help="such as 'p99_ttft_ms <= 500'")
 
 
@@ -71,7 +77,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
         duration_s=options.duration,
     )
     if options.run_dir:
-        for flag in ("rate", "design", "arrivals", "trials", "slo"):
+        for flag in ("rate", "design", "arrivals", "trials", "searching", "slo"):
             if getattr(options, flag) is not None:
                 raise ConfigError(
                     f"--{flag} is for a plan without a pilot, but RUN_DIR is given: leave one of them out"
@@ -84,6 +90,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Any]:
         design=options.design or "mirrored",
         arrivals=options.arrivals or "wandering",
         trials=1 if options.trials is None else options.trials,
+        searching=bool(options.searching),
     )
     return plan_from_design(traffic, goal, targets=parse_targets(options.slo or [], "--slo"))
 

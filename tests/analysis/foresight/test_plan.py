@@ -63,6 +63,15 @@ def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> No
     assert plan_from_design(Traffic(rate=16), Goal())["needed_s"] < lengths["mirrored"]
 
 
+def test_an_arm_that_searches_for_kernels_takes_more_or_more_starts() -> None:
+    plain, searching = (
+        plan_from_design(Traffic(rate=4, trials=4, searching=searches), Goal()) for searches in (False, True)
+    )
+    assert searching["needed_s"] > plain["needed_s"]
+    notes = [any("searches for no kernels" in text for text in plan["assumed"]) for plan in (plain, searching)]
+    assert notes == [True, False]
+
+
 def test_without_a_pilot_requests_bound_the_length_too() -> None:
     targets = parse_targets(["p99_ttft_ms <= 500"], "--slo")
     plan = plan_from_design(Traffic(rate=0.1), Goal(margin=2.0), targets=targets)

@@ -81,6 +81,7 @@ def test_the_command_plans_from_a_pilot(pilot: Path, capsys: pytest.CaptureFixtu
         (["--rate", "4", "--trials", "0"], "--trials is 0: give 1 to 1000"),
         (["--rate", "4", "--slo", "fast"], "--slo"),
         ([".", "--rate", "4"], "--rate is for a plan without a pilot"),
+        ([".", "--searching"], "--searching is for a plan without a pilot"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(
