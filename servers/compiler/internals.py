@@ -187,6 +187,14 @@ def store() -> Any:
     return _reach("torch._inductor.inductor_prims:force_stride_order")
 
 
+def multiply_float8(rows: torch.Tensor, columns: torch.Tensor, *, dtype: torch.dtype, fast: bool) -> torch.Tensor:
+    """The product in `dtype` of float8 matrices [M, K] and [K, N], taken for the numbers that they hold; `fast` sums it
+    less exactly."""
+    one = torch.ones((), device=rows.device)
+    product: torch.Tensor = torch._scaled_mm(rows, columns, one, one, out_dtype=dtype, use_fast_accum=fast)
+    return product
+
+
 def use_graph_pass(graph_pass: object) -> None:
     """inductor runs the pass over every graph before it looks at gradients."""
     _set(

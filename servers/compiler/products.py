@@ -91,10 +91,7 @@ def scale_products(graph: torch.fx.Graph) -> None:
 def _is_scaled_by_rows(weight: Any) -> bool:
     """Whether it is torchao's Float8Tensor with a scale for each row, whose inputs are to be held so too."""
     inputs = getattr(weight, "act_quant_kwargs", None)
-    return type(getattr(inputs, "granularity", None)).__name__ == "PerRow" and weight.scale.shape == (
-        weight.shape[0],
-        1,
-    )
+    return hasattr(inputs, "float8_dtype") and weight.scale.shape == (weight.shape[0], 1)
 
 
 def scaled_product(source: torch.Tensor, weights: Sequence[Any]) -> torch.Tensor:
@@ -114,15 +111,8 @@ def scaled_product(source: torch.Tensor, weights: Sequence[Any]) -> torch.Tensor
     if len(weights) > 1:
         values = torch.as_strided(values, *_joined([weight.qdata for weight in weights]))
         scales = torch.as_strided(scales, *_joined([weight.scale for weight in weights]))
-    one = torch.ones((), device=source.device)
-    product = torch._scaled_mm(
-        rows.qdata,
-        values.t(),
-        one,
-        one,
-        out_dtype=source.dtype,
-        use_fast_accum=first.mm_config.use_fast_accum,
-    )
+    fast = first.mm_config.use_fast_accum
+    product = internals.multiply_float8(rows.qdata, values.t(), dtype=source.dtype, fast=fast)
     scaled: torch.Tensor = product * (rows.scale * scales.t())
     return scaled.to(source.dtype).reshape(*source.shape[:-1], -1)
 
