@@ -11,7 +11,7 @@ from analysis.judging.wording import counted
 from analysis.records.tables import RecordError
 from analysis.releases.conditions import Departure, departures, obstacles
 from analysis.releases.gates import FigureRow, arm_rows
-from analysis.releases.history import History
+from analysis.releases.history import History, days
 from analysis.releases.machine import MachineSpeeds, machine_speeds, typical
 from analysis.releases.release import Release
 from analysis.releases.trend import trends
@@ -165,6 +165,10 @@ def _notes(
     if len(alike) < 2:
         notes.append(
             "How much days differ is taken for granted (compare.day_spread): a folder of earlier runs would show it."
+        )
+    if (shown := len(days(alike))) < len(alike):
+        notes.append(
+            f"Some of the {len(alike)} earlier runs ran at one time on one machine: they show {counted(shown, 'day')}."
         )
     for arm, machine in machines.items():
         if machine.drifted:

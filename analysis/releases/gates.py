@@ -16,6 +16,7 @@ from scipy import stats
 
 from analysis.judging.checks.bed_traffic import BUSY, STEAL, THROTTLING
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from analysis.releases.history import days
 from analysis.releases.machine import MachineSpeeds
 from analysis.releases.release import Release, ReleaseArm
 from analysis.settings.release_limits import FIGURES, Figure, ReleaseLimits, bound_of, ratio_of
@@ -93,14 +94,14 @@ def arm_rows(
     rows: list[FigureRow] = []
     estimates: list[_Estimate] = []
     for name, other in arms.items():
-        earlier = [release.arms[name] for release in history]
-        same = [release.arms[name] for release in repeats]
+        earlier, same = ([[release.arms[name] for release in day] for day in days(runs)] for runs in (history, repeats))
         for figure in FIGURES:
             row = _base(figure, other, baseline.arms[name], candidate.arms[other], limits)
             if row is None:
                 continue
             if row.verdict is None and not row.reason and not figure.counted:
-                estimate = _estimate(row, earlier, same, candidate.arms[other], limits)
+                source = baseline.arms[name].figures.sources.get(figure.key)
+                estimate = _estimate(row, earlier, same, source, candidate.arms[other], limits)
                 if estimate is not None and row.limit is not None:
                     estimates.append(estimate)
                 row = estimate.row if estimate is not None else _unknown(row, candidate.arms[other])
@@ -168,17 +169,22 @@ def _level(figure: Figure, arm: ReleaseArm, limits: ReleaseLimits) -> Level | No
 
 def _estimate(
     row: FigureRow,
-    history: Sequence[ReleaseArm],
-    repeats: Sequence[ReleaseArm],
+    history: Sequence[Sequence[ReleaseArm]],
+    repeats: Sequence[Sequence[ReleaseArm]],
+    source: str | None,
     candidate: ReleaseArm,
     limits: ReleaseLimits,
 ) -> _Estimate | None:
+    """`history` and `repeats` by day."""
     figure = row.figure
-    source = repeats[-1].figures.sources.get(figure.key)
 
-    def levels(arms: Sequence[ReleaseArm]) -> list[Level]:
-        alike = [arm for arm in arms if arm.figures.sources.get(figure.key) == source]
-        return [level for arm in alike if (level := _level(figure, arm, limits)) is not None]
+    def levels(by_day: Sequence[Sequence[ReleaseArm]]) -> list[Level]:
+        found = []
+        for arms in by_day:
+            alike = [arm for arm in arms if arm.figures.sources.get(figure.key) == source]
+            if own := [level for arm in alike if (level := _level(figure, arm, limits)) is not None]:
+                found.append(replace(pooled(own), runs=1))
+        return found
 
     same, two = levels(repeats), _level(figure, candidate, limits)
     nothing = figure.less_is_better and _is_nothing(figure, candidate)

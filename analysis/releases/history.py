@@ -82,6 +82,18 @@ def by_time(releases: Sequence[Release]) -> tuple[Release, ...]:
     return tuple(sorted(releases, key=lambda release: (release.created_ns, release.run_id)))
 
 
+def days(releases: Iterable[Release]) -> list[tuple[Release, ...]]:
+    """The releases in order of time, those together that ran at one time on one machine: they had one day of it."""
+    found: list[list[Release]] = []
+    for release in by_time(tuple(releases)):
+        shared = next((day for day in found if any(release.ran_beside(other) for other in day)), None)
+        if shared is None:
+            found.append([release])
+        else:
+            shared.append(release)
+    return [tuple(day) for day in found]
+
+
 def before(history: History, candidate: Release) -> History:
     """What of the history came before the candidate, and is not the candidate itself."""
     earlier = [

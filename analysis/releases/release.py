@@ -92,6 +92,20 @@ class Release:
             return (self.run_id, self.created_ns) == (other.run_id, other.created_ns)
         return self.seed == other.seed and not set(self.starts_ns).isdisjoint(other.starts_ns)
 
+    def ran_beside(self, other: Release) -> bool:
+        """Whether both ran at one time, on what may be one machine."""
+        if not self.starts_ns or not other.starts_ns:
+            return False
+        apart = self.machine and other.machine and self.machine != other.machine
+        return not apart and self.starts_ns[0] <= other._end_ns and other.starts_ns[0] <= self._end_ns
+
+    @property
+    def _end_ns(self) -> int:
+        """About when the traffic of its last trial ended."""
+        listed = self.conditions.get("duration_s")
+        seconds = [number(item) or 0.0 for item in listed] if isinstance(listed, list) else []
+        return self.starts_ns[-1] + round(max(seconds, default=0.0) * SECOND)
+
     @property
     def machine(self) -> str | None:
         """The identity of the machine; None where it is unknown."""

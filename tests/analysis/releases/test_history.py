@@ -14,7 +14,7 @@ from analysis.records.documents import write_document
 from analysis.records.tables import RecordError
 from analysis.releases.comparison import arms_to_compare, compare_releases
 from analysis.releases.conditions import departures, obstacles
-from analysis.releases.history import History, accept, before, by_time, read_history
+from analysis.releases.history import History, accept, before, by_time, days, read_history
 from analysis.releases.release import Release, read_release
 from analysis.report.release import release_html, release_junit, release_markdown, release_table
 from analysis.settings.release_limits import ReleaseLimits
@@ -128,6 +128,30 @@ def test_repeats_of_the_newest_build_share_out_its_luck() -> None:
         for one in (document, alone)
     ]
     assert spreads[0] < 0.8 * spreads[1]
+
+
+def test_runs_at_one_time_on_one_machine_had_one_day() -> None:
+    beside = [release(COMMITTED, day=0, seed=seed) for seed in (1, 2)]
+    elsewhere = release(replace(COMMITTED, environment={"machine": "ba9876543210"}), day=0, seed=3)
+    later = release(COMMITTED, day=1, seed=4)
+    assert sorted(map(len, days([later, elsewhere, *beside]))) == [1, 1, 2]
+    assert tuple(beside) in days([later, elsewhere, *beside])
+    nothing_known = replace(beside[0], starts_ns=())
+    assert days([nothing_known, beside[1]]) == [(nothing_known,), (beside[1],)]
+
+
+def test_runs_at_one_time_share_out_less_luck_and_say_so() -> None:
+    candidate = release(COMMITTED, day=5, seed=5)
+
+    def spread(*earlier: Release) -> tuple[float, bool]:
+        document = compare_releases(history(*earlier), candidate, arms=ARMS, limits=ReleaseLimits())
+        figure = next(row for row in document["figures"] if row["figure"] == "p50_tpot_ms")
+        return figure["spread"], any("ran at one time" in note for note in document["notes"])
+
+    apart, said_apart = spread(*(release(COMMITTED, day=day, seed=1) for day in range(4)))
+    at_once, said_at_once = spread(*(release(COMMITTED, day=0, seed=seed) for seed in range(4)))
+    assert apart < at_once
+    assert (said_apart, said_at_once) == (False, True)
 
 
 @pytest.mark.parametrize(
