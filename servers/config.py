@@ -89,8 +89,8 @@ class ModelConfig:
 
     @property
     def joins_projections(self) -> bool:
-        """Whether products of one input can become one: an encoder's have biases, and only some weights are told apart
-        by rows."""
+        """Whether products of one input can become one: an encoder's have biases, and quantised weights are read as one
+        matrix only where they are in float8 per row."""
         return self.quantisation in ("none", "float8-per-row") and not self.embeds
 
     def _check_task(self) -> None:

@@ -5,13 +5,16 @@ What of it is private to torch stands in internals.py.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from servers.compiler import internals
+from servers.compiler import internals, products
 from servers.compiler.products import join_linears, scale_products, store_single_rows
 from servers.complaint import named
 from servers.config import GRAPH_TREE_MODES, CompileConfig
@@ -92,7 +95,7 @@ def graph_changes(policy: CompileConfig) -> tuple[GraphChange, ...]:
 
 
 class _GraphPass(internals.GraphPass):  # type: ignore[misc]
-    """Changes as inductor takes them: with a name under which compiled code is kept."""
+    """Changes as inductor takes them: with a name under which compiled code is kept, another one for other changes."""
 
     def __init__(self, changes: Sequence[GraphChange]) -> None:
         self._changes = changes
@@ -102,7 +105,14 @@ class _GraphPass(internals.GraphPass):  # type: ignore[misc]
             change(graph)
 
     def uuid(self) -> str:
-        return " ".join(f"tailgate-{change.__name__}-1" for change in self._changes)
+        return " ".join((*(change.__name__ for change in self._changes), _source_digest()))
+
+
+@functools.cache
+def _source_digest() -> str:
+    """What the changes are written as: torch may look for compiled code by the graph as it was before them."""
+    sources = (Path(str(module.__file__)).read_bytes() for module in (products, internals))
+    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def _arguments(policy: CompileConfig) -> dict[str, Any]:

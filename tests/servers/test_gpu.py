@@ -14,16 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from servers import artifact
 from servers.compiler.events import CompileEvent
 from servers.compiler.footprint import CompileFootprint
+from servers.compiler.policy import compile_step, configure_compiler
 from servers.compiler.recorder import CompileRecorder, Trigger
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from servers.engine import attention, memory
 from servers.engine.capture import CapturedStep
 from servers.engine.kv_cache import Window
+from servers.engine.model import join_weights
 from servers.engine.quantisation import is_quantised, stored_bytes
 from servers.engine.runner import ModelRunner
 from servers.fields import ConfigError
@@ -33,6 +36,7 @@ from servers.neighbour import Demand, Neighbour
 from servers.presets import RANDOM_PRESETS
 from servers.reference import Reference, Sizes
 from tests.servers.compiler.reset import reset_compiler
+from tests.servers.compiler.test_products import Gated, distance
 from tests.servers.engine.test_runner import (
     ENGINE,
     SMALL,
@@ -118,6 +122,24 @@ def test_quantised_arms_are_smaller_and_quiet_after_warm_up(
         assert len(graphs) <= len(list(runner.shapes.planned()))  # and not that for each layer
     serve(runner, jobs_for(runner.vocab_size, seed=1))
     assert [(event.kind, event.shape, event.reason) for event in recorder.drain()] == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 7, 200])
+def test_scales_outside_a_product_give_the_answer_of_scales_within(batch: int) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    module = Gated(256, 512).to("cuda", torch.bfloat16)
+    config = quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
+    quantization.quantize_(module, config, filter_fn=lambda layer, _: isinstance(layer, nn.Linear))
+    x = torch.randn(batch, 1, 256, device="cuda", dtype=torch.bfloat16)
+    expected = module(x)
+    join_weights(module)
+    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, join_projections=True)
+    configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
+    try:
+        assert distance(compile_step(module, policy)(x), expected) < 0.08
+    finally:
+        reset_compiler()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.backends import registry
 
+from servers.compiler import policy, products
 from servers.compiler.policy import graph_changes, load_backend
 from servers.compiler.products import join_linears, scale_products, store_single_rows
 from servers.config import CompileConfig
@@ -22,6 +23,26 @@ def test_rows_are_stored_where_the_compiler_makes_reductions_of_products() -> No
         (False, {"coordinate_descent_tuning": False}, (scale_products,)),
     ):
         assert graph_changes(CompileConfig(enabled=True, join_projections=join, options=options)) == changes
+
+
+def test_compiled_code_is_kept_under_what_the_graph_changes_are_written_as(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch may look for it by the graph as it was before them: code of other changes would be taken for theirs."""
+
+    def name(*changes: policy.GraphChange) -> str:
+        policy._source_digest.cache_clear()
+        return policy._GraphPass(changes).uuid()
+
+    before = name(join_linears)
+    assert name(join_linears) == before
+    assert name(scale_products) != before
+    rewritten = tmp_path / "products.py"
+    rewritten.write_text("# otherwise\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(products, "__file__", str(rewritten))
+        assert name(join_linears) != before
+    assert name(join_linears) == before
 
 
 TARDY = """

@@ -17,6 +17,12 @@ from servers.engine.model import join_weights
 from tests.servers.compiler.reset import reset_compiler
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Weights and inputs are the same in every run."""
+    torch.manual_seed(1)
+
+
 class Attention(nn.Module):
     """Grouped projections of one input, and one that reads something else."""
 
@@ -120,7 +126,8 @@ def test_all_that_quantised_weights_multiply_is_computed_once() -> None:
 
 
 def in_float8(module: nn.Module, *, scaled_inputs: bool) -> None:
-    """The layers' weights in float8 with a scale for each row, as torchao's configurations make them for a GPU."""
+    """The layers' weights in float8 with a scale for each row, as torchao's configurations make them for a GPU; no row
+    has the scale of another."""
     quantization = pytest.importorskip("torchao.quantization")
     from torchao.float8.inference import Float8MMConfig
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
@@ -128,8 +135,9 @@ def in_float8(module: nn.Module, *, scaled_inputs: bool) -> None:
     rows = quantization.PerRow()
     inputs = QuantizeTensorToFloat8Kwargs(granularity=rows) if scaled_inputs else None
     for layer in (item for item in module.modules() if isinstance(item, nn.Linear)):
+        magnitudes = torch.linspace(0.1, 4.0, layer.out_features, dtype=layer.weight.dtype)
         held = quantization.Float8Tensor.from_hp(
-            layer.weight.detach(),
+            layer.weight.detach() * magnitudes[torch.randperm(layer.out_features), None],
             granularity=rows,
             mm_config=Float8MMConfig(use_fast_accum=True),
             act_quant_kwargs=inputs,
@@ -186,26 +194,6 @@ def test_inductor_compiles_scaled_products_of_any_batch(dynamic: bool) -> None:
         with inductor.config.patch(force_disable_caches=True):
             _, code = run_and_get_code(step, torch.randn(3, 1, 64, dtype=torch.bfloat16))
         assert code[0].count("_scaled_mm(") == 2
-    finally:
-        reset_compiler()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-@torch.no_grad()
-@pytest.mark.parametrize("batch", [1, 7, 200])
-def test_a_card_gives_the_answer_of_scales_within_the_product(batch: int) -> None:
-    quantization = pytest.importorskip("torchao.quantization")
-    module = Gated(256, 512).to("cuda", torch.bfloat16)
-    config = quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
-    quantization.quantize_(module, config, filter_fn=lambda layer, _: isinstance(layer, nn.Linear))
-    x = torch.randn(batch, 1, 256, device="cuda", dtype=torch.bfloat16)
-    expected = module(x)
-    join_weights(module)
-    policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, join_projections=True)
-    configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
-    try:
-        assert distance(compile_step(module, policy)(x), expected) < 0.08
     finally:
         reset_compiler()
 
