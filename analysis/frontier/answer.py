@@ -78,19 +78,25 @@ def answer(
     verdicts: Mapping[str, str | None] | None = None,
     left: Sequence[Left] = (),
     dropped: Sequence[Left] = (),
+    blocked: Mapping[str, Sequence[str]] | None = None,
+    inaccurate: Mapping[str, str] | None = None,
     disturbed: Sequence[str] = (),
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
 
-    `verdicts` are those of the gates; `left` are the arms that the search let go, and `dropped` those that it never
-    had. Of an arm that was let go after one start nothing is claimed, and the others are named without it. `disturbed`
-    are the checks by which the machines were not left alone.
+    `verdicts` are those of the gates. `left` are the arms that the search let go, `dropped` those that it never
+    started, and `blocked` those whose steps are not used, with the checks that forbid it. Nothing is claimed of the
+    last two, nor of an arm that was let go after one start, and the others are named without them. `inaccurate` are the
+    arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
+    `disturbed` are the checks by which the machines were not left alone.
     """
+    unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
+    out |= {item.arm for item in dropped} | set(unknown)
     known = verdicts or {}
     others = [(arm, known.get(arm)) for arm in frontier.arms[1:]]
     return [
-        *_loads(frontier, objective),
+        *_loads(frontier, objective, out),
         *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
         *_costs(frontier, starts, out),
         *(
@@ -98,8 +104,10 @@ def answer(
             for arm, verdict in others
             if verdict is not None and verdict != PASS
         ),
+        *(f"{arm} is not shown to answer as well: {why}" for arm, why in (inaccurate or {}).items() if arm not in out),
         *(f"{item.arm} left the search early: it {item.reason}." for item in left),
         *(f"{item.arm} was not tried: {item.reason}." for item in dropped),
+        *(f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks." for arm, checks in unknown.items()),
         *_open(frontier, out),
         _surely(frontier.alpha, disturbed),
     ]
@@ -115,7 +123,7 @@ def _surely(alpha: float, disturbed: Sequence[str]) -> str:
     )
 
 
-def _loads(frontier: Frontier, objective: str) -> list[str]:
+def _loads(frontier: Frontier, objective: str, out: Collection[str]) -> list[str]:
     control, *treatments = frontier.holdings
     floor = control.low_rps
     sentences = []
@@ -135,8 +143,7 @@ def _loads(frontier: Frontier, objective: str) -> list[str]:
         start = "Up to" if floor is None else f"From {digits(floor)} to"
         more = "".join(f", {arm} to {digits(rps)}" for rps, arm in others)
         sentences.append(f"{start} {digits(best_rps)} {best} holds {'it' if floor is not None else objective}{more}.")
-    elif treatments:
-        names = " or ".join(item.arm for item in treatments)
+    elif names := " or ".join(item.arm for item in treatments if item.arm not in out):
         sentences.append(f"Beyond that nothing is shown to be held by {names}.")
     ends = [item.high_rps for item in frontier.holdings]
     known = [end for end in ends if end is not None]
@@ -189,14 +196,16 @@ def _costs(frontier: Frontier, starts: Mapping[str, Start], out: Collection[str]
 
 def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
     """What nobody knows yet: loads by arm, and pairs that are not told apart."""
-    parts = [f"{item.arm} {_open_loads(item)}" for item in frontier.holdings if item.arm not in out]
-    pairs = [
-        f"{order.more} against {order.less}"
-        for order in frontier.orders
-        if not order.surely and not {order.more, order.less} & set(out)
-    ]
-    sentences = [f"Open: {'; '.join(parts)}."]
-    if pairs:
+    by_loads: dict[str, list[str]] = {}
+    for item in frontier.holdings:
+        if item.arm not in out:
+            by_loads.setdefault(_open_loads(item), []).append(item.arm)
+    among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
+    pairs = [f"{order.more} against {order.less}" for order in among if not order.surely]
+    sentences = [f"Open: {'; '.join(f'{_listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
+    if len(pairs) > 1 and len(pairs) == len(among):
+        sentences.append("No two of these arms are told apart at their limits.")
+    elif pairs:
         sentences.append(f"Not told apart at their limits: {', '.join(pairs)}.")
     return sentences
 

@@ -14,7 +14,7 @@ from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
 from analysis.frontier.step_times import StepCell, step_cells, turning_points
-from analysis.judging.gates import FAIL
+from analysis.judging.gates import FAIL, INCONCLUSIVE
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import is_search, steps_of
 from analysis.judging.wording import digits, gate_label
@@ -33,21 +33,24 @@ _OF_STEPS = {
 def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     """What the summary says of which policy to ship; None where the run made no search, or has one arm.
 
-    Where a check leaves the loads of the search open, no step of it is used.
+    Where a check leaves the loads of the search open, no step is used: of the arm that it concerns, or of any.
     """
     if not is_search(run) or len(run.arms) < 2:
         return None
     rollout = Rollout.from_table(mapping(run.records.experiment.get("rollout")))
-    blocked = {check for gate in judgement.gates if gate.gate == "goodput" for check in gate.blocked_by}
+    by_arm = _blocked_by(run, judgement)
     disturbed: set[str] = set()
     if run.in_turn:
-        disturbed = blocked & {item.aspect.check for item in judgement.bed.disturbances}
-        blocked -= disturbed | _OF_STEPS
+        disturbed = set().union(*by_arm.values()) & {item.aspect.check for item in judgement.bed.disturbances}
+        by_arm = {arm: checks - disturbed - _OF_STEPS for arm, checks in by_arm.items()}
+    whole = by_arm[run.control]
     # A replica's own load: replicas are taken to add up.
     steps = [replace(step, rate=step.rate / run.replicas(step.arm)) for step in steps_of(run)]
-    frontier = frontier_of([] if blocked else steps, run.arms, alpha=run.limits.alpha)
+    frontier = frontier_of([step for step in steps if not by_arm[step.arm]], run.arms, alpha=run.limits.alpha)
     starts = {arm: start_of(run, arm) for arm in run.arms}
     search = mapping(run.records.search)
+    untried = [Left(arm=arm, reason="no trial of it was recorded") for arm in run.arms if not run.trials_of(arm)]
+    blocked = {arm: sorted(checks) for arm, checks in by_arm.items() if checks and run.trials_of(arm)}
     asked = search.get("gated", True) is not False
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     sentences = answer(
@@ -56,11 +59,17 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         starts=starts,
         verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or arm in failed},
         left=_left(search, "left"),
-        dropped=_left(search, "dropped"),
+        dropped=[*_left(search, "dropped"), *untried],
+        blocked={} if whole else blocked,
+        inaccurate={
+            gate.arm: gate.reason[:1].lower() + gate.reason[1:]
+            for gate in judgement.gates
+            if gate.kind == "parity" and gate.verdict == INCONCLUSIVE and run.weights_apart(gate.arm)
+        },
         disturbed=sorted(disturbed),
     )
-    if blocked:
-        sentences = [f"Nothing is known of any load, for {', '.join(sorted(blocked))}: see the checks.", *sentences]
+    if whole:
+        sentences = [f"Nothing is known of any load, for {', '.join(sorted(whole))}: see the checks.", *sentences]
     costs = load_costs(
         frontier,
         shown_loads(frontier, rollout),
@@ -68,7 +77,8 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         tokens={arm: tokens_of(run, arm) for arm in run.arms},
     )
     rows = frontier_rows(frontier, sentences, starts, costs, failed=failed) | {
-        "blocked_by": sorted(blocked),
+        "blocked_by": sorted(whole),
+        "blocked": blocked,
         "disturbed_by": sorted(disturbed),
     }
     if target := drawn_target(run):
@@ -86,6 +96,14 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             "turns": [line for arm in run.treatments for line in turning_points(cells, arm, run.control)],
         }
     return rows | ({"search": _search_row(search)} if search else {})
+
+
+def _blocked_by(run: Run, judgement: Judgement) -> dict[str, set[str]]:
+    """The checks that leave the loads of each arm open: of the control, whose load no gate judges, those that concern
+    all arms."""
+    own = {gate.arm: set(gate.blocked_by) for gate in judgement.gates if gate.gate == "goodput"}
+    whole = {check.check for check in judgement.checks if not check.ok and check.arm in (None, run.control)}
+    return {arm: own.get(arm, set()) for arm in run.treatments} | {run.control: whole & set().union(*own.values())}
 
 
 def asks_nothing(rows: Mapping[str, Any] | None) -> bool:

@@ -397,7 +397,14 @@ def _checks_of_all(run: Run) -> Iterable[Check]:
     if run.records.joined:
         yield check_schedules(run.repeated_schedules, mirrored=run.design == "mirrored")
     closed = run.reported_open_loop is False and not run.planned
-    yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed and not run.in_turn)
+    if run.in_turn:
+        # Each arm had requests of its own, so that what a treatment lacks concerns no other.
+        for arm, count in counts.items():
+            alone = check_counts({arm: count}, {arm: run.planned.get(arm, 0)}, mirrored=False)
+            remedy = alone.remedy if run.trials_of(arm) else "Go on with the search: tailgate frontier --after RUN_DIR."
+            yield replace(alone, arm=None if arm == run.control else arm, remedy=remedy)
+    else:
+        yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed)
     if run.design == "split":
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
         if ratio is not None:

@@ -7,8 +7,8 @@ are missing included. Ids are unique within a run only, so each gets the place o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +173,27 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
         if not any(run.infos):
             raise RecordError(f"{run.name} holds no trial with a trial.json: leave it out")
     _check_apart(runs)
+    return _agreeing(runs, accepted)
+
+
+def check_next(runs: Sequence[RunDocuments], coming: RunDocuments, accepted: Sequence[str] = ()) -> None:
+    """A run that has not begun yet will be one of the same experiment as `runs`, as far as experiments and machines
+    tell. Otherwise RecordError."""
+    _agreeing((replace(runs[0], infos=()), coming), accepted)
+
+
+def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[str, ...]:
+    """The differences between the runs, all of them accepted, in words. Otherwise RecordError."""
     first = runs[0]
     refused: list[str] = []
     allowed: list[str] = []
     keys: list[str] = []
-    for run in runs[1:]:
+    for place, run in enumerate(runs[1:], start=1):
         differing = _differences(first, run)
+        for earlier in runs[1:place]:
+            # An arm that no trial of the first run had is held to the first run that had it.
+            late = tuple(f"arms.{name}" for name in _started(earlier) - _started(first))
+            differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
         never = [key for key in differing if key in _MUST_AGREE]
         if never:
             told = "; ".join(f"{key} {_shown(own)}, there {_shown(base)}" for key, base, own in _told(differing, never))
@@ -207,7 +222,7 @@ def check_joinable(runs: Sequence[RunDocuments], accepted: Sequence[str] = ()) -
 
 def check_known(runs: Sequence[RunDocuments], names: Sequence[str]) -> None:
     """Each of `names` is a setting of one of the runs, or a table of settings. Otherwise RecordError."""
-    settings = {key for run in runs for key in _settings(run)}
+    settings = {key for run in runs for key in _settings(run, _started(run))}
     for name in names:
         if not any(_is_among(key, (name,)) for key in settings):
             raise RecordError(f'no run has a setting "{name}" in which it could differ: leave it out, or see its name')
@@ -232,8 +247,13 @@ def _is_among(key: str, names: Sequence[str]) -> bool:
 
 
 def _differences(first: RunDocuments, other: RunDocuments) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two runs differ, with the value of each."""
-    one, two = _settings(first), _settings(other)
+    """The keys in which two runs differ, with the value of each. Of an arm that only one of them started the tables of
+    the experiments count."""
+    both = _started(first) & _started(other)
+    one, two = _settings(first, both), _settings(other, both)
+    if first.search is not None or other.search is not None:
+        # The trials of a search last as long as it decides.
+        one, two = (settings | {"traffic.duration_s": None} for settings in (one, two))
     keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key) and not _is_among(key, _MAY_DIFFER)]
     # What all arms share is said once.
     shared = {key for key in keys if key.startswith(("model.", "engine."))}
@@ -246,15 +266,20 @@ def _in_arm(key: str) -> str:
     return key.split(".", 2)[-1]
 
 
-def _settings(run: RunDocuments) -> dict[str, Any]:
-    """Everything that decides what the run measured, by its key."""
+def _started(run: RunDocuments) -> set[str]:
+    """The arms that some trial of the run resolved."""
+    return {str(row["name"]) for row in _resolved([info for info in run.infos if info]) if len(row) > 1}
+
+
+def _settings(run: RunDocuments, started: Collection[str]) -> dict[str, Any]:
+    """Everything that decides what the run measured, by its key; of the arms in `started` as its trials resolved it."""
     experiment = {key: value for key, value in run.experiment.items() if key != "arms"}
     rows = rows_of(run.experiment.get("arms"))
     infos = [info for info in run.infos if info]
     # A run from before there was pressure had none.
     experiment["pressure"] = {key: value for key, value in table(experiment, "pressure").items() if value}
     found = dict(_flat(experiment))
-    for row in (*rows, *_resolved(infos)):
+    for row in (*rows, *(row for row in _resolved(infos) if row["name"] in started)):
         own = {key: value for key, value in row.items() if key not in ("name", "control")}
         found |= dict(_flat(own, f"arms.{row.get('name')}"))
     # Nor had it quantised weights, or texts to judge them by.

@@ -25,12 +25,16 @@ class ArmAccount:
         return [row for info in self.infos for row in rows_of(info.get("arms")) if row.get("name") == self.arm]
 
     @property
+    def resolved(self) -> Mapping[str, Any]:
+        """The arm's whole configuration as the first trial that has it resolved it; empty where none does."""
+        rows = (mapping(row.get("config")) for row in self.rows)
+        return next((config for config in rows if config), {})
+
+    @property
     def config(self) -> Mapping[str, Any]:
-        """The arm's resolved configuration from the first trial that has it, else its table in the experiment."""
-        for row in self.rows:
-            if isinstance(row.get("config"), Mapping):
-                return mapping(row["config"])
-        return next((row for row in rows_of(self.experiment.get("arms")) if row.get("name") == self.arm), {})
+        """The arm's resolved configuration, else its table in the experiment."""
+        rows = (row for row in rows_of(self.experiment.get("arms")) if row.get("name") == self.arm)
+        return self.resolved or next(rows, {})
 
     @property
     def external(self) -> Mapping[str, Any]:

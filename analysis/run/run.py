@@ -328,9 +328,16 @@ class Run:
         own = np.unique(self.requests.replica[self.of_arm(arm)])
         return max(1, int((own >= 0).sum()))
 
-    def differences(self, arm: str) -> list[str]:
-        """The keys of model and engine in which the arm differs from the control, but for its treatment."""
-        own, base = self.account(arm).config, self.account(self.control).config
+    def differences(self, arm: str) -> list[str] | None:
+        """The keys of model and engine in which the arm differs from the control, but for its treatment.
+
+        None where a trial resolved one of the two and none the other: a table of an experiment leaves out what is
+        common to all arms, or usual.
+        """
+        accounts = self.account(arm), self.account(self.control)
+        if len({bool(account.resolved) for account in accounts}) > 1:
+            return None
+        own, base = (account.config for account in accounts)
         different = []
         for part in ("model", "engine"):
             values, control = mapping(own.get(part)), mapping(base.get(part))

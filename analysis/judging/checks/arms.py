@@ -13,24 +13,27 @@ from analysis.run.work import WORK_APART, TokenTimes, Work
 
 def check_comparable(
     arm: str,
-    differences: Sequence[str],
+    differences: Sequence[str] | None,
     *,
     intended: bool,
     outside: Mapping[str, str] | None = None,
     weights_apart: str = "",
 ) -> Check:
     """The arm differs from the control in shapes, compile policy and how its weights are held (`weights_apart`, where
-    they are) alone, or the experiment allows more.
+    they are) alone, or the experiment allows more. `differences` are None where it is not known how one of them was
+    configured.
 
     `outside` maps those of the two that are external to their kind: of them nothing can be compared.
     """
-    ok = (not differences and not outside) or intended
+    ok = (differences is not None and not differences and not outside) or intended
     if outside:
         named = " and ".join(f"{name} ({kind})" for name, kind in outside.items())
         reason = (
             f"{named} {'is' if len(outside) == 1 else 'are'} external: weights, precision, limits, batching and "
             "hardware were not compared, nor the answers" + (", as the experiment intends." if intended else ".")
         )
+    elif differences is None:
+        reason = f"How {arm} and the control were configured is not recorded of both: no trial of one of them says it."
     elif not differences:
         weights = f" and its weights, held as {weights_apart}," if weights_apart else ""
         reason = f"{arm} differs from the control in its policy{weights} alone."
@@ -41,12 +44,14 @@ def check_comparable(
     return Check(
         check="comparable",
         ok=ok,
-        value=float(len(differences)),
+        value=float(len(differences or ())),
         limit=0.0,
         arm=arm,
         reason=reason,
         affects=("noninferiority", "goodput"),
-        remedy="Make these settings equal, or set compare_models = true if that is the question.",
+        remedy="Let every arm run in a trial."
+        if differences is None
+        else "Make these settings equal, or set compare_models = true if that is the question.",
     )
 
 

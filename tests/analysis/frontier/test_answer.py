@@ -73,12 +73,13 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
     assert "No load is known that eager surely holds." in text
     assert "Beyond that nothing is shown to be held by bucketed or dynamic." in text
     assert "none does" not in text
-    assert "eager at every load" in text
+    assert "Open: eager, bucketed and dynamic at every load" in text
+    assert "No two of these arms are told apart" in text
 
 
 def test_one_start_is_named_as_what_decides_nothing() -> None:
     text = said(frontier_of(steady({"eager": 9.0, "bucketed": 40.0}, starts=1), ["eager", "bucketed"]))
-    assert "eager at every load (one start decides nothing)" in text
+    assert "Open: eager and bucketed at every load (one start decides nothing)." in text
 
 
 def test_an_arm_that_missed_no_step_is_open_above() -> None:
@@ -137,6 +138,20 @@ def test_nothing_is_claimed_of_an_arm_that_was_let_go_after_one_start() -> None:
 def test_arms_that_were_never_tried_are_named() -> None:
     dropped = [Left(arm="compiled-padded", reason="no C++ compiler is here")]
     assert "compiled-padded was not tried: no C++ compiler is here." in said(CLEAR, dropped=dropped)
+
+
+def test_an_arm_whose_weights_are_held_otherwise_is_named_where_its_answers_were_not_measured() -> None:
+    why = {"bucketed": "its weights are held as float8-per-row (control: none), and nobody measured it."}
+    line = "bucketed is not shown to answer as well: its weights are held as float8-per-row"
+    assert line in said(CLEAR, inaccurate=why)
+    assert line not in said(CLEAR, inaccurate=why, dropped=[Left(arm="bucketed", reason="it was not reached")])
+
+
+def test_nothing_is_claimed_of_an_arm_that_a_check_forbids_to_believe() -> None:
+    text = said(CLEAR, blocked={"dynamic": ["comparable", "parity"]})
+    assert "Nothing is known of dynamic, for comparable, parity: see the checks." in text
+    assert "every other arm that stayed in the search" in text
+    assert "dynamic costs" not in text
 
 
 def test_what_is_said_of_disturbed_machines_says_so() -> None:

@@ -336,6 +336,40 @@ def test_a_run_that_is_read_alone_keeps_every_name(tmp_path):
     assert RunList(directories=(run,)).accepted == ()
 
 
+def test_trials_of_searches_last_as_long_as_these_decide(tmp_path):
+    directories = runs_in(tmp_path, SHORT, SHORT)
+    trial = directories[1] / "trial-01" / "trial.json"
+    write_document(trial, {**json.loads(trial.read_text()), "duration_s": 12.0})
+    assert "traffic.duration_s" in refusal(*directories)
+    for directory in directories:
+        write_document(directory / "frontier.json", {"left": [], "dropped": []})
+    assert joined(tmp_path / "joined", directories).joined
+
+
+def test_an_arm_that_a_run_never_started_is_compared_between_those_that_did(tmp_path):
+    directories = runs_in(tmp_path, SHORT, SHORT, SHORT)
+
+    def resolve(directory: Path, **slots: int) -> None:
+        for path in directory.glob("trial-*/trial.json"):
+            info = json.loads(path.read_text())
+            info["arms"] = [
+                {**row, "config": {"engine": {"slots": slots[row["name"]]}}}
+                for row in info["arms"]
+                if row["name"] in slots
+            ]
+            write_document(path, info)
+
+    control, arm = sorted(
+        row["name"] for row in json.loads((directories[0] / "trial-01/trial.json").read_text())["arms"]
+    )
+    resolve(directories[0], **{control: 8})
+    resolve(directories[1], **{control: 8, arm: 8})
+    resolve(directories[2], **{control: 8, arm: 8})
+    assert joined(tmp_path / "joined", directories).joined
+    resolve(directories[2], **{control: 8, arm: 9})
+    assert f"arms.{arm}.engine.slots 9" in refusal(*directories)
+
+
 def test_of_searches_an_arm_is_let_go_that_each_let_go(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
