@@ -6,15 +6,31 @@ import argparse
 import sys
 from pathlib import Path
 
+from analysis.records.run_list import RunList
+from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, real, seed
+from loadtests.commands.command_line import (
+    CommandParser,
+    add_experiment,
+    add_set,
+    add_slo,
+    real,
+    run_directory,
+    seed,
+    several,
+    words,
+)
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.frontier_plan import FrontierPlan, asks_for_verdicts, frontier_plan
+from loadtests.commands.joined_folder import check_continued, join_runs
 from loadtests.commands.parity import show_parity
+from loadtests.experiments.config_errors import as_config_error
+from loadtests.experiments.model import Experiment
 from loadtests.trials.frontier import FrontierSearch, check_budget
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND
 from loadtests.trials.run_directory import has_requests
+from servers.fields import ConfigError
 
 BUDGET_MINUTES = 60.0
 DEMO, DEMO_MINUTES = "frontier-demo", 9.0
@@ -29,11 +45,15 @@ def add_arguments(parser: CommandParser) -> None:
         "that costs, and what is not known. An experiment with the control alone gets the standard set: padded,\n"
         "bucketed with the ladder that pads its lengths least, dynamic. Loads begin at traffic.rates, or around\n"
         "traffic.rate. Ctrl-C ends the search with what is known.\n\n"
+        "With --after it goes on with earlier searches of the same experiment, made here or on another machine of the\n"
+        "kind: the control is started first, then the arms that they never started, then those that they left open.\n"
+        "The answer is of all of them.\n\n"
         "Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS,\n"
         "3 INCONCLUSIVE, 99 FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.",
         "  tailgate frontier demo\n"
         "  tailgate frontier canary.toml --budget 180\n"
         "  tailgate frontier canary.toml --standard --set arms[0].device=cuda:0\n"
+        "  tailgate frontier canary.toml --after runs/20261123T174947Z-canary --seed 2\n"
         "  tailgate frontier canary.toml --set traffic.rates=[2,64] --slo 'p99_ttft_ms <= 500'",
     )
     add_experiment(parser)
@@ -47,6 +67,20 @@ def add_arguments(parser: CommandParser) -> None:
         "--standard",
         action="store_true",
         help="search the standard set of policies beside the control, in place of the experiment's other arms",
+    )
+    parser.add_argument(
+        "--after",
+        nargs="+",
+        default=[],
+        metavar="RUN_DIR",
+        help="earlier searches of the experiment to go on with, or a folder that joins some",
+    )
+    parser.add_argument(
+        "--allow-different",
+        type=several(words),
+        default=(),
+        metavar="KEYS",
+        help="settings in which the earlier searches may differ, such as traffic.timeout_s",
     )
     add_set(parser, "traffic.step_s=20")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
@@ -65,17 +99,31 @@ def main(options: argparse.Namespace) -> int:
         standard=options.standard,
     )
     minutes = options.budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
-    check_budget(plan.experiment, minutes)
-    return _search(plan, minutes, options)
+    after = _earlier(plan.experiment, options)
+    if after is None:
+        check_budget(plan.experiment, minutes)
+    return _search(plan, minutes, after, options)
 
 
-def _search(plan: FrontierPlan, minutes: float, options: argparse.Namespace) -> int:
+def _earlier(experiment: Experiment, options: argparse.Namespace) -> RunList | None:
+    """The searches that this one goes on with. ConfigError for those with which it could not be joined."""
+    if not options.after:
+        if options.allow_different:
+            raise ConfigError("--allow-different is for what differs from earlier searches: name them with --after")
+        return None
+    directories = [run_directory(text) for text in options.after]
+    with as_config_error(RecordError):
+        return check_continued(experiment, directories, options.allow_different)
+
+
+def _search(plan: FrontierPlan, minutes: float, after: RunList | None, options: argparse.Namespace) -> int:
     status = Status()
     search = FrontierSearch(
         plan.experiment,
         out=Path(options.out),
         budget_s=minutes * 60.0,
         dropped=plan.dropped,
+        after=() if after is None else after.directories,
         gated=asks_for_verdicts(plan.experiment),
         status=status,
         arm_command=options.arm_command or ARM_COMMAND,
@@ -99,5 +147,11 @@ def _search(plan: FrontierPlan, minutes: float, options: argparse.Namespace) -> 
     }
     if not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=options.json)
-    print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
+    run_dir = outcome.run_dir
+    if after is not None:
+        try:
+            run_dir = join_runs([*after.directories, run_dir], out=f"{run_dir}-joined", accepted=after.accepted)
+        except (RecordError, ConfigError, OSError) as error:
+            status.note(f"judged by itself: {error}")
+    print(f"judging {run_dir}", file=sys.stderr)
+    return judge_run(run_dir, ended, as_json=options.json, broke=not outcome.complete)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.foresight.costs import start_of
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.search import (
     FEWEST_STEPS,
@@ -69,6 +70,7 @@ class _Seen:
 class FrontierSearch(Orchestrator):
     """Runs one experiment as a search that takes `budget_s`. `dropped` are arms that were left out beforehand.
 
+    `after` are earlier searches of it, which are gone on with: their steps count, and what their starts took.
     `gated`: somebody asks for the verdicts of the gates. `clock` tells monotonic seconds.
     """
 
@@ -79,6 +81,7 @@ class FrontierSearch(Orchestrator):
         out: Path,
         budget_s: float,
         dropped: Sequence[Left] = (),
+        after: Sequence[Path] = (),
         gated: bool = False,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
@@ -88,8 +91,10 @@ class FrontierSearch(Orchestrator):
         self._clock = clock
         self._budget_s = budget_s
         self._dropped = tuple(dropped)
+        self._after = tuple(after)
+        self._earlier = earlier_steps(after)
         self._gated = gated
-        self._seen = _Seen()
+        self._seen = _Seen(start_s=earlier_starts(after))
         self._left: list[Left] = []
         self._turns: list[dict[str, Any]] = []
         self._trials = 0
@@ -126,7 +131,10 @@ class FrontierSearch(Orchestrator):
     def _search(self, run_dir: Path, schedules: TrialSchedules) -> str:
         """Why the search ended, in words."""
         self._write(run_dir, "")
-        self._take(first_turns(self._arms, self._start_s, self._budget), run_dir, schedules)
+        # The control is started on every machine: what the others answer there is held to its answers.
+        known = {step.arm for step in self._earlier} - {self.experiment.control.name}
+        turns = first_turns(self._arms, self._start_s, self._budget)
+        self._take([turn for turn in turns if turn.arm not in known], run_dir, schedules)
         self._let_go(hopeless(self._frontier(run_dir), self._left))
         number = 1
         while True:
@@ -178,8 +186,11 @@ class FrontierSearch(Orchestrator):
         return {row["arm"] for turn in self._turns for row in turn["failed"]}
 
     def _frontier(self, run_dir: Path) -> Frontier:
-        steps = [replace(step, rate=step.rate / self._replicas(step.arm)) for step in recorded_steps(run_dir)]
+        steps = [replace(step, rate=step.rate / self._replicas(step.arm)) for step in self._steps(run_dir)]
         return frontier_of(steps, self._arms, alpha=self.experiment.gates.alpha)
+
+    def _steps(self, run_dir: Path) -> list[Step]:
+        return [*self._earlier, *recorded_steps(run_dir)]
 
     def _replicas(self, arm: str) -> int:
         return next(item.replicas for item in self.experiment.arms if item.name == arm)
@@ -268,7 +279,7 @@ class FrontierSearch(Orchestrator):
     def _rates(self, run_dir: Path, names: Sequence[str], steps: int) -> tuple[float, ...]:
         """The rates around what is open of these arms; empty for the whole staircase, where nothing is known of one."""
         low, high = self.experiment.traffic.step_rates
-        known = recorded_steps(run_dir)
+        known = self._steps(run_dir)
         around = [bracket(arm, known).to_search for arm in names]
         return () if (None, None) in around else closer(around, steps, low=low, high=high)
 
@@ -292,6 +303,7 @@ class FrontierSearch(Orchestrator):
             "budget_s": self._budget_s,
             "spent_s": self.spent_s,
             "gated": self._gated,
+            "after": [path.resolve().name for path in self._after],
             "stop": stop,
             "turns": self._turns,
             "left": [{"arm": item.arm, "reason": item.reason} for item in self._left],
@@ -327,6 +339,24 @@ def recorded_steps(run_dir: Path) -> list[Step]:
         return steps_of(Run.of(read_run(run_dir)))
     except RecordError:
         return []
+
+
+def earlier_steps(run_dirs: Sequence[Path]) -> list[Step]:
+    """The steps of all of these runs; each start has a number of its own, 0 or less: trials to come begin at 1."""
+    steps = [(place, step) for place, run_dir in enumerate(run_dirs) for step in recorded_steps(run_dir)]
+    starts = dict.fromkeys((place, step.trial) for place, step in steps)
+    numbers = {start: -number for number, start in enumerate(starts)}
+    return [replace(step, trial=numbers[place, step.trial]) for place, step in steps]
+
+
+def earlier_starts(run_dirs: Sequence[Path]) -> dict[str, list[float]]:
+    """How long each arm took until it served, in each of these runs that knows it, in seconds."""
+    found: dict[str, list[float]] = {}
+    for run in (Run.of(read_run(run_dir)) for run_dir in run_dirs):
+        for arm in run.arms:
+            if (serving_s := start_of(run, arm).serving_s) is not None:
+                found.setdefault(arm, []).append(serving_s)
+    return found
 
 
 def devices_of_arms(experiment: Experiment) -> dict[str, str]:

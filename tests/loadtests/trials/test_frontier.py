@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,24 @@ from analysis.frontier.search import Turn
 from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
-from analysis.records.tables import RecordWriter
+from analysis.records.tables import RecordError, RecordWriter
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
+from loadtests.commands.joined_folder import check_continued, join_runs
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.traffic.schedule import Schedule, planned_requests
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StartError, StopRequestedError
-from loadtests.trials.frontier import FrontierSearch, check_budget, in_laps, lanes_of, together
+from loadtests.trials.frontier import (
+    FrontierSearch,
+    check_budget,
+    earlier_steps,
+    in_laps,
+    lanes_of,
+    recorded_steps,
+    together,
+)
 from loadtests.trials.progress import Status
 from loadtests.trials.run import RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
@@ -35,6 +45,7 @@ SECOND = 1_000_000_000
 KNEES = {"eager": 12.0, "padded": 3.0, "dynamic": 30.0}
 START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0}
 AROUND_S = 8.0
+TWO_ARMS = [{"name": "eager", "preset": "eager", "control": True}, {"name": "padded", "preset": "compiled-padded"}]
 
 
 def experiment(**tables: Any) -> Experiment:
@@ -67,8 +78,10 @@ class MadeUpTrials(FrontierSearch):
     `time_s` is what has passed by its own clock. `broken` are arms that fail as it says in their trial of that number.
     """
 
-    def __init__(self, what: Experiment, *, out: Path, budget_s: float, slow_start: float = 1.0) -> None:
-        super().__init__(what, out=out, budget_s=budget_s, clock=lambda: self.time_s)
+    def __init__(
+        self, what: Experiment, *, out: Path, budget_s: float, slow_start: float = 1.0, after: Sequence[Path] = ()
+    ) -> None:
+        super().__init__(what, out=out, budget_s=budget_s, after=after, clock=lambda: self.time_s)
         self.time_s = 1000.0
         self.slow_start = slow_start
         self.broken: dict[int, Exception] = {}
@@ -258,6 +271,90 @@ def test_steps_of_a_trial_whose_load_fell_behind_say_nothing(
     others = {step["held"] for step in summary["saturation"]["steps"] if step["trial"] > 1}
     assert own == {"undecided"}
     assert others == {"held", "missed"}
+
+
+def test_an_arm_that_was_never_started_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    _, outcome = made_up(tmp_path, budget_s=130.0)
+    assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["padded"]]
+    # Trials say how their own arms were configured, and nothing says it of the one that had none.
+    for folder in outcome.run_dir.glob("trial-*"):
+        info = json.loads((folder / "trial.json").read_text())
+        for row in info["arms"]:
+            row["config"] = {"model": {"dtype": "float32"}, "engine": {"slots": 8}}
+        write_document(folder / "trial.json", info)
+    summary = analyze(outcome.run_dir)
+    frontier = summary["frontier"]
+    assert (frontier["blocked_by"], frontier["blocked"]) == ([], {})
+    assert [row["steps"] for row in frontier["arms"]] == [3, 3, 0]
+    assert "dynamic was not tried: no trial of it was recorded." in frontier["answer"]
+    (check,) = [check for check in summary["validity"] if (check["check"], check["arm"]) == ("comparable", "dynamic")]
+    assert check["reason"].startswith("How dynamic and the control were configured is not recorded of both")
+    gates = {arm: [gate for gate in summary["gates"] if gate["arm"] == arm] for arm in ("padded", "dynamic")}
+    assert not any("arms" in gate["blocked_by"] for gate in gates["padded"])
+    assert {gate["verdict"] for gate in gates["dynamic"]} == {"INCONCLUSIVE"}
+    assert summary["overall"] == "INCONCLUSIVE"
+
+
+def test_an_arm_that_differs_in_more_than_its_policy_costs_the_others_nothing(
+    searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(searched[1].run_dir, other)
+    for folder in other.glob("trial-*"):
+        info = json.loads((folder / "trial.json").read_text())
+        for row in info["arms"]:
+            row["config"] = {"model": {"dtype": "float16" if row["name"] == "padded" else "float32"}}
+        write_document(folder / "trial.json", info)
+    frontier, before = analyze(other)["frontier"], analyze(searched[1].run_dir)["frontier"]
+    assert (frontier["blocked_by"], frontier["blocked"]) == ([], {"padded": ["comparable"]})
+    assert "Nothing is known of padded, for comparable: see the checks." in frontier["answer"]
+    rows = {row["arm"]: row for row in frontier["arms"]}
+    assert rows["padded"]["steps"] == 0
+    assert [rows[row["arm"]]["steps"] for row in before["arms"] if row["arm"] != "padded"] == [
+        row["steps"] for row in before["arms"] if row["arm"] != "padded"
+    ]
+
+
+def test_a_search_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
+    first, ended = made_up(tmp_path, budget_s=130.0)
+    assert first.spent_s <= 130.0
+    later, outcome = made_up(tmp_path, what=experiment(seed=4), budget_s=900.0, after=[ended.run_dir])
+    turns = [turn["arms"] for turn in document(outcome)["turns"]]
+    assert turns[:2] == [["eager"], ["dynamic"]], "the control of this machine, then what was never started"
+    assert later.spent_s <= 900.0
+    assert document(outcome)["after"] == [ended.run_dir.name]
+    # The second start of the control looks around the knee that its first one showed.
+    steps = recorded_steps(outcome.run_dir)
+    rates = [step.rate for step in steps if step.trial == 1]
+    assert min(rates) < KNEES["eager"] < max(rates) < 64.0
+    folder = join_runs([ended.run_dir, outcome.run_dir])
+    frontier = analyze(folder)["frontier"]
+    arms = {row["arm"]: row for row in frontier["arms"]}
+    assert arms["eager"]["starts"] == 1 + turns.count(["eager"])
+    assert arms["dynamic"]["low_rps"] < KNEES["dynamic"] < arms["dynamic"]["high_rps"]
+    assert not any("was not tried" in line for line in frontier["answer"])
+
+
+def test_starts_of_earlier_searches_are_told_apart(tmp_path: Path) -> None:
+    _, ended = made_up(tmp_path, budget_s=130.0)
+    _, other = made_up(tmp_path, what=experiment(seed=4), budget_s=130.0)
+    steps = earlier_steps([ended.run_dir, other.run_dir])
+    assert len({step.trial for step in steps}) == 4
+    assert max(step.trial for step in steps) == 0
+
+
+def test_what_cannot_be_gone_on_with_is_refused_in_a_line(tmp_path: Path) -> None:
+    _, ended = made_up(tmp_path, budget_s=130.0)
+    assert check_continued(experiment(seed=4), [ended.run_dir]).directories == (ended.run_dir,)
+    slower = experiment(traffic={"timeout_s": 5})
+    with pytest.raises(RecordError, match=r"traffic.timeout_s 5 \(there 3\).*--allow-different traffic.timeout_s"):
+        check_continued(slower, [ended.run_dir])
+    assert check_continued(slower, [ended.run_dir], ["traffic.timeout_s"]).accepted == ("traffic.timeout_s",)
+    with pytest.raises(RecordError, match=r"are no trials of one experiment: arms "):
+        check_continued(experiment(arms=TWO_ARMS), [ended.run_dir])
+    (ended.run_dir / "frontier.json").unlink()
+    with pytest.raises(RecordError, match=r"is no search, as it holds no frontier.json"):
+        check_continued(experiment(), [ended.run_dir])
 
 
 def test_a_budget_that_is_no_use_is_refused() -> None:
