@@ -3,8 +3,8 @@
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
 
-A run is kept as Parquet without its engine steps, which judging does not need. verdict.json says what follows from all
-runs of a case together; a test judges them again.
+A run is kept as Parquet without its engine steps, which judging does not need; a search with them, for its table of
+step times. verdict.json says what follows from all runs of a case together; a test judges them again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _TABLES = ("requests", "compile_events", "bed")
 
 def keep(case: Path, run_dir: Path) -> None:
     """`case` holds the run, thin, and lists all its runs."""
-    export(run_dir, case / run_dir.name.partition("-")[0], form="parquet", tables=_TABLES)
+    tables = (*_TABLES, "steps") if (run_dir / "frontier.json").exists() else _TABLES
+    export(run_dir, case / run_dir.name.partition("-")[0], form="parquet", tables=tables)
     runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
     write_run_list(case, RunList(directories=tuple(runs)))
 
@@ -49,6 +50,7 @@ def verdict_of(case: Path) -> dict[str, Any]:
         ],
         "compiles_while_serving": sum(arm["compile"]["serving_events"] or 0 for arm in summary["arms"]),
         "advice": summary["advice"]["text"],
+        **({"answer": summary["frontier"]["answer"]} if "frontier" in summary else {}),
     }
 
 
