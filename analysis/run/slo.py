@@ -59,11 +59,19 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
-    """Which requests miss the target, which is not of ITL, and which count for it (not those of undefined value)."""
+    """Which requests miss the target, which is not of ITL, and which count for it (not those of undefined value).
+
+    One that was cut off past a limit on TTFT or E2E has missed it, also where its wait is no evidence of the tail.
+    """
     completed = requests.ok | requests.failed
     if target.quantile is None:
         return requests.failed.copy(), completed
     values = requests.metric_ms(target.metric)
+    if target.metric in ("ttft", "e2e") and requests.cut.any():
+        waiting = np.flatnonzero(requests.cut & np.isnan(values))
+        waited_ms = (requests.end_ns[waiting] - requests.start_ns[waiting]) / 1e6
+        values = values.copy()
+        values[waiting] = np.where(_beyond(waited_ms, target), waited_ms, math.nan)
     known = ~np.isnan(values) & (completed | requests.cut)
     # The deadline that a failure counts with elsewhere may lie below the limit; failing is never within it.
     lost = requests.failed if target.metric != "ttft" else requests.failed & (requests.first_ns <= 0)

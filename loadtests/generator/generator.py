@@ -7,6 +7,7 @@ Locust; the client's readers do nothing but stamp times, so slow bookkeeping can
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +37,7 @@ from servers.fields import ConfigError
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
+_LOOK_EVERY_S = 0.25  # at what is still under way, once all was sent
 MOST_UNBOOKED = 50_000  # answers that wait to be recorded: some 5 s of them at 10,000 a second
 
 
@@ -149,7 +151,8 @@ class Generator:
         self._preparer.wait_filled()
 
     def run(self, start_ns: int) -> bool:
-        """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over.
+        """Every loaded request was started at `start_ns` plus its offset and has ended, or the drain time is over, or
+        none of those under way can be in time any more.
 
         Returns whether all ended by themselves. The garbage window is open meanwhile.
         """
@@ -157,7 +160,29 @@ class Generator:
         self._log.start_ns = start_ns
         self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._run_closed, start_ns)
         self._dispatcher.get()
-        return self._idle.wait(self._config.drain_s) and not self._stopped
+        return self._wait_drained() and not self._stopped
+
+    def _wait_drained(self) -> bool:
+        """Whether all calls ended by themselves before the drain time was over and while one could be in time."""
+        until_s = time.monotonic() + self._config.drain_s
+        while not self._idle.wait(min(_LOOK_EVERY_S, max(0.0, until_s - time.monotonic()))):
+            if time.monotonic() >= until_s or self._all_late():
+                return False
+        return True
+
+    def _all_late(self) -> bool:
+        """Whether calls are under way, and all of them are past the limits that the trial sets."""
+        ttft_ms, e2e_ms = self._config.ttft_limit_ms, self._config.e2e_limit_ms
+        if not (ttft_ms or e2e_ms) or not self._inflight or any(self._held.values()):
+            return False
+        at_ns = now_ns()
+
+        def is_late(call: Call) -> bool:
+            since_ns: int = call.tag.scheduled_ns
+            first_ns = call.first_token_ns or at_ns
+            return first_ns - since_ns > ttft_ms * 1e6 and at_ns - since_ns > e2e_ms * 1e6
+
+        return all(map(is_late, self._inflight))
 
     def open_window(self) -> None:
         """Garbage collection is off until `stop`; the loop lag and the time of the account count from here."""

@@ -29,6 +29,9 @@ class TrialConfig:
     in which so many are in flight to each arm over all processes; `num_prompts` above 0 sends the schedule once.
     `prompts` "text" and "chat" are made with the `tokenizer` of that path or id. `sample_s` is how often a load worker
     on another host has that host sampled; 0 is never.
+
+    Once all was sent, the calls under way are cut as soon as none of them can be in time any more: each is past
+    `ttft_limit_ms` and past `e2e_limit_ms`, of which 0 sets no limit. Where both are 0 they have `drain_s`.
     """
 
     trial: int = 1
@@ -49,6 +52,8 @@ class TrialConfig:
     prompts: PromptKind = "ids"
     tokenizer: str = ""
     drain_s: Annotated[float, Range(0, 2e6)] = 60.0
+    ttft_limit_ms: Annotated[float, Range(0, 1e9)] = 0.0
+    e2e_limit_ms: Annotated[float, Range(0, 1e9)] = 0.0
     seed: int = 0
     sample_s: Annotated[float, Range(0, 60)] = 0.0
     security: SecurityConfig = OPEN

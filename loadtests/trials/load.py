@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from analysis.settings.slo_targets import parse_slo
+from loadtests.experiments.model import Experiment
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompts import PromptSource
 from loadtests.traffic.settings import TrafficConfig
@@ -132,6 +134,7 @@ class LoadGenerator:
 def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:
     """The configuration of the load processes."""
     experiment, traffic = trial.experiment, trial.experiment.traffic
+    limits = _limits(experiment)
     return TrialConfig(
         trial=trial.number,
         task=experiment.task,
@@ -150,10 +153,25 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         duration_s=traffic.duration_s,
         rampup_s=traffic.rampup_s,
         drain_s=traffic.timeout_s + _DRAIN_S,
+        ttft_limit_ms=limits.get("ttft", 0.0),
+        e2e_limit_ms=limits.get("e2e", 0.0),
         seed=experiment.seed,
         sample_s=experiment.bed.sample_s,
         security=experiment.security,
     )
+
+
+def _limits(experiment: Experiment) -> dict[str, float]:
+    """Past which limits, in ms by metric, a request can change no step of a search any more.
+
+    They are those on TTFT and E2E, where the experiment sets no other objective; empty where it makes no search.
+    """
+    targets = [target for target in parse_slo(experiment.slo) if not target.cold]
+    metrics = {target.metric for target in targets if target.quantile is not None}
+    others = len(metrics - {"ttft", "e2e"}) + sum(target.quantile is None for target in targets)
+    if experiment.traffic.arrivals != "saturation" or others or experiment.goodput:
+        return {}
+    return {metric: max(target.limit for target in targets if target.metric == metric) for metric in metrics}
 
 
 def locust_command(

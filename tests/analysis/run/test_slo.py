@@ -74,6 +74,16 @@ def test_a_failure_after_the_first_token_keeps_its_ttft():
     assert misses(data, e2e)[0].all()
 
 
+def test_a_request_that_was_cut_off_past_a_limit_has_missed_it_however_long_others_took():
+    data = requests([*[(900, 950, "OK")] * 3, (None, 300, "CANCELLED"), (None, 100, "CANCELLED")])
+    assert data.cut.tolist() == [False, False, False, True, True]
+    for target in parse_slo({"p99_ttft_ms": 200, "p99_e2e_ms": 200}):
+        missed, counts = misses(data, target)
+        assert missed.tolist() == [True, True, True, True, False]
+        assert counts.tolist() == [True, True, True, True, False]
+    assert np.isnan(data.ttft_ms[3:]).all(), "no evidence of the tail"
+
+
 def test_goodput_counts_requests_that_meet_every_limit():
     data = requests([(100, 500, "OK"), (300, 500, "OK"), (100, 900, "OK"), (100, 500, "INTERNAL")])
     targets = parse_slo({"p99_ttft_ms": 200, "p99_e2e_ms": 800, "error_pct": 1})

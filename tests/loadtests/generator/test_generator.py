@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import socket
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -266,6 +267,25 @@ def test_drain_time_is_bounded() -> None:
         run = Run(schedule([0], arm=None), targets={"*": slow.target}, drain_s=0.2)
     assert not run.ended
     assert run.statuses() == ["CANCELLED"]
+
+
+def test_calls_that_can_be_in_time_no_more_are_cut_once_all_was_sent() -> None:
+    with serve(Behaviour(first_s=30)) as slow:
+        began = time.monotonic()
+        run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, ttft_limit_ms=300.0)
+        took_s = time.monotonic() - began
+    assert not run.ended
+    assert run.statuses() == ["CANCELLED", "CANCELLED"]
+    assert {record.error for record in run.records} == {"cut by the end of the run"}
+    assert 0.7 < took_s < 5.0, "the second one was waited for until it was late too"
+
+
+@pytest.mark.parametrize("limits", [{"ttft_limit_ms": 5_000.0}, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, {}])
+def test_a_call_that_may_be_in_time_is_waited_for(limits: dict[str, float]) -> None:
+    with serve(Behaviour(first_s=0.8, token_s=0)) as slow:
+        run = Run(schedule([0], arm=None), targets={"*": slow.target}, **limits)
+    assert run.ended
+    assert run.statuses() == ["OK"]
 
 
 def test_timeout_is_a_record() -> None:
