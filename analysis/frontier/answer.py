@@ -218,7 +218,7 @@ def _open_loads(item: Holding) -> str:
         below = "every load" if high is None else f"loads below {digits(high)} requests/s"
         return f"at {below} (its steps had too few requests for the objective: make them longer)"
     if low is None and high is None:
-        return "at every load (no step was long enough to judge)" if not item.steps else "at every load"
+        return "at every load (none of its steps could be judged)" if not item.steps else "at every load"
     if high is None:
         return f"above {digits(low or 0.0)} requests/s (no step was missed: search higher)"
     return f"below {digits(high)} requests/s" if low is None else f"from {digits(low)} to {digits(high)} requests/s"

@@ -233,17 +233,11 @@ def _turns(
 ) -> tuple[Turn, ...]:
     """Turns that take at most `share_s`, the most open arms first; each arm the same time, in one start or more.
 
-    Of equally open ones those of one start come first, which decides nothing, and then those that are seen to hold
-    most, as the answer lies there.
+    Of equally open ones those with the fewest starts come first, as one start decides nothing.
 
     An arm of one start decides nothing, so that two short starts come before a long one.
     """
-
-    def order(arm: str) -> tuple[float, int, float]:
-        holding = frontier.of(arm)
-        return -_width(holding), min(holding.starts, FEWEST_STARTS), -_seen(holding)
-
-    ordered = sorted(wanting, key=order)
+    ordered = sorted(wanting, key=lambda arm: (-_width(frontier.of(arm)), frontier.of(arm).starts))
     while ordered:
         each_s = share_s / math.ceil(len(ordered) / budget.lanes)
         if all(_turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s for arm in ordered):

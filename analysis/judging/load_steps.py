@@ -279,7 +279,7 @@ def goodput_gate(own: Bracket, control: Bracket, *, margin: float) -> Gate:
     loads = f"{own.arm} holds {_span(own)} and {control.arm} {_span(control)}"
     verdict, more = INCONCLUSIVE, "more trials narrow that."
     if own.low_rps is None and own.high_rps is None:
-        more = "no step was long enough to judge."
+        more = "none of its steps could be judged."
     elif control.low_rps is None:
         more = f"start the search lower, so that {control.arm} holds a step."
     elif ratio.trials < 2:
