@@ -51,6 +51,10 @@ def check_continued(experiment: Experiment, directories: Sequence[Path], accepte
     for run in documents:
         if run.search is None:
             raise RecordError(f"{run.name} is no search, as it holds no frontier.json: give runs of tailgate frontier")
+        if run.seed == str(experiment.seed):
+            raise RecordError(
+                f"{run.name} has seed {run.seed} too, so its requests would come again: give another --seed"
+            )
     coming = RunDocuments(
         directory=Path(),
         name="what would run now",

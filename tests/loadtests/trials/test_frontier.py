@@ -346,12 +346,14 @@ def test_starts_of_earlier_searches_are_told_apart(tmp_path: Path) -> None:
 def test_what_cannot_be_gone_on_with_is_refused_in_a_line(tmp_path: Path) -> None:
     _, ended = made_up(tmp_path, budget_s=130.0)
     assert check_continued(experiment(seed=4), [ended.run_dir]).directories == (ended.run_dir,)
-    slower = experiment(traffic={"timeout_s": 5})
+    slower = experiment(seed=4, traffic={"timeout_s": 5})
     with pytest.raises(RecordError, match=r"traffic.timeout_s 5 \(there 3\).*--allow-different traffic.timeout_s"):
         check_continued(slower, [ended.run_dir])
     assert check_continued(slower, [ended.run_dir], ["traffic.timeout_s"]).accepted == ("traffic.timeout_s",)
+    with pytest.raises(RecordError, match=r"has seed 3 too, so its requests would come again: give another --seed"):
+        check_continued(experiment(), [ended.run_dir])
     with pytest.raises(RecordError, match=r"are no trials of one experiment: arms "):
-        check_continued(experiment(arms=TWO_ARMS), [ended.run_dir])
+        check_continued(experiment(seed=4, arms=TWO_ARMS), [ended.run_dir])
     (ended.run_dir / "frontier.json").unlink()
     with pytest.raises(RecordError, match=r"is no search, as it holds no frontier.json"):
         check_continued(experiment(), [ended.run_dir])
