@@ -14,7 +14,7 @@ from analysis.records.tables import RecordError
 from analysis.report import write_reports
 from analysis.report.terminal import frontier_words, verdict_table
 from analysis.summary.summary import analyze, exit_code, write_summary
-from loadtests.commands.command_line import CommandParser, add_slo, run_directory, several, words
+from loadtests.commands.command_line import CommandParser, add_allow_different, add_slo, run_directory
 from loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE, complain, without_verdict
 from loadtests.commands.joined_folder import join_runs
 from loadtests.experiments.config_errors import as_config_error
@@ -49,13 +49,7 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="DIR",
         help="where the outcome of several runs goes (default: joined-… beside the first)",
     )
-    parser.add_argument(
-        "--allow-different",
-        type=several(words),
-        default=(),
-        metavar="KEYS",
-        help="settings in which joined runs may differ, such as gates.margin,versions.torch; the first run's count",
-    )
+    add_allow_different(parser)
     add_slo(parser)
 
 

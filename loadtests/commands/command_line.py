@@ -158,6 +158,17 @@ def add_slo(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_different(parser: argparse.ArgumentParser) -> None:
+    """--allow-different, for runs that are judged together."""
+    parser.add_argument(
+        "--allow-different",
+        type=several(words),
+        default=(),
+        metavar="KEYS",
+        help="settings in which joined runs may differ, such as gates.margin,versions.torch; the first run's count",
+    )
+
+
 def run_directory(text: str) -> Path:
     """RUN_DIR, which is there. Otherwise ConfigError."""
     if not Path(text).is_dir():

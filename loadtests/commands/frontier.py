@@ -11,14 +11,13 @@ from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import (
     CommandParser,
+    add_allow_different,
     add_experiment,
     add_set,
     add_slo,
     real,
     run_directory,
     seed,
-    several,
-    words,
 )
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.frontier_plan import FrontierPlan, asks_for_verdicts, frontier_plan
@@ -75,13 +74,7 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="RUN_DIR",
         help="earlier searches of the experiment to go on with, or a folder that joins some",
     )
-    parser.add_argument(
-        "--allow-different",
-        type=several(words),
-        default=(),
-        metavar="KEYS",
-        help="settings in which the earlier searches may differ, such as traffic.timeout_s",
-    )
+    add_allow_different(parser)
     add_set(parser, "traffic.step_s=20")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
