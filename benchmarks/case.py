@@ -3,8 +3,9 @@
     python benchmarks/case.py keep ab runs/20261122T182031Z-case-ab     # thin, into benchmarks/results/case/ab
     python benchmarks/case.py judge                                     # every case again, over all its runs
 
-A run is kept as Parquet without its engine steps, which judging does not need; a search with them, for its table of
-step times. verdict.json says what follows from all runs of a case together; a test judges them again.
+A run is kept as Parquet without its engine steps, which judging does not need. A search is kept with them, for its
+table of step times, and without the times of single tokens, which are nine tenths of its size and judge none of its
+steps. verdict.json says what follows from all runs of a case together; a test judges them again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ _TABLES = ("requests", "compile_events", "bed")
 
 def keep(case: Path, run_dir: Path) -> None:
     """`case` holds the run, thin, and lists all its runs."""
-    tables = (*_TABLES, "steps") if (run_dir / "frontier.json").exists() else _TABLES
-    export(run_dir, case / run_dir.name.partition("-")[0], form="parquet", tables=tables)
+    searched = (run_dir / "frontier.json").exists()
+    export(
+        run_dir,
+        case / run_dir.name.partition("-")[0],
+        form="parquet",
+        tables=(*_TABLES, "steps") if searched else _TABLES,
+        empty=("token_ns",) if searched else (),
+    )
     runs = sorted(path.parent for path in case.glob("*/experiment.toml"))
     write_run_list(case, RunList(directories=tuple(runs)))
 

@@ -79,14 +79,14 @@ def answer(
     left: Sequence[Left] = (),
     dropped: Sequence[Left] = (),
     blocked: Mapping[str, Sequence[str]] | None = None,
-    inaccurate: Mapping[str, str] | None = None,
+    unproven: Mapping[str, str] | None = None,
     disturbed: Sequence[str] = (),
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
 
     `verdicts` are those of the gates. `left` are the arms that the search let go, `dropped` those that it never
     started, and `blocked` those whose steps are not used, with the checks that forbid it. Nothing is claimed of the
-    last two, nor of an arm that was let go after one start, and the others are named without them. `inaccurate` are the
+    last two, nor of an arm that was let go after one start, and the others are named without them. `unproven` are the
     arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
     `disturbed` are the checks by which the machines were not left alone.
     """
@@ -104,7 +104,7 @@ def answer(
             for arm, verdict in others
             if verdict is not None and verdict != PASS
         ),
-        *(f"{arm} is not shown to answer as well: {why}" for arm, why in (inaccurate or {}).items() if arm not in out),
+        *(f"{arm} is not shown to answer as well: {why}" for arm, why in (unproven or {}).items() if arm not in out),
         *(f"{item.arm} left the search early: it {item.reason}." for item in left),
         *(f"{item.arm} was not tried: {item.reason}." for item in dropped),
         *(f"Nothing is known of {arm}, for {', '.join(checks)}: see the checks." for arm, checks in unknown.items()),

@@ -61,7 +61,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         left=_left(search, "left"),
         dropped=[*_left(search, "dropped"), *untried],
         blocked={} if whole else blocked,
-        inaccurate={
+        unproven={
             gate.arm: gate.reason[:1].lower() + gate.reason[1:]
             for gate in judgement.gates
             if gate.kind == "parity" and gate.verdict == INCONCLUSIVE and run.weights_apart(gate.arm)

@@ -47,9 +47,12 @@ class Exported:
     problems: tuple[str, ...]
 
 
-def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple(TABLES)) -> Exported:
+def export(
+    run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple(TABLES), empty: Sequence[str] = ()
+) -> Exported:
     """`out`, a new directory, holds `tables` of the run in `form` (one of FORMATS) and the documents of the run.
 
+    Columns called as in `empty` hold nothing there.
     Raises RecordError for a format, table or directory that cannot be used.
     """
     if form not in FORMATS:
@@ -74,7 +77,7 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
     for folder, name, path in sources:
         target = out / folder.relative_to(run_dir) / f"{path.name.partition('.')[0]}.{form}"
         offset_ns = clock_offset_ns(_account(path)) if name == "requests" else 0
-        written, wrong = _convert(path, target, TABLES[name], form, offset_ns)
+        written, wrong = _convert(path, target, TABLES[name], form, offset_ns, empty)
         rows[name] += written
         problems += [f"{path.relative_to(run_dir).as_posix()} {problem}" for problem in wrong]
     small = [(run_dir, pattern) for pattern in _SMALL_FILES]
@@ -93,7 +96,9 @@ def export(run_dir: Path, out: Path, *, form: str, tables: Sequence[str] = tuple
     return Exported(rows=rows, problems=tuple(problems))
 
 
-def _convert(path: Path, target: Path, schema: pa.Schema, form: str, offset_ns: int) -> tuple[int, tuple[str, ...]]:
+def _convert(
+    path: Path, target: Path, schema: pa.Schema, form: str, offset_ns: int, empty: Sequence[str]
+) -> tuple[int, tuple[str, ...]]:
     """`target` holds the rows of `path`; how many, and what is wrong with `path`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     sink = _Parquet(target, schema) if form == "parquet" else _Lines(target, schema, form)
@@ -101,6 +106,9 @@ def _convert(path: Path, target: Path, schema: pa.Schema, form: str, offset_ns: 
 
     def write(table: pa.Table) -> None:
         nonlocal rows
+        for index, field in enumerate(schema):
+            if field.name in empty:
+                table = table.set_column(index, field, pa.nulls(table.num_rows, field.type))
         sink.write(shifted(table, offset_ns))
         rows += table.num_rows
 

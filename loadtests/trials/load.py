@@ -134,7 +134,7 @@ class LoadGenerator:
 def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:
     """The configuration of the load processes."""
     experiment, traffic = trial.experiment, trial.experiment.traffic
-    limits = _limits(experiment)
+    limits = _latency_limits(experiment)
     return TrialConfig(
         trial=trial.number,
         task=experiment.task,
@@ -161,7 +161,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
     )
 
 
-def _limits(experiment: Experiment) -> dict[str, float]:
+def _latency_limits(experiment: Experiment) -> dict[str, float]:
     """Past which limits, in ms by metric, a request can change no step of a search any more.
 
     They are those on TTFT and E2E, where the experiment sets no other objective; empty where it makes no search.

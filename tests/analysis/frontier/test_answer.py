@@ -143,8 +143,8 @@ def test_arms_that_were_never_tried_are_named() -> None:
 def test_an_arm_whose_weights_are_held_otherwise_is_named_where_its_answers_were_not_measured() -> None:
     why = {"bucketed": "its weights are held as float8-per-row (control: none), and nobody measured it."}
     line = "bucketed is not shown to answer as well: its weights are held as float8-per-row"
-    assert line in said(CLEAR, inaccurate=why)
-    assert line not in said(CLEAR, inaccurate=why, dropped=[Left(arm="bucketed", reason="it was not reached")])
+    assert line in said(CLEAR, unproven=why)
+    assert line not in said(CLEAR, unproven=why, dropped=[Left(arm="bucketed", reason="it was not reached")])
 
 
 def test_nothing_is_claimed_of_an_arm_that_a_check_forbids_to_believe() -> None:

@@ -57,6 +57,13 @@ def test_what_was_exported_is_judged_as_the_run_is_and_can_be_exported_on(
     assert again.events.equals(records.events)
 
 
+def test_columns_that_are_left_empty_hold_nothing_and_the_others_all(run_dir: Path, tmp_path: Path) -> None:
+    export(run_dir, tmp_path / "a", form="parquet", empty=["token_ns"])
+    whole, thin = read_run(run_dir).requests, read_run(tmp_path / "a").requests
+    assert whole["token_ns"].null_count < len(whole) == thin["token_ns"].null_count
+    assert thin.drop_columns(["token_ns"]).equals(whole.drop_columns(["token_ns"]))
+
+
 def test_csv_has_lists_of_numbers_between_spaces_and_null_as_an_empty_cell(run_dir: Path, tmp_path: Path) -> None:
     export(run_dir, tmp_path / "a", form="csv", tables=["requests", "compile_events"])
     with next((tmp_path / "a").glob("trial-01/requests*.csv")).open(newline="") as file:
