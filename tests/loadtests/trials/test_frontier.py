@@ -315,6 +315,23 @@ def test_an_arm_that_differs_in_more_than_its_policy_costs_the_others_nothing(
     ]
 
 
+def test_an_arm_of_other_weights_is_not_named_without_a_word_on_its_answers(
+    searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(searched[1].run_dir, other)
+    for folder in other.glob("trial-*"):
+        info = json.loads((folder / "trial.json").read_text())
+        for row in info["arms"]:
+            weights = "int8-weight-only" if row["name"] == "dynamic" else "none"
+            row["config"] = {"model": {"dtype": "float32", "quantisation": weights}}
+        write_document(folder / "trial.json", info)
+    said = " ".join(analyze(other)["frontier"]["answer"])
+    assert "For more load than one replica holds, dynamic" in said
+    assert "dynamic is not shown to answer as well: its weights are held as int8-weight-only (control: none)" in said
+    assert "padded is not shown to answer as well" not in said
+
+
 def test_a_search_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
     first, ended = made_up(tmp_path, budget_s=130.0)
     assert first.spent_s <= 130.0
