@@ -21,6 +21,9 @@ class _Undecodable(int):
 class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Reads every method's requests in place of grpcio."""
 
+    def __init__(self) -> None:
+        self._checked: dict[str, Any] = {}
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
@@ -30,16 +33,20 @@ class DecodeCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler  # type: ignore[no-any-return]
-        message = getattr(handler.request_deserializer, "__self__", None)
-        name = handler_call_details.method.rpartition("/")[2]  # type: ignore[attr-defined]
-        what = getattr(getattr(message, "DESCRIPTOR", None), "full_name", f"request of {name}")
-        method = "_".join(
-            "stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming)
-        )
-        return handler._replace(  # type: ignore[no-any-return]
-            request_deserializer=partial(_read, handler.request_deserializer),
-            **{method: _checked(getattr(handler, method), what)},
-        )
+        method: str = handler_call_details.method  # type: ignore[attr-defined]
+        if method not in self._checked:
+            self._checked[method] = _behind_check(handler, method.rpartition("/")[2])
+        return self._checked[method]  # type: ignore[no-any-return]
+
+
+def _behind_check(handler: Any, name: str) -> Any:
+    message = getattr(handler.request_deserializer, "__self__", None)
+    what = getattr(getattr(message, "DESCRIPTOR", None), "full_name", f"request of {name}")
+    method = "_".join("stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming))
+    return handler._replace(
+        request_deserializer=partial(_read, handler.request_deserializer),
+        **{method: _checked(getattr(handler, method), what)},
+    )
 
 
 def _read(deserialize: Callable[[bytes], Any], body: bytes) -> Any:

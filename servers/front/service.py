@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import sys
 import uuid
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 import grpc
@@ -155,7 +157,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             self._trail(context, answer, len(submit.prompt), recv_ns)
             if finished.status != "OK":
                 await context.abort(grpc.StatusCode[finished.status], one_line(finished.message))
-            return inference_pb2.EmbedResponse(values=array("f", finished.vector), tokens=len(submit.prompt))
+            return embed_response(finished.vector, len(submit.prompt))
         finally:
             front.metrics.requests(status=status).inc()
             front.abandon(submit.request_id)
@@ -213,16 +215,35 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, context: grpc.aio.ServicerContext[Any, Any], answer: Answer, prompt_tokens: int, recv_ns: int
     ) -> None:
         timing = answer.finished.timing if answer.finished is not None else Timing()
-        fields = {
-            "arm": self.front.arm.name,
-            "replica": self.front.replica,
-            **dataclasses.asdict(timing),
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": answer.output_tokens,
-            "recv_ns": recv_ns,
-            "end_ns": now_ns(),
-        }
-        context.set_trailing_metadata(tuple((trailing_key(name), str(value)) for name, value in fields.items()))
+        front = self.front
+        numbers = (*_TIMES(timing), prompt_tokens, answer.output_tokens, recv_ns, now_ns())
+        values = (front.arm.name, front.replica, *map(str, numbers))
+        context.set_trailing_metadata(tuple(zip(_TRAILERS, values, strict=True)))
+
+
+_TIMING = tuple(item.name for item in dataclasses.fields(Timing))
+_TIMES = attrgetter(*_TIMING)
+_TRAILERS = tuple(
+    map(trailing_key, ("arm", "replica", *_TIMING, "prompt_tokens", "output_tokens", "recv_ns", "end_ns"))
+)
+
+
+def embed_response(vector: bytes, tokens: int) -> inference_pb2.EmbedResponse:
+    """The answer whose values are `vector`, float32 in this machine's order.
+
+    A little-endian machine holds them as the wire does. So they stay bytes, and no number becomes a Python object.
+    """
+    if sys.byteorder == "big":
+        return inference_pb2.EmbedResponse(values=array("f", vector), tokens=tokens)
+    response = inference_pb2.EmbedResponse.FromString(_head_of_values(len(vector) // 4) + vector)
+    response.tokens = tokens
+    return response
+
+
+@cache
+def _head_of_values(count: int) -> bytes:
+    """What stands before `count` values on the wire."""
+    return inference_pb2.EmbedResponse(values=bytes(count)).SerializeToString()[: -4 * count]
 
 
 # Open to all: a splitter's or a cluster's health checks carry no token.
