@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
-from analysis.judging.wording import digits
+from analysis.judging.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
 HOPELESS = 0.5  # of what the control is seen to hold
@@ -172,7 +172,7 @@ def next_round(
     if not turns:
         turns = _turns(frontier, wanting, start_s, budget, remaining_s)
     if not turns:
-        return ended(f"{digits(max(0.0, remaining_s) / 60.0)} minutes are left, less than one more start takes")
+        return ended(f"{duration_text(max(0.0, remaining_s))} are left, less than one more start takes")
     return Round(number=number, rounds=rounds, turns=turns, left=tuple(left))
 
 

@@ -90,7 +90,7 @@ def test_the_rest_goes_back_to_arms_that_some_load_could_speak_for() -> None:
 def test_a_search_ends_when_no_start_fits_any_more() -> None:
     ended = round_of(FIRST, spent_s=BUDGET.total_s - 60.0)
     assert ended.turns == ()
-    assert ended.stop == "1 minutes are left, less than one more start takes"
+    assert ended.stop == "60 seconds are left, less than one more start takes"
 
 
 def test_of_equally_open_arms_those_of_fewer_starts_come_first() -> None:
