@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ KNEES = {"eager": 12.0, "padded": 3.0, "dynamic": 30.0}
 START_S = {"eager": 5.0, "padded": 40.0, "dynamic": 60.0}
 AROUND_S = 8.0
 TWO_ARMS = [{"name": "eager", "preset": "eager", "control": True}, {"name": "padded", "preset": "compiled-padded"}]
+
+
+def configure(trial: Path, config: Callable[[str], dict[str, Any]]) -> None:
+    """The trial's records say that each arm, by its name, was configured so."""
+    info = json.loads((trial / "trial.json").read_text())
+    for row in info["arms"]:
+        row["config"] = config(row["name"])
+    write_document(trial / "trial.json", info)
 
 
 def experiment(**tables: Any) -> Experiment:
@@ -278,10 +286,7 @@ def test_an_arm_that_was_never_started_leaves_the_others_as_they_are(tmp_path: P
     assert [turn["arms"] for turn in document(outcome)["turns"]] == [["eager"], ["padded"]]
     # Trials say how their own arms were configured, and nothing says it of the one that had none.
     for folder in outcome.run_dir.glob("trial-*"):
-        info = json.loads((folder / "trial.json").read_text())
-        for row in info["arms"]:
-            row["config"] = {"model": {"dtype": "float32"}, "engine": {"slots": 8}}
-        write_document(folder / "trial.json", info)
+        configure(folder, lambda _: {"model": {"dtype": "float32"}, "engine": {"slots": 8}})
     summary = analyze(outcome.run_dir)
     frontier = summary["frontier"]
     assert (frontier["blocked_by"], frontier["blocked"]) == ([], {})
@@ -298,13 +303,9 @@ def test_an_arm_that_was_never_started_leaves_the_others_as_they_are(tmp_path: P
 def test_an_arm_that_differs_in_more_than_its_policy_costs_the_others_nothing(
     searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(searched[1].run_dir, other)
+    other = shutil.copytree(searched[1].run_dir, tmp_path / "other")
     for folder in other.glob("trial-*"):
-        info = json.loads((folder / "trial.json").read_text())
-        for row in info["arms"]:
-            row["config"] = {"model": {"dtype": "float16" if row["name"] == "padded" else "float32"}}
-        write_document(folder / "trial.json", info)
+        configure(folder, lambda arm: {"model": {"dtype": "float16" if arm == "padded" else "float32"}})
     frontier, before = analyze(other)["frontier"], analyze(searched[1].run_dir)["frontier"]
     assert (frontier["blocked_by"], frontier["blocked"]) == ([], {"padded": ["comparable"]})
     assert "Nothing is known of padded, for comparable: see the checks." in frontier["answer"]
@@ -318,14 +319,10 @@ def test_an_arm_that_differs_in_more_than_its_policy_costs_the_others_nothing(
 def test_an_arm_of_other_weights_is_not_named_without_a_word_on_its_answers(
     searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(searched[1].run_dir, other)
+    other = shutil.copytree(searched[1].run_dir, tmp_path / "other")
+    weights = {"dynamic": "int8-weight-only"}
     for folder in other.glob("trial-*"):
-        info = json.loads((folder / "trial.json").read_text())
-        for row in info["arms"]:
-            weights = "int8-weight-only" if row["name"] == "dynamic" else "none"
-            row["config"] = {"model": {"dtype": "float32", "quantisation": weights}}
-        write_document(folder / "trial.json", info)
+        configure(folder, lambda arm: {"model": {"dtype": "float32", "quantisation": weights.get(arm, "none")}})
     said = " ".join(analyze(other)["frontier"]["answer"])
     assert "For more load than one replica holds, dynamic" in said
     assert "dynamic is not shown to answer as well: its weights are held as int8-weight-only (control: none)" in said
