@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -390,11 +391,16 @@ def said(*words: str) -> Any:
 
 
 def differences(kernel: Path, others: Iterable[Path]) -> list[dict[str, Any]]:
-    """In what Triton made `kernel` differently from each of `others` that has its name; empty where none has."""
+    """In what Triton made `kernel` differently from each of `others` that has its name; empty where none has.
+
+    Its facts leave out the arguments' constants and alignments: those show in the intermediate code, as a sum each.
+    """
 
     def facts(file: Path) -> dict[str, Any]:
         about = file.with_suffix(".json")
-        return json.loads(about.read_text()) if about.is_file() else {}
+        code = (file.with_suffix(suffix) for suffix in (".source", ".ttir", ".ptx", ".cubin"))
+        sums = {part.suffix: zlib.crc32(part.read_bytes()) for part in code if part.is_file()}
+        return {**(json.loads(about.read_text()) if about.is_file() else {}), **sums}
 
     own = facts(kernel)
     alike = [facts(other) for other in others if other.name == kernel.name]
