@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from analysis.foresight.energies import held_token_j, step_energies
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import Judgement
 from analysis.judging.load_steps import Bracket, brackets, is_search
@@ -70,7 +71,8 @@ class BreakEven:
     given). `saved` is in GPUs where a load is given, else in GPU-seconds a request, and below 0 where the arm needs
     more. It pays after `requests`, or `hours` at the load (without one: at what its replica holds).
     `request_gpu_s` is what a request takes of the GPUs that carry the load, busy or not (without a load: of a replica
-    at its limit), and `tokens` are answered to it on average.
+    at its limit), and `tokens` are answered to it on average, each for `token_j` joules of the arm's card at what the
+    replica was seen to hold (without a search: at what it was offered).
     """
 
     arm: str
@@ -86,6 +88,7 @@ class BreakEven:
     hours: Span
     request_gpu_s: Span
     tokens: float | None
+    token_j: float | None
     verdict: str | None
     reason: str
 
@@ -93,6 +96,7 @@ class BreakEven:
 def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakEven]:
     """Every arm of the run against the control, which comes first."""
     capacities = _capacities(run, judgement)
+    steps = step_energies(run) if is_search(run) else None
     return [
         weigh(
             arm,
@@ -102,6 +106,7 @@ def break_evens(run: Run, judgement: Judgement, rollout: Rollout) -> list[BreakE
             rollout=rollout,
             verdict=judgement.verdicts.get(arm),
             tokens=tokens_of(run, arm),
+            token_j=held_token_j(run, arm, capacities[arm].rps.seen, steps),
         )
         for arm in run.arms
     ]
@@ -172,6 +177,7 @@ def weigh(
     rollout: Rollout,
     verdict: str | None,
     tokens: float | None = None,
+    token_j: float | None = None,
 ) -> BreakEven:
     """What the arm needs and when it pays; `control` is None for the control itself."""
     gpus, load, each = gpus_for(own.rps, rollout), rollout.load_rps, rollout.gpus_per_replica
@@ -200,6 +206,7 @@ def weigh(
         hours=hours,
         request_gpu_s=_per_request(own.rps, each) if load is None else gpus.each(lambda count: count / load),
         tokens=tokens,
+        token_j=token_j,
         verdict=verdict,
         reason=_reason(arm, own, control, start, rollout, saved, hours, verdict),
     )
@@ -334,6 +341,7 @@ def break_even_rows(arms: Sequence[BreakEven], rollout: Rollout) -> dict[str, An
                 **{name: span_row(getattr(row, name)) for name in ("rps", "gpus", "start_gpu_s", "saved")},
                 **{name: span_row(getattr(row, name)) for name in ("requests", "hours", "request_gpu_s")},
                 "cost": _cost_row(row, rollout),
+                "energy": _energy_row(row),
                 "verdict": row.verdict,
                 "reason": row.reason,
             }
@@ -351,6 +359,13 @@ def _cost_row(row: BreakEven, rollout: Rollout) -> dict[str, Any] | None:
         "per_1000_requests": span_row(cost.each(lambda value: 1e3 * value)),
         "per_million_tokens": span_row(cost.each(lambda value: 1e6 * value / row.tokens if row.tokens else None)),
     }
+
+
+def _energy_row(row: BreakEven) -> dict[str, float | None] | None:
+    """What tokens and requests take of energy; None where that is not known."""
+    if row.token_j is None:
+        return None
+    return {"per_token_j": row.token_j, "per_request_j": row.token_j * row.tokens if row.tokens else None}
 
 
 def span_row(span: Span) -> dict[str, float | str | None]:

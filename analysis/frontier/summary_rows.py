@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from analysis.foresight.costs import Start, span_row, start_of, tokens_of
+from analysis.foresight.energies import step_energies
 from analysis.frontier.answer import answer, load_ranges
-from analysis.frontier.energies import step_energies
 from analysis.frontier.holdings import Frontier, frontier_of
 from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads

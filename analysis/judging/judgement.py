@@ -291,7 +291,9 @@ def _error_gates(run: Run, arm: str) -> list[Gate]:
 
 def _death_gates(run: Run, arm: str) -> list[Gate]:
     # Nobody watches the process of an external arm: its death shows in errors.
-    return [] if run.account(arm).external else [death_gate(arm, len(run.account(arm).deaths))]
+    account = run.account(arm)
+    never_started = not run.trials_of(arm) and not account.deaths
+    return [] if account.external or never_started else [death_gate(arm, len(account.deaths))]
 
 
 def _parity_gates(run: Run, arm: str) -> list[Gate]:

@@ -47,6 +47,10 @@ def payoffs(summary: Row) -> Payoffs:
         ("", f"1,000 requests cost, {currency}", _range, ("cost", "per_1000_requests")),
         ("", f"a million tokens cost, {currency}", _range, ("cost", "per_million_tokens")),
     )
+    energy: tuple[Shown, ...] = (
+        ("", "energy a token, J", figure, ("energy", "per_token_j")),
+        ("", "energy a request, J", figure, ("energy", "per_request_j")),
+    )
     # The control pays nothing off.
     against: tuple[Shown, ...] = (
         ("", "GPUs saved" if given else "GPU-seconds saved a request", _range, ("saved",)),
@@ -60,6 +64,7 @@ def payoffs(summary: Row) -> Payoffs:
         figures=(
             *figures_of(arms, shown),
             *(figures_of(arms, costs) if priced else ()),
+            *(row for row in figures_of(arms, energy) if row.known),
             *figures_of(treatments, against),
         ),
         reasons=tuple(text(row.get("reason")) for row in arms),

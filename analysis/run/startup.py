@@ -95,11 +95,11 @@ def _slowest(shapes: list[dict[str, float]]) -> list[dict[str, Any]]:
 
 def _compiling(run: Run, arm: str) -> dict[str, Any]:
     """What the compiler did in one start."""
-    if run.records.events is None or run.account(arm).external:
+    if run.records.events is None or run.account(arm).external or not run.trials_of(arm):
         return dict.fromkeys(_COMPILING_COLUMNS)
     warm = [event for event in run.events if event.arm == arm and not event.serving]
     compiles = [event for event in warm if event.kind in _COMPILING]
-    starts = max(1, len(run.trials_of(arm)) * run.replicas(arm))
+    starts = len(run.trials_of(arm)) * run.replicas(arm)
     tuned = any(event.row.get("autotune_ns") is not None for event in compiles)
     states = [str(event.row.get("cache") or "") for event in compiles]
     return {

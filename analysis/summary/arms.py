@@ -36,6 +36,10 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     steady = np.zeros(len(requests), dtype=np.bool_)
     steady[run.steady(usable, (arm,))] = True
     tokens = int(requests.output_tokens[usable].sum())
+
+    def rate(count: int) -> float | None:
+        return run.rate(count, arm) if run.trials_of(arm) else None  # a search may never have started it
+
     return {
         "name": arm,
         "preset": run.account(arm).config.get("preset"),
@@ -46,9 +50,9 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "cancelled": int((own & requests.cut).sum()),
         "error_pct": 100.0 * failed / (completed + failed) if completed + failed else None,
         "output_tokens": None if run.embeds else tokens,
-        "request_rate": run.rate(int(usable.sum()), arm),
-        "output_token_rate": run.rate(tokens, arm) if run.seconds > 0 and not run.embeds else None,
-        "goodput_rps": run.rate(int((meets_all(requests, run.goodput_targets) & usable).sum()), arm)
+        "request_rate": rate(int(usable.sum())),
+        "output_token_rate": rate(tokens) if run.seconds > 0 and not run.embeds else None,
+        "goodput_rps": rate(int((meets_all(requests, run.goodput_targets) & usable).sum()))
         if run.goodput_targets
         else None,
         "metrics": _metrics(run, usable),

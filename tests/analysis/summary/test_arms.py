@@ -6,10 +6,11 @@ import pytest
 
 from analysis.judging.judgement import judge
 from analysis.records.run_records import read_run
-from analysis.records.schemas import REQUESTS
-from analysis.records.tables import read_table
+from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from analysis.records.tables import RecordWriter, read_table
 from analysis.run.run import Run
 from analysis.summary.arms import arm_row
+from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
@@ -99,3 +100,18 @@ def test_a_wait_that_a_server_reported_is_known_without_events(tmp_path):
     assert compiled["serving_events"] is None
     assert compiled["requests_hit"] > 0
     assert compiled["longest_stall_s"] == pytest.approx(5.0, rel=0.2)
+
+
+def test_of_an_arm_that_a_search_never_started_nothing_is_told(tmp_path):
+    directory = write_search(tmp_path / "run", {"eager": 9, "new": 17}, [[8, 16]])
+    with RecordWriter(directory / "trial-01" / "compile_events.arrow", COMPILE_EVENTS):
+        pass
+    with (directory / "experiment.toml").open("a") as file:
+        file.write('[[arms]]\nname = "late"\ncontrol = false\n')
+    rows = rows_of(directory)
+    new, late = rows["new"], rows["late"]
+    assert (new["startup"]["compile_s"], late["startup"]["compile_s"]) == (0.0, None)
+    assert new["request_rate"] > 0
+    assert late["request_rate"] is late["output_token_rate"] is late["goodput_rps"] is None
+    run = Run.of(read_run(directory))
+    assert [gate.arm for gate in judge(run).gates if gate.gate == "deaths"] == ["new"], "it did not stay up either"

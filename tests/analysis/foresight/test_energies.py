@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.frontier.energies import step_energies
+from analysis.foresight.costs import break_evens
+from analysis.foresight.energies import step_energies
+from analysis.judging.judgement import judge
 from analysis.records.run_records import read_run
+from analysis.report.breakeven import payoffs
 from analysis.report.charts import chart_data
 from analysis.report.frontier import energetic
+from analysis.run.energy import energy_of
 from analysis.run.run import Run
+from analysis.settings.rollout import Rollout
 from analysis.summary.summary import analyze
 from tests.analysis.judging.test_load_steps import SETTLE_S, STEP_S, write_search
 from tests.fakes.resources import sample, tell
+from tests.fakes.runs import FakeRun, write_run
 
 KNEES = {"eager": 20.0, "new": 50.0}
 RATES = [[8, 16], [16, 32]]
@@ -58,3 +64,28 @@ def test_the_report_draws_what_is_known(tmp_path: Path) -> None:
     drawn = chart_data(summary)["knees"]["energies"]
     assert [(row["arm"], row["trial"], row["rate"]) for row in drawn] == [(0, 1, 8), (0, 1, 16), (0, 2, 16), (0, 2, 32)]
     assert not energetic(analyze(write_search(tmp_path / "plain", KNEES, RATES)))
+
+
+def test_the_break_even_has_the_energy_of_what_each_arm_held(tmp_path: Path) -> None:
+    directory = searched(tmp_path)
+    run = Run.of(read_run(directory))
+    eager, new = break_evens(run, judge(run), Rollout())
+    assert eager.rps.seen == 16
+    steps = step_energies(run)
+    assert eager.token_j == pytest.approx(np.mean([step.token_j for step in steps if step.rate == 16]))
+    assert eager.token_j < max(step.token_j for step in steps), "not the mean over all loads"
+    assert new.token_j is None, "nobody watched its card"
+    shown = {row.name: row.values for row in payoffs(analyze(directory)).figures}
+    assert shown["energy a token, J"][1] == "–"
+    assert shown["energy a request, J"][0] != "–"
+    plain = payoffs(analyze(write_search(tmp_path / "plain", KNEES, RATES)))
+    assert not any("energy" in row.name for row in plain.figures)
+
+
+def test_without_a_search_the_energy_is_that_of_the_load_that_was_offered(tmp_path: Path) -> None:
+    directory = tell(write_run(tmp_path / "run", FakeRun(duration_s=120)), devices=CARDS)
+    run = Run.of(read_run(sample(directory, "device", "cuda:0", {"power_w": 300.0})))
+    eager, _ = break_evens(run, judge(run), Rollout(load_rps=10.0))
+    energy = energy_of(run, "eager")
+    assert energy is not None
+    assert eager.token_j == pytest.approx(energy.trials[0].joules / energy.trials[0].tokens)
