@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from analysis.foresight.costs import Start
 from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
+from analysis.frontier.latencies import LoadLatency
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.wording import bytes_text, digits
@@ -81,6 +82,8 @@ def answer(
     blocked: Mapping[str, Sequence[str]] | None = None,
     unproven: Mapping[str, str] | None = None,
     disturbed: Sequence[str] = (),
+    latency: LoadLatency | None = None,
+    label: str = "",
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
 
@@ -88,7 +91,8 @@ def answer(
     started, and `blocked` those whose steps are not used, with the checks that forbid it. Nothing is claimed of the
     last two, nor of an arm that was let go after one start, and the others are named without them. `unproven` are the
     arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
-    `disturbed` are the checks by which the machines were not left alone.
+    `disturbed` are the checks by which the machines were not left alone. `latency` is what requests waited at one load
+    that the control was seen to hold, and `label` names it: where nothing is gained in load, time may be.
     """
     unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
@@ -98,6 +102,7 @@ def answer(
     return [
         *_loads(frontier, objective, out),
         *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
+        *_at_one_load(latency, label, frontier.arms, out),
         *_costs(frontier, starts, out),
         *(
             f"{arm} is {verdict} by its gates, and nothing here changes that."
@@ -171,6 +176,16 @@ def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[s
     if best in failed:
         return [f"{best} surely holds more than {every}{factor}, and is {FAIL} by its gates: it is not one to ship."]
     return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
+
+
+def _at_one_load(latency: LoadLatency | None, label: str, arms: Sequence[str], out: Collection[str]) -> list[str]:
+    shown = [] if latency is None else [arm for arm in arms if arm in latency.ms and arm not in out]
+    if latency is None or len(shown) < 2:
+        return []
+    fewest, most = (pick(latency.starts[arm] for arm in shown) for pick in (min, max))
+    starts = f"{fewest} to {most} starts" if fewest < most else "one start" if most == 1 else f"{most} starts"
+    each = _listed([f"{digits(latency.ms[arm])} ms on {arm}" for arm in shown])
+    return [f"As seen at {digits(latency.rate)} requests/s ({starts} each), {label} is {each}."]
 
 
 def _costs(frontier: Frontier, starts: Mapping[str, Start], out: Collection[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.quantiles import ordered_interval, quantile
 
 _CONFIDENCE = 0.95
+_ALIKE = 1.05  # rates that differ by less are one load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +78,29 @@ def step_latencies(run: Run, target: SloTarget) -> list[StepLatency]:
                 )
             )
     return sorted(found, key=lambda item: (item.trial, item.rate))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLatency:
+    """The latency of each arm that was tried at about `rate` requests/s a replica: the median over its starts, ms."""
+
+    rate: float
+    ms: dict[str, float]
+    starts: dict[str, int]
+
+
+def latency_at_one_load(steps: Sequence[StepLatency], arms: Sequence[str], most_rps: float) -> LoadLatency | None:
+    """That of the highest load up to `most_rps` at which the first of `arms` and another one were tried; None where
+    there is none."""
+    control, *others = arms
+    rates = {step.rate for step in steps if step.arm == control and step.rate <= most_rps * (1 + 1e-9)}
+    for rate in sorted(rates, reverse=True):
+        near = [step for step in steps if step.arm in arms and rate / _ALIKE <= step.rate <= rate * _ALIKE]
+        by_arm = {arm: [step for step in near if step.arm == arm] for arm in arms}
+        if any(by_arm[arm] for arm in others):
+            return LoadLatency(
+                rate=rate,
+                ms={arm: median(step.ms for step in own) for arm, own in by_arm.items() if own},
+                starts={arm: len({step.trial for step in own}) for arm, own in by_arm.items() if own},
+            )
+    return None

@@ -10,7 +10,7 @@ from analysis.foresight.costs import Start, span_row, start_of, tokens_of
 from analysis.foresight.energies import step_energies
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.latencies import drawn_target, step_latencies
+from analysis.frontier.latencies import drawn_target, latency_at_one_load, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
 from analysis.frontier.step_times import StepCell, step_cells, turning_points
@@ -53,9 +53,15 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     blocked = {arm: sorted(checks) for arm, checks in by_arm.items() if checks and run.trials_of(arm)}
     asked = search.get("gated", True) is not False
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
+    target = drawn_target(run)
+    latencies = [] if target is None else step_latencies(run, target)
+    told = [arm for arm in run.arms if not by_arm[arm]]
+    seen_rps = frontier.of(run.control).seen_rps
     sentences = answer(
         frontier,
         objective=objective_of(run),
+        latency=latency_at_one_load(latencies, told, seen_rps) if seen_rps and run.control in told else None,
+        label="" if target is None else gate_label(target.key),
         starts=starts,
         verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or arm in failed},
         left=_left(search, "left"),
@@ -81,12 +87,12 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         "blocked": blocked,
         "disturbed_by": sorted(disturbed),
     }
-    if target := drawn_target(run):
+    if target is not None:
         rows["latency"] = {
             "metric": target.metric,
             "quantile": target.quantile,
             "limit_ms": target.limit,
-            "steps": [asdict(item) for item in step_latencies(run, target)],
+            "steps": [asdict(item) for item in latencies],
         }
     if energies := step_energies(run):
         rows["energy"] = {"steps": [asdict(item) for item in energies]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analysis.frontier.latencies import drawn_target, step_latencies
+from analysis.frontier.latencies import StepLatency, drawn_target, latency_at_one_load, step_latencies
 from analysis.records.run_records import read_run
 from analysis.report.charts import chart_data
 from analysis.report.frontier import costly, latencies
@@ -60,3 +60,29 @@ def test_a_run_without_a_search_draws_nothing(tmp_path: Path) -> None:
     plain = analyze(write_run(tmp_path, FakeRun(duration_s=60, trials=2, rate=2, gates={"draws": 99})))
     assert latencies(plain) == ""
     assert chart_data(plain)["knees"] == {}
+
+
+def tried(arm: str, trial: int, rate: float, ms: float) -> StepLatency:
+    return StepLatency(
+        arm=arm, trial=trial, rate=rate, ms=ms, low_ms=None, high_ms=None, requests=100, compiles=0, compile_s=0.0
+    )
+
+
+def test_arms_are_seen_at_the_highest_load_that_the_control_and_another_one_had() -> None:
+    steps = [
+        *(tried("eager", 1, 2.0, 280), tried("eager", 2, 2.04, 300), tried("eager", 2, 2.9, 400)),
+        *(tried("new", 3, 2.0, 100), tried("new", 3, 8.0, 200), tried("late", 4, 8.0, 90)),
+    ]
+    found = latency_at_one_load(steps, ("eager", "new", "late"), 3.0)
+    assert found is not None, "nobody else was tried at 2.9"
+    assert (found.rate, found.ms) == (2.04, {"eager": 290, "new": 100})
+    assert found.starts == {"eager": 2, "new": 1}
+    assert latency_at_one_load(steps, ("eager", "late"), 3.0) is None
+    assert latency_at_one_load(steps, ("eager", "new"), 1.0) is None
+
+
+def test_the_answer_says_what_requests_wait_where_the_control_holds_the_load(searched: Path) -> None:
+    summary = analyze(searched)
+    assert "As seen at 16 requests/s (one start each), p90 TTFT is 50 ms on eager and 50 ms on new." in " ".join(
+        summary["frontier"]["answer"]
+    )
