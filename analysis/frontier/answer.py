@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from analysis.foresight.costs import Start
 from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
-from analysis.frontier.latencies import LoadLatency
+from analysis.frontier.latencies import StepLatency, latency_at_one_load
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.wording import bytes_text, digits
@@ -82,7 +82,7 @@ def answer(
     blocked: Mapping[str, Sequence[str]] | None = None,
     unproven: Mapping[str, str] | None = None,
     disturbed: Sequence[str] = (),
-    latency: LoadLatency | None = None,
+    latencies: Sequence[StepLatency] = (),
     label: str = "",
 ) -> list[str]:
     """The answer, a sentence each: what to ship where, what it costs, what is open.
@@ -91,8 +91,8 @@ def answer(
     started, and `blocked` those whose steps are not used, with the checks that forbid it. Nothing is claimed of the
     last two, nor of an arm that was let go after one start, and the others are named without them. `unproven` are the
     arms whose weights are held otherwise than the control's and that are not shown to answer as well, each with why.
-    `disturbed` are the checks by which the machines were not left alone. `latency` is what requests waited at one load
-    that the control was seen to hold, and `label` names it: where nothing is gained in load, time may be.
+    `disturbed` are the checks by which the machines were not left alone. `latencies` are what requests waited in each
+    step, and `label` names it: where nothing is gained in load, time may be.
     """
     unknown = blocked or {}
     out = {item.arm for item in left if frontier.of(item.arm).starts < FEWEST_STARTS}
@@ -102,7 +102,7 @@ def answer(
     return [
         *_loads(frontier, objective, out),
         *_at_the_limit(frontier, out, [arm for arm, verdict in others if verdict == FAIL]),
-        *_at_one_load(latency, label, frontier.arms, out),
+        *_at_one_load(frontier, latencies, label, out),
         *_costs(frontier, starts, out),
         *(
             f"{arm} is {verdict} by its gates, and nothing here changes that."
@@ -178,13 +178,18 @@ def _at_the_limit(frontier: Frontier, out: Collection[str], failed: Collection[s
     return [f"For more load than one replica holds, {best}: it surely holds more than {every}{factor}."]
 
 
-def _at_one_load(latency: LoadLatency | None, label: str, arms: Sequence[str], out: Collection[str]) -> list[str]:
-    shown = [] if latency is None else [arm for arm in arms if arm in latency.ms and arm not in out]
-    if latency is None or len(shown) < 2:
+def _at_one_load(frontier: Frontier, latencies: Sequence[StepLatency], label: str, out: Collection[str]) -> list[str]:
+    """What requests wait at one load that the control was seen to hold."""
+    control = frontier.holdings[0]
+    if control.seen_rps is None or control.arm in out:
         return []
-    fewest, most = (pick(latency.starts[arm] for arm in shown) for pick in (min, max))
+    arms = [arm for arm in frontier.arms if arm not in out]
+    latency = latency_at_one_load(latencies, arms, control.seen_rps)
+    if latency is None:
+        return []
+    fewest, most = min(latency.starts.values()), max(latency.starts.values())
     starts = f"{fewest} to {most} starts" if fewest < most else "one start" if most == 1 else f"{most} starts"
-    each = _listed([f"{digits(latency.ms[arm])} ms on {arm}" for arm in shown])
+    each = _listed([f"{digits(ms)} ms on {arm}" for arm, ms in latency.ms.items()])
     return [f"As seen at {digits(latency.rate)} requests/s ({starts} each), {label} is {each}."]
 
 

@@ -92,15 +92,14 @@ class LoadLatency:
 def latency_at_one_load(steps: Sequence[StepLatency], arms: Sequence[str], most_rps: float) -> LoadLatency | None:
     """That of the highest load up to `most_rps` at which the first of `arms` and another one were tried; None where
     there is none."""
-    control, *others = arms
-    rates = {step.rate for step in steps if step.arm == control and step.rate <= most_rps * (1 + 1e-9)}
-    for rate in sorted(rates, reverse=True):
-        near = [step for step in steps if step.arm in arms and rate / _ALIKE <= step.rate <= rate * _ALIKE]
-        by_arm = {arm: [step for step in near if step.arm == arm] for arm in arms}
-        if any(by_arm[arm] for arm in others):
+    control = arms[0]
+    for rate in sorted({step.rate for step in steps if step.arm == control and step.rate <= most_rps}, reverse=True):
+        near = [step for step in steps if rate / _ALIKE <= step.rate <= rate * _ALIKE]
+        by_arm = {arm: own for arm in arms if (own := [step for step in near if step.arm == arm])}
+        if len(by_arm) > 1:
             return LoadLatency(
                 rate=rate,
-                ms={arm: median(step.ms for step in own) for arm, own in by_arm.items() if own},
-                starts={arm: len({step.trial for step in own}) for arm, own in by_arm.items() if own},
+                ms={arm: median(step.ms for step in own) for arm, own in by_arm.items()},
+                starts={arm: len({step.trial for step in own}) for arm, own in by_arm.items()},
             )
     return None

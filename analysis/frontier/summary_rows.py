@@ -10,7 +10,7 @@ from analysis.foresight.costs import Start, span_row, start_of, tokens_of
 from analysis.foresight.energies import step_energies
 from analysis.frontier.answer import answer, load_ranges
 from analysis.frontier.holdings import Frontier, frontier_of
-from analysis.frontier.latencies import drawn_target, latency_at_one_load, step_latencies
+from analysis.frontier.latencies import drawn_target, step_latencies
 from analysis.frontier.load_costs import LoadCost, load_costs, shown_loads
 from analysis.frontier.search import Left
 from analysis.frontier.step_times import StepCell, step_cells, turning_points
@@ -55,12 +55,10 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     failed = [arm for arm, verdict in judgement.verdicts.items() if verdict == FAIL]
     target = drawn_target(run)
     latencies = [] if target is None else step_latencies(run, target)
-    told = [arm for arm in run.arms if not by_arm[arm]]
-    seen_rps = frontier.of(run.control).seen_rps
     sentences = answer(
         frontier,
         objective=objective_of(run),
-        latency=latency_at_one_load(latencies, told, seen_rps) if seen_rps and run.control in told else None,
+        latencies=latencies,
         label="" if target is None else gate_label(target.key),
         starts=starts,
         verdicts={arm: verdict for arm, verdict in judgement.verdicts.items() if asked or arm in failed},

@@ -75,7 +75,11 @@ def test_the_break_even_has_the_energy_of_what_each_arm_held(tmp_path: Path) -> 
     assert eager.token_j == pytest.approx(np.mean([step.token_j for step in steps if step.rate == 16]))
     assert eager.token_j < max(step.token_j for step in steps), "not the mean over all loads"
     assert new.token_j is None, "nobody watched its card"
-    shown = {row.name: row.values for row in payoffs(analyze(directory)).figures}
+    summary = analyze(directory)
+    each = run.requests.output_tokens[0]
+    energy = summary["break_even"]["arms"][0]["energy"]
+    assert energy["per_request_j"] == pytest.approx(each * energy["per_token_j"])
+    shown = {row.name: row.values for row in payoffs(summary).figures}
     assert shown["energy a token, J"][1] == "–"
     assert shown["energy a request, J"][0] != "–"
     plain = payoffs(analyze(write_search(tmp_path / "plain", KNEES, RATES)))

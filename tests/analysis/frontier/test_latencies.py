@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from analysis.frontier.answer import answer
+from analysis.frontier.holdings import Frontier
 from analysis.frontier.latencies import StepLatency, drawn_target, latency_at_one_load, step_latencies
+from analysis.frontier.search import Left
 from analysis.records.run_records import read_run
 from analysis.report.charts import chart_data
 from analysis.report.frontier import costly, latencies
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
+from tests.analysis.frontier.test_answer import holding
 from tests.analysis.judging.test_load_steps import write_search
 from tests.fakes.runs import FakeRun, write_run
 
@@ -86,3 +90,13 @@ def test_the_answer_says_what_requests_wait_where_the_control_holds_the_load(sea
     assert "As seen at 16 requests/s (one start each), p90 TTFT is 50 ms on eager and 50 ms on new." in " ".join(
         summary["frontier"]["answer"]
     )
+
+
+def test_an_arm_that_the_answer_leaves_out_is_not_seen_either() -> None:
+    frontier = Frontier(
+        holdings=tuple(holding(arm, 2.0, 8.0) for arm in ("eager", "new", "late")), orders=(), alpha=0.05
+    )
+    steps = [tried(arm, 1, 2.0, ms) for arm, ms in (("eager", 280), ("new", 100), ("late", 90))]
+    seen = "As seen at 2 requests/s (one start each), p99 TTFT is 280 ms on eager and 100 ms on new."
+    dropped = [Left(arm="late", reason="no trial of it was recorded")]
+    assert seen in answer(frontier, objective="", starts={}, dropped=dropped, latencies=steps, label="p99 TTFT")
