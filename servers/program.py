@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -70,6 +71,10 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: Ar
     for name in _CARRYING:
         environment.pop(name, None)
     environment["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "1" if arm.compile.profile else "0"
+    if assembler := _torch_assembler():
+        # Triton's keys hold the version of its assembler. Torch names its own only when its first compile begins, and
+        # in its workers: what was keyed before that is found by nobody after it, and is compiled anew.
+        environment.setdefault("TRITON_PTXAS_PATH", str(assembler))
     if arm.compile.profile:
         # Torch reads a profile under a name alone. This one is the policy's, so that arms do not share theirs.
         tables = made_for(arm, on_cpu=True)
@@ -80,6 +85,15 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: Ar
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder
         # Triton's own default outlives every start. Kernels that inductor does not make would go there.
         environment["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")  # noqa: PTH118
+
+
+def _torch_assembler() -> Path | None:
+    """The assembler (ptxas) that torch's CUDA builds bring, which inductor gives to Triton. Does not import torch."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    path = Path(torch.origin).parent / "bin" / "ptxas"
+    return path if path.is_file() and os.access(path, os.X_OK) else None
 
 
 def exit_code(work: Callable[[], int]) -> int:

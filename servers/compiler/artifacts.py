@@ -13,17 +13,21 @@ from servers.compiler import internals
 from servers.config import ArmConfig
 from servers.fields import ConfigError
 
-# Two ways of inductor leave something out of the cache folder, or do not find what lies there:
+# Three ways of inductor leave something out of the cache folder, or do not find what lies there:
 #
 # - A statically launched kernel is pickled with the path of its source, and looks for its tuned configuration beside
 #   that path: in the folder of the process that compiled it. Up to torch 2.11 it looks only if it began with several
 #   configurations (CachingAutotuner.recheck_autotune_cache). Either way it is tuned again. Launched by Triton itself, a
 #   kernel is read from the folder that is there now.
+# - A reduction that takes many registers is given a smaller variant whenever it is loaded, tuned or not. The faster of
+#   the two is then kept as the best one, in the place of what the search had found; up to torch 2.11 what lies there is
+#   no configuration that the next process knows, so that it searches again. The search tries smaller ones itself.
 # - Precompiled C++ headers lie in a folder of their own, and the C++ compiler reads all headers at each start to find
 #   out whether they still hold.
 _PORTABLE = {
     "use_static_cuda_launcher": False,
     "use_static_triton_launcher": False,  # the later name of the same
+    "dynamic_scale_rblock": False,
     "cpp_cache_precompile_headers": False,
 }
 

@@ -28,8 +28,8 @@ from servers.compiler.jit import JitCompile, JitListener
 from servers.fields import ConfigError
 
 # By major and minor version: where all tests of this room passed.
-TESTED_TORCH: Mapping[str, str] = {"2.11": "CPU", "2.13": "CPU", "2.14": "CPU"}
-TESTED_TRITON: Mapping[str, str] = {"3.6": "compiling for a GPU, with none", "3.8": "compiling for a GPU, with none"}
+TESTED_TORCH: Mapping[str, str] = {"2.11": "CPU, H200", "2.13": "CPU", "2.14": "CPU"}
+TESTED_TRITON: Mapping[str, str] = {"3.6": "H200", "3.8": "compiling for a GPU, with none"}
 
 # What the recorder cannot do without, as "module:attribute".
 _NEEDED = (

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
 
 from servers.config import ArmConfig, CompileConfig, ModelConfig
 from servers.program import isolate_compiler, on_its_card_alone
 
 ARM = ArmConfig.from_preset("compiled-naive")
+
+
+@pytest.fixture(autouse=True)
+def torch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where torch is taken to lie: a build without an assembler, as those for CPUs are."""
+    folder = tmp_path / "torch"
+    (folder / "bin").mkdir(parents=True)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin=f"{folder}/__init__.py")
+    )
+    return folder
 
 
 def variables(arm: ArmConfig = ARM, folder: str = "/cache", **others: str) -> dict[str, str]:
@@ -37,6 +53,20 @@ def test_nothing_is_taken_over_but_the_folder() -> None:
 def test_without_a_folder_the_compilers_own_place_is_left_alone() -> None:
     kept = variables(folder="", TORCHINDUCTOR_CACHE_DIR="/tmp/mine")
     assert (kept["TORCHINDUCTOR_CACHE_DIR"], "TRITON_CACHE_DIR" in kept) == ("/tmp/mine", False)
+
+
+def test_every_process_keys_kernels_by_the_assembler_that_torch_brings(torch_folder: Path) -> None:
+    assembler = torch_folder / "bin" / "ptxas"
+    assembler.touch(mode=0o644)
+    assert "TRITON_PTXAS_PATH" not in variables(), "what cannot be run is not named"
+    assembler.chmod(0o755)
+    assert variables()["TRITON_PTXAS_PATH"] == str(assembler)
+    assert variables(TRITON_PTXAS_PATH="/usr/bin/ptxas")["TRITON_PTXAS_PATH"] == "/usr/bin/ptxas"
+
+
+def test_without_torch_no_assembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "TRITON_PTXAS_PATH" not in variables()
 
 
 def profile_name(arm: ArmConfig) -> str:
