@@ -258,9 +258,14 @@ def launch(
     return output
 
 
-decode_attention = torch.library.custom_op("tailgate::decode_attention", mutates_args=("keys", "values"))(launch)
+# An operator of its own, into which a compiled graph does not look. `torch.library.custom_op` would do as well, but it
+# minds autograd in each call: 55 us of the host instead of 5, in every layer of a step that is no CUDA graph.
+_NAME = "tailgate::decode_attention"
+torch.library.define(_NAME, torch.library.infer_schema(launch, mutates_args=("keys", "values")))
+torch.library.impl(_NAME, "cuda", launch)
+decode_attention = torch.ops.tailgate.decode_attention.default
 
 
-@decode_attention.register_fake
+@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
 def _(query: torch.Tensor, new_key: torch.Tensor, new_value: torch.Tensor, *rest: object) -> torch.Tensor:
     return query.new_empty((query.shape[0], 1, query.shape[1], new_value.shape[3]))
