@@ -15,7 +15,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from servers.clock import now_ns
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, ModelConfig
-from servers.engine.borders import late_contexts, prompt_borders
+from servers.engine.border_scheduler import BorderScheduler, enough_requests
+from servers.engine.borders import batch_borders, late_contexts, prefill_borders, prompt_borders
 from servers.engine.encoder import EncoderRunner
 from servers.engine.engine import REFUSED, Arrivals, Engine
 from servers.engine.messages import Submit
@@ -40,7 +41,7 @@ from servers.engine.runners import runner_for
 from servers.engine.scheduler import Job, Scheduler
 from servers.fields import ConfigError, build
 from servers.program import log_to_stderr, on_its_card_alone, read_arm
-from servers.vectors import make_batches, reference_vectors, served_vectors
+from servers.vectors import Batches, make_batches, reference_vectors, served_vectors
 
 log = logging.getLogger("tailgate.parity")
 
@@ -53,10 +54,25 @@ Report = Callable[[str, int, int], None]  # what goes on, done, total
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """The borders of one arm, as lengths of prompts in tokens, and those of them that no prompt of the plan has."""
+    """The borders of one arm, as lengths of prompts in tokens, and those of them that no prompt of the plan has; and as
+    rows of the steps of a kind, all of which are unasked until a step of the arm has so many.
+
+    `enough` is a number of prompts that lets all be asked, those of the other arms too.
+    """
 
     prompts: tuple[int, ...]
     unasked_prompts: tuple[int, ...]
+    batches: Mapping[str, tuple[int, ...]]
+    unasked_batches: Mapping[str, tuple[int, ...]]
+    enough: int
+
+    def after(self, sizes: Mapping[str, Collection[int]]) -> Borders:
+        """The same once steps of these `sizes`, by their kind, have run."""
+        unasked = {
+            kind: tuple(size for size in unrun if size not in sizes.get(kind, ()))
+            for kind, unrun in self.unasked_batches.items()
+        }
+        return replace(self, unasked_batches=unasked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,10 @@ class Plan:
         """Rows of the logits: one for each token of each continuation, then one for each late place."""
         return sum(self.counts) + len(self.late_places)
 
+    def batches(self, kind: str) -> frozenset[int]:
+        """The borders of every arm, as rows of the steps of that kind."""
+        return frozenset[int]().union(*(borders.batches.get(kind, ()) for borders in self.borders.values()))
+
     def write(self, path: Path) -> None:
         """`path` holds the plan."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -98,32 +118,40 @@ def make_plan(
 
     Lengths are those of `prompt_borders` of every arm, one token and the longest prompt first, and the rest spread
     evenly over orders of magnitude. Answers differ in length, so that rows fall free at different steps. With `prompts`
-    0, half as many again as the engine has slots, from 16 to 64, or as there are borders where these are more, and
-    `least` at least. A number that is too small for all borders is logged with one that is not, and the plan says which
-    borders are not asked.
+    0, half as many again as the engine has slots, from 16 to 64, or as there are borders where these are more, and as
+    many as the borders of batches take, and `least` at least. A number that is too small for all borders is logged with
+    one that is not, and the plan says which borders are not asked.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
+    most = min(tokens, engine.max_new_tokens)
+    # two tokens at least where there may be: the first is of the prefill, and a decode step is asked too
+    fewest = max((most + 1) // 2, min(2, most))
     borders = sorted(frozenset[int]().union(*map(prompt_borders, arms)))
-    count = prompts or max(min(64, max(16, engine.slots + engine.slots // 2)), len(borders) + len(borders) // 2, least)
+    batches = {arm.name: _batches(arm, decodes=most > 1) for arm in arms}
+    decodes, prefills = (
+        frozenset[int]().union(*(own.get(kind, ()) for own in batches.values())) for kind in ("decode", "prefill")
+    )
+    enough = max(len(borders), enough_requests(decodes, prefills, fewest - 1))
+    count = prompts or max(
+        min(64, max(16, engine.slots + engine.slots // 2)), len(borders) + len(borders) // 2, enough, least
+    )
     if count < len(borders):
-        log.warning(
-            "%d prompts reach %d of %d borders: give parity.prompts = %d", count, count, len(borders), len(borders)
-        )
+        log.warning("%d prompts reach %d of %d borders: give parity.prompts = %d", count, count, len(borders), enough)
+    elif count < enough:
+        log.warning("%d prompts may not fill every border of batches: give parity.prompts = %d", count, enough)
     rng = random.Random(f"parity {seed}")
     notable = [1, longest, *rng.sample(borders, len(borders))]
     lengths = list(dict.fromkeys(notable))[:count]
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
-    most = min(tokens, engine.max_new_tokens)
     late = sorted(frozenset[int]().union(*map(late_contexts, arms)))
     # beside the others, whose numbers are what they were without it
     late_rng = random.Random(f"parity late {seed}")
     return Plan(
         prompts=tuple(tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths),
-        # two tokens at least where there may be: the first is of the prefill, and a decode step is asked too
-        counts=tuple(rng.randint(max((most + 1) // 2, min(2, most)), most) for _ in lengths),
-        borders={arm.name: _borders(arm, frozenset(lengths)) for arm in arms},
+        counts=tuple(rng.randint(fewest, most) for _ in lengths),
+        borders={arm.name: _borders(arm, frozenset(lengths), batches[arm.name], enough) for arm in arms},
         late_prompt=tuple(late_rng.randrange(vocab_size) for _ in range(longest if late else 0)),
         late_tokens=tuple(late_rng.randrange(vocab_size) for _ in range(late[-1] - longest if late else 0)),
         # the token at place n of an answer is decoded from n positions more than the prompt has
@@ -131,9 +159,23 @@ def make_plan(
     )
 
 
-def _borders(arm: ArmConfig, lengths: frozenset[int]) -> Borders:
+def _batches(arm: ArmConfig, *, decodes: bool) -> dict[str, tuple[int, ...]]:
+    """The borders of the arm's batches by the kind of step; no decode steps where each answer is one token."""
+    sizes = tuple(sorted(batch_borders(arm)))
+    if arm.model.embeds:
+        return {"encode": sizes}
+    return {"prefill": tuple(sorted(prefill_borders(arm))), **({"decode": sizes} if decodes else {})}
+
+
+def _borders(arm: ArmConfig, lengths: frozenset[int], batches: Mapping[str, tuple[int, ...]], enough: int) -> Borders:
     prompts = prompt_borders(arm)
-    return Borders(prompts=tuple(sorted(prompts)), unasked_prompts=tuple(sorted(prompts - lengths)))
+    return Borders(
+        prompts=tuple(sorted(prompts)),
+        unasked_prompts=tuple(sorted(prompts - lengths)),
+        batches=batches,
+        unasked_batches=batches,
+        enough=enough,
+    )
 
 
 # --- An arm -----------------------------------------------------------------------------------------------------------
@@ -183,18 +225,24 @@ def free_run(arm: ArmConfig, runner: ModelRunner, recorder: CompileRecorder, pla
     return answers
 
 
-def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> None:
-    """`out` [positions, vocabulary] float32 holds the logits for every token of every continuation, fed as it is.
+def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> dict[str, set[int]]:
+    """`out` [positions, vocabulary] float32 holds the logits for every token of every continuation, fed as it is. The
+    numbers of rows that steps had are returned by their kind.
 
-    Rows join, stand beside each other and leave as they do while serving.
+    Steps of as many rows as the borders of the plan have come first, as far as the requests suffice. Then rows join,
+    stand beside each other and leave as they do while serving.
     """
-    scheduler = Scheduler(runner.arm.engine)
+    scheduler = BorderScheduler(runner.arm.engine, decodes=plan.batches("decode"), prefills=plan.batches("prefill"))
+    sizes: dict[str, set[int]] = {}
     for request, (prompt, count) in enumerate(zip(plan.prompts, plan.counts, strict=True)):
         scheduler.submit(Job(request_id=str(request), prompt=list(prompt), max_tokens=count, recv_ns=0))
     first = np.concatenate(([0], np.cumsum(plan.counts)))
     done = 0
     while (step := scheduler.next_step()) is not None:
         rows = runner.logits(step).cpu().numpy()
+        # a decode step runs every row up to its last
+        size = max(job.row for job in step.jobs) + 1 if step.kind == "decode" else len(step.jobs)
+        sizes.setdefault(step.kind, set()).add(size)
         for index, job in enumerate(step.jobs):
             if step.chunks and step.chunks[index][1] < len(job.prompt):
                 continue  # more of its prompt to come
@@ -205,6 +253,7 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], re
             if outcome is not None and (move := scheduler.release(job.request_id)) is not None:
                 runner.move(move)
         report("teacher forcing", done, sum(plan.counts))
+    return sizes
 
 
 def late_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any], report: Report) -> list[int]:
@@ -337,15 +386,12 @@ def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any], re
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """`folder` holds facts.json, answers.json and logits.npy of `arm`, or refused.json where it is strict and refuses a
-    shape; of an encoder facts.json and vectors.npy. The control (no plan yet) writes the plan; one that refuses is no
-    measure: ConfigError."""
+    """`folder` holds facts.json, borders.json, answers.json and logits.npy of `arm`, of an encoder vectors.npy and
+    rows.json instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet)
+    writes the plan; one that refuses is no measure: ConfigError."""
     recorder = CompileRecorder()
     recorder.install()
     runner = runner_for(arm, recorder)
-    if isinstance(runner, EncoderRunner):
-        _run_encoder(arm, runner, recorder, task, folder)
-        return
     _report("loading", 0, 0)
     weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
     runner.load()
@@ -354,14 +400,18 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
     plan_path = Path(task["plan"])
     makes_plan = not plan_path.exists()
+    arms = [ArmConfig.from_dict(table) for table in task["arms"]]
     if makes_plan:
-        arms = [ArmConfig.from_dict(table) for table in task["arms"]]
         sizes = {name: task[name] for name in ("prompts", "tokens", "seed", "least")}
         plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
     else:
         plan = Plan.read(plan_path)
+    new_plan = plan_path if makes_plan else None
     try:
-        _leave_answers(arm, runner, recorder, plan, texts, plan_path if makes_plan else None, folder)
+        if isinstance(runner, EncoderRunner):
+            _leave_vectors(arm, runner, recorder, plan, make_batches(arms, len(plan.prompts)), new_plan, folder)
+        else:
+            _leave_answers(arm, runner, recorder, plan, texts, new_plan, folder)
     except UnforeseenShapeError as error:
         if makes_plan:
             raise ConfigError(
@@ -388,7 +438,7 @@ def _leave_answers(
     if new_plan is not None:
         plan = replace(plan, continuations=tuple(map(tuple, answers)))
         plan.write(new_plan)
-    forced_logits(runner, plan, logits, _report)
+    _write_borders(arm, plan, forced_logits(runner, plan, logits, _report), folder)
     late = late_logits(runner, plan, logits[sum(plan.counts) :], _report)
     if late:  # an answer like the others: what the arm prefers there
         (folder / "answers.json").write_text(json.dumps([*answers, late]), encoding="utf-8")
@@ -399,24 +449,21 @@ def _leave_answers(
         logits.flush()
 
 
-def _run_encoder(
-    arm: ArmConfig, runner: EncoderRunner, recorder: CompileRecorder, task: dict[str, Any], folder: Path
+def _leave_vectors(
+    arm: ArmConfig,
+    runner: EncoderRunner,
+    recorder: CompileRecorder,
+    plan: Plan,
+    batches: Batches,
+    new_plan: Path | None,
+    folder: Path,
 ) -> None:
-    """The control writes the plan, and beside it which text stands in which row of the vectors."""
-    _report("loading", 0, 0)
-    runner.load()
-    _write_facts(folder, arm_facts(runner, checksum(runner.model)))
-    runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
-    plan_path = Path(task["plan"])
-    arms = [ArmConfig.from_dict(table) for table in task["arms"]]
-    if plan_path.exists():
-        plan = Plan.read(plan_path)
-    else:
-        plan = make_plan(arms, vocab_size=runner.vocab_size, prompts=task["prompts"], tokens=1, seed=task["seed"])
-        plan.write(plan_path)
-    batches = make_batches(arms, len(plan.prompts))
-    (folder / "rows.json").write_text(json.dumps(batches.rows), encoding="utf-8")
+    """Vectors are in `folder`, and which text stands in which row of them; the plan is in `new_plan`, if any."""
+    if new_plan is not None:
+        plan.write(new_plan)
     np.save(folder / "vectors.npy", served_vectors(arm, runner, recorder, plan.prompts, batches, _report))
+    (folder / "rows.json").write_text(json.dumps(batches.rows), encoding="utf-8")
+    _write_borders(arm, plan, {"encode": {size for _, size in batches.rows}}, folder)
 
 
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
@@ -454,6 +501,12 @@ def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
 def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
     (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     _print({"facts": facts})
+
+
+def _write_borders(arm: ArmConfig, plan: Plan, sizes: Mapping[str, Collection[int]], folder: Path) -> None:
+    """What of the arm's borders is unasked after all its steps, which had these `sizes`."""
+    borders = asdict(plan.borders[arm.name].after(sizes))
+    (folder / "borders.json").write_text(json.dumps(borders), encoding="utf-8")
 
 
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:

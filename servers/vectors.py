@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from servers.clock import now_ns
+from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, Pooling
 from servers.engine.borders import batch_borders
 from servers.engine.encoder import EncoderRunner, EncodeStep
-from servers.engine.engine import Arrivals, Engine
+from servers.engine.engine import REFUSED, Arrivals, Engine
 from servers.engine.messages import Submit
 
 Report = Callable[[str, int, int], None]  # what goes on, done, total
@@ -60,12 +61,14 @@ def served_vectors(
     """The vectors [rows, width] float32 that the engine itself gives. Rows of a text that the model gives no direction
     are no number.
 
-    Raises RuntimeError, with the engine's own words, when a request ends in another way or a batch is torn apart.
+    Raises RuntimeError, with the engine's own words, when a request ends in another way or a batch is torn apart;
+    UnforeseenShapeError, once all were asked, when a strict arm refuses any.
     """
     # each batch is handed over at once and leaves at once
     arm = replace(arm, engine=replace(arm.engine, max_wait_ms=0.0))
     engine, arrivals = Engine(arm, runner, recorder.drain), Arrivals()
     vectors: dict[str, bytes] = {}
+    refused: list[str] = []
     total, row = len(batches.rows), 0
     for batch in batches.batches:
         for text in batch:
@@ -79,10 +82,17 @@ def served_vectors(
                 if output.step is not None and output.step.batch != len(batch):
                     raise RuntimeError(f"the engine made a batch of {output.step.batch} of {len(batch)} texts")
                 for finished in output.finished:
+                    if finished.status == REFUSED:
+                        text, size = batches.rows[int(finished.request_id)]
+                        company = "alone" if size == 1 else f"in a batch of {size}"
+                        refused.append(f"text {text} ({len(texts[text])} tokens, {company}): {finished.message}")
+                        continue
                     if finished.reason != "embedded":
                         raise RuntimeError(f"text {finished.request_id} ended {finished.status}: {finished.message}")
                     vectors[finished.request_id] = finished.vector
         report("embedding", row, total)
+    if refused:
+        raise UnforeseenShapeError(f"{len(refused)} of {total} vectors are refused, first of {refused[0]}")
     width = max(map(len, vectors.values())) // 4
     unknown = np.full(width, np.nan, dtype=np.float32).tobytes()
     flat = b"".join(vectors[str(number)] or unknown for number in range(total))

@@ -120,12 +120,19 @@ def judge(
         else _judge_arm(arm, control, base, reference, place, dtype=dtype, seed=seed)
         for arm in arms
     )
-    if borders:
-        judged = tuple(_also(arm, judge_borders(arm.name, borders)) if arm.name in borders else arm for arm in judged)
-    if checked.verdict != PASS:
-        judged = tuple(doubted(arm, checked) for arm in judged)
-    judged += tuple(_judge_refusal(name, reason) for name, reason in (refused or {}).items())
-    return Parity(verdict=combined([arm.verdict for arm in judged]), control=checked, arms=judged)
+    return concluded(checked, judged, borders=borders or {}, refused=refused or {})
+
+
+def concluded(
+    control: ArmParity, arms: Sequence[ArmParity], *, borders: Mapping[str, Borders], refused: Mapping[str, str]
+) -> Parity:
+    """The outcome of `arms` that are judged by what they compute, once their `borders` are judged too and the `control`
+    is believed or not; and of those that `refused`."""
+    judged = [_also(arm, judge_borders(arm.name, borders[arm.name])) if arm.name in borders else arm for arm in arms]
+    if control.verdict != PASS:
+        judged = [_doubted(arm, control) for arm in judged]
+    judged += [_judge_refusal(name, reason) for name, reason in refused.items()]
+    return Parity(verdict=combined([arm.verdict for arm in judged]), control=control, arms=tuple(judged))
 
 
 def _judge_refusal(name: str, reason: str) -> ArmParity:
@@ -179,7 +186,7 @@ def _judge_control(
     )
 
 
-def doubted(arm: ArmParity, control: ArmParity) -> ArmParity:
+def _doubted(arm: ArmParity, control: ArmParity) -> ArmParity:
     """Nothing can be blamed on an arm whose measure is broken."""
     doubt = Finding(name="control", verdict=INCONCLUSIVE, reason=" ".join(control.reasons))
     opened = (replace(item, verdict=INCONCLUSIVE) for item in arm.findings if item.verdict == FAIL)

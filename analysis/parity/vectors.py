@@ -16,8 +16,9 @@ from analysis.arrays import Floats
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from analysis.judging.verdict import combined
 from analysis.judging.wording import counted
+from analysis.parity.borders import Borders
 from analysis.parity.finding import Finding
-from analysis.parity.judge import ArmParity, Parity, doubted
+from analysis.parity.judge import ArmParity, Parity, concluded
 from analysis.parity.measures import Matrix
 
 # The least cosine that is the same direction. Half of the dtype's digits may be lost on the way through the layers, and
@@ -68,8 +69,11 @@ def judge_vectors(
     rows: TextRows,
     dtype: str,
     least: float | None = None,
+    borders: Mapping[str, Borders] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Parity:
     """The parity of `arms` with `control`. `reference` [texts, width] are the vectors of float64, None without them.
+    `borders` and `refused` are as for `judge`.
 
     A cosine below `least` fails; None is what the dtype allows. Where the control is not float64's, or gives different
     texts one direction, nothing can be blamed on an arm: INCONCLUSIVE. So it is without any text.
@@ -84,10 +88,8 @@ def judge_vectors(
             arms=tuple(ArmParity(name=arm.name, verdict=INCONCLUSIVE, findings=(empty,)) for arm in arms),
         )
     checked = _judge_control(control, true, rows, limit)
-    judged = tuple(_judge_arm(arm, control, true, rows, limit) for arm in arms)
-    if checked.verdict != PASS:
-        judged = tuple(doubted(arm, checked) for arm in judged)
-    return Parity(verdict=combined([arm.verdict for arm in judged]), control=checked, arms=judged)
+    judged = [_judge_arm(arm, control, true, rows, limit) for arm in arms]
+    return concluded(checked, judged, borders=borders or {}, refused=refused or {})
 
 
 def _judge_control(control: Embedded, true: Matrix | None, rows: TextRows, limit: float) -> ArmParity:

@@ -111,10 +111,10 @@ class ParityConfig:
     `served`: after the traffic of each trial every replica answers the same few prompts. `full`: before the first trial
     every arm is measured as `tailgate parity` does, against a float64 `reference`; a failure ends the run. `prompts` 0
     takes half as many again as the engine has slots, from 16 to 64, or as there are borders of shapes where these are
-    more, and 64 where an arm is quantised differently from the control; answers have `tokens` tokens at most. Such an
-    arm is judged by `max_perplexity_ratio` and `max_kl` (nats a token) on `texts`, a file of token ids; without it on
-    the control's answers. Encoders are judged by the cosine of every vector, `min_cosine` at least; 0 takes what the
-    dtype allows.
+    more, what borders of batches take, and 64 where an arm is quantised differently from the control; answers have
+    `tokens` tokens at most. Such an arm is judged by `max_perplexity_ratio` and `max_kl` (nats a token) on `texts`, a
+    file of token ids; without it on the control's answers. Encoders are judged by the cosine of every vector,
+    `min_cosine` at least; 0 takes what the dtype allows.
     """
 
     served: bool = True

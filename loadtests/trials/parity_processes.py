@@ -34,7 +34,7 @@ from loadtests.trials.parity_texts import read_texts
 from loadtests.trials.preflight import check_arm
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
 from loadtests.trials.progress import ReplicaState, Status
-from servers.fields import ConfigError
+from servers.fields import ConfigError, build
 from servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "servers.parity")
@@ -197,8 +197,7 @@ class ParityRun:
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
         plan = _read(work / "plan.json")
-        refusals = {arm.name: work / arm.name / "refused.json" for arm in arms}
-        refused = {name: str(_read(path)["reason"]) for name, path in refusals.items() if path.exists()}
+        refused, borders = _refused(work, arms), _borders(work, plan)
         answers = [
             Answers(
                 name=arm.name,
@@ -221,7 +220,7 @@ class ParityRun:
             ],
             seed=self.experiment.seed,
             accuracy=self._accuracy(work),
-            borders=_borders(plan),
+            borders={name: build(Borders, table, where="borders") for name, table in borders.items()},
             refused=refused,
         )
         return {
@@ -231,7 +230,7 @@ class ParityRun:
             "dtype": dtype,
             "reference": reference is not None,
             "requests": len(plan["prompts"]),
-            "borders": plan["borders"],
+            "borders": borders,
             "positions": len(answers[0].logits),
             "vocabulary": answers[0].logits.shape[1],
             "seed": self.experiment.seed,
@@ -243,9 +242,15 @@ class ParityRun:
     def _judge_vectors(
         self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
-        lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
+        plan = _read(work / "plan.json")
+        lengths = [len(prompt) for prompt in plan["prompts"]]
+        refused, borders = _refused(work, arms), _borders(work, plan)
         texts, batches = zip(*_read(work / arms[0].name / "rows.json"), strict=True)
-        embedded = [Embedded(name=arm.name, vectors=np.load(work / arm.name / "vectors.npy")) for arm in arms]
+        embedded = [
+            Embedded(name=arm.name, vectors=np.load(work / arm.name / "vectors.npy"))
+            for arm in arms
+            if arm.name not in refused
+        ]
         reference = np.load(work / REFERENCE / "vectors.npy") if REFERENCE in facts else None
         dtype = _dtype_of(facts[arms[0].name])
         outcome = judge_vectors(
@@ -255,6 +260,8 @@ class ParityRun:
             rows=TextRows(texts=texts, batches=batches, lengths=lengths),
             dtype=dtype,
             least=self.experiment.parity.min_cosine or None,
+            borders={name: build(Borders, table, where="borders") for name, table in borders.items()},
+            refused=refused,
         )
         return {
             "schema": SCHEMA,
@@ -263,6 +270,7 @@ class ParityRun:
             "dtype": dtype,
             "reference": reference is not None,
             "texts": len(lengths),
+            "borders": borders,
             "rows": len(texts),
             "width": embedded[0].vectors.shape[1],
             "seed": self.experiment.seed,
@@ -314,7 +322,13 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _borders(plan: Mapping[str, Any]) -> dict[str, Borders]:
-    return {
-        name: Borders(**{key: tuple(sizes) for key, sizes in table.items()}) for name, table in plan["borders"].items()
-    }
+def _refused(work: Path, arms: Sequence[OwnArm]) -> dict[str, str]:
+    """Why arms have no answers, by their names."""
+    paths = {arm.name: work / arm.name / "refused.json" for arm in arms}
+    return {name: str(_read(path)["reason"]) for name, path in paths.items() if path.exists()}
+
+
+def _borders(work: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The borders of every arm: as its steps left them, or where it refused one of these, as the plan has them."""
+    paths = {name: work / name / "borders.json" for name in plan["borders"]}
+    return {name: _read(path) if path.exists() else plan["borders"][name] for name, path in paths.items()}

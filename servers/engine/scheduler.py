@@ -120,7 +120,7 @@ class Scheduler:
         begun = [job for job in self._active if job.prefilled < len(job.prompt)][: self._limits.prefill_batch]
         if begun:
             return self._chunks("extend", begun)
-        room = min(self._limits.slots - len(self._active), self._limits.prefill_batch, len(self._queue))
+        room = self._room()
         if room <= 0:
             return None
         admitted = [self._queue.popleft() for _ in range(room)]
@@ -128,6 +128,10 @@ class Scheduler:
             job.row = len(self._active)
             self._active.append(job)
         return self._chunks("prefill", admitted)
+
+    def _room(self) -> int:
+        """How many waiting requests begin next."""
+        return min(self._limits.slots - len(self._active), self._limits.prefill_batch, len(self._queue))
 
     def _chunks(self, kind: Kind, jobs: list[Job]) -> Step:
         chunks = []

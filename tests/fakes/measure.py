@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--token", action="append", default=[], metavar="ARM=TOKEN")
     parser.add_argument("--fact", action="append", default=[], metavar="ARM:KEY=VALUE")
     parser.add_argument("--unasked", action="append", default=[], metavar="ARM=LENGTH")
+    parser.add_argument("--unrun", action="append", default=[], metavar="ARM=ROWS")
     parser.add_argument("--unforeseen", default="", metavar="ARM")
     parser.add_argument("--refuse", default="", metavar="ARM")
     parser.add_argument("--crash", default="", metavar="ARM")
@@ -69,13 +70,27 @@ def main() -> int:
     plan_path = Path(task["plan"])
     prompts = [[1] * (index + 1) for index in range(task["prompts"] or max(16, task["least"]))]
     if not plan_path.exists():
+        batches = {"encode" if config["model"]["task"] == "embed" else "decode": [1, 2, 8]}
         borders = {
-            arm["name"]: {"prompts": [1, 2, 16], "unasked_prompts": unasked_by(options.unasked, arm["name"])}
+            arm["name"]: {
+                "prompts": [1, 2, 16],
+                "unasked_prompts": unasked_by(options.unasked, arm["name"]),
+                "batches": batches,
+                "unasked_batches": batches,
+                "enough": 24,
+            }
             for arm in task["arms"]
         }
         plan_path.write_text(json.dumps({"prompts": prompts, "borders": borders, "late_prompt": [], "late_places": []}))
     if name == options.unforeseen:
         (folder / "refused.json").write_text(json.dumps({"reason": "2 of 16 requests are refused, first request 0"}))
+        return 0
+    if config["model"]["task"] == "embed":
+        vectors = np.random.default_rng(task["seed"]).standard_normal((len(prompts), VOCABULARY))
+        np.save(folder / "vectors.npy", vectors)
+        (folder / "rows.json").write_text(json.dumps([(text, 1) for text in range(len(prompts))]))
+        if options.what == "arm":
+            leave_borders(plan_path, folder, options.unrun)
         return 0
     reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
     reference[:, 7] = 5.0
@@ -88,6 +103,7 @@ def main() -> int:
         if answered:
             np.save(folder / "texts.npy", given)
         return 0
+    leave_borders(plan_path, folder, options.unrun)
     noise = float(dict(item.split("=") for item in options.noise).get(name, 0.001))
     own = np.random.default_rng(len(name)).standard_normal(reference.shape)
     np.save(folder / "logits.npy", (reference + noise * own).astype(np.float32))
@@ -101,6 +117,12 @@ def main() -> int:
             tokens[2][3] = int(token)
     (folder / "answers.json").write_text(json.dumps(tokens))
     return 0
+
+
+def leave_borders(plan_path: Path, folder: Path, unrun: list[str]) -> None:
+    borders = json.loads(plan_path.read_text())["borders"][folder.name]
+    borders["unasked_batches"] = {kind: unasked_by(unrun, folder.name) for kind in borders["batches"]}
+    (folder / "borders.json").write_text(json.dumps(borders))
 
 
 def unasked_by(items: list[str], arm: str) -> list[int]:

@@ -21,7 +21,7 @@ from servers.compiler.events import CompileEvent
 from servers.compiler.policy import UnforeseenShapeError
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
-from servers.engine.borders import prompt_borders
+from servers.engine.borders import batch_borders, prefill_borders, prompt_borders
 from servers.engine.runner import ModelRunner
 from servers.engine.scheduler import Move
 from servers.fields import ConfigError
@@ -362,6 +362,76 @@ def test_a_fault_at_the_longest_context_alone_fails() -> None:
     outcome = parity_of(arm_for("eager-padded", "bfloat16"), break_late_decodes)
     assert verdicts(outcome)["worst error"] == "FAIL"
     assert "prompt of 40 tokens" in " ".join(outcome.arms[0].reasons)
+
+
+def break_decodes_of_three_rows(runner: ModelRunner) -> None:
+    """Only decode steps of three rows are wrong, and only the last of them."""
+    run = runner.run
+
+    def wrong(step: Any, shape: Any) -> Any:
+        logits, greedy = run(step, shape)
+        if step.kind == "decode" and len(step.jobs) == 3:
+            logits[2] = logits[2].flip(-1)
+        return logits, greedy
+
+    runner.run = wrong  # type: ignore[method-assign]
+
+
+def test_a_fault_in_decode_steps_of_one_number_of_rows_fails() -> None:
+    outcome = parity_of(arm_for("eager-padded", "bfloat16"), break_decodes_of_three_rows)
+    assert verdicts(outcome)["worst error"] == "FAIL"
+
+
+def sizes_run(arm: ArmConfig, plan: parity.Plan) -> dict[str, set[int]]:
+    """What the teacher forcing of the plan runs, whatever was answered."""
+    runner = ModelRunner(arm, CompileRecorder())
+    runner.load()
+    plan = replace(plan, continuations=tuple((1,) * count for count in plan.counts))
+    return parity.forced_logits(runner, plan, np.zeros((plan.positions, runner.vocab_size), dtype=np.float32), quiet)
+
+
+@pytest.mark.parametrize("tokens", [2, 24])
+def test_every_border_of_the_batches_of_every_arm_has_its_step(tokens: int) -> None:
+    engine = replace(ENGINE, slots=20, prefill_batch=4, max_new_tokens=24)
+    control = ArmConfig(name="eager", model=ModelConfig(device="cpu"), engine=engine)
+    bounds = CompileConfig(enabled=True, mark_dynamic=True, batch_bounds=(5, 20))
+    ladders = ShapeConfig(kind="buckets", batch_ladder=(6, 20))
+    others = [replace(control, name="laddered", shapes=ladders), replace(control, name="bounded", compile=bounds)]
+    plan = parity.make_plan([control, *others], vocab_size=259, prompts=0, tokens=tokens, seed=3)
+    assert plan.borders["laddered"].batches == {"prefill": (1, 2, 3, 4), "decode": (1, 2, 6, 7, 20)}
+    assert plan.borders["bounded"].unasked_batches == plan.borders["bounded"].batches
+    assert {4, 5} <= set(plan.borders["bounded"].batches["decode"])
+    sizes = sizes_run(control, plan)
+    assert sizes["decode"] >= frozenset().union(*map(batch_borders, [control, *others]))
+    assert sizes["prefill"] >= frozenset().union(*map(prefill_borders, [control, *others]))
+    for borders in plan.borders.values():
+        assert not any(borders.after(sizes).unasked_batches.values())
+
+
+def test_a_batch_border_that_too_few_prompts_fill_is_unasked_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    arm = replace(arm_for("eager-padded", "float32", slots=8), shapes=ShapeConfig(kind="buckets"))
+    plan = parity.make_plan([arm], vocab_size=259, prompts=7, tokens=12, seed=3)
+    assert caplog.messages == ["7 prompts may not fill every border of batches: give parity.prompts = 9"]
+    borders = plan.borders[arm.name].after(sizes_run(arm, plan))
+    assert borders.batches["decode"] == (1, 2, 3, 4, 5, 8)
+    assert borders.unasked_batches == {"prefill": (), "decode": (8,)}
+    more = parity.make_plan([arm], vocab_size=259, prompts=borders.enough, tokens=12, seed=3)
+    assert not any(more.borders[arm.name].after(sizes_run(arm, more)).unasked_batches.values())
+
+
+def test_answers_of_one_token_have_no_decode_steps_to_ask() -> None:
+    plan = parity.make_plan([arm_for("eager", "float32")], vocab_size=259, prompts=0, tokens=1, seed=3)
+    assert plan.borders["eager"].batches == {"prefill": (1,)}
+
+
+def test_a_measured_arm_leaves_which_of_its_borders_its_steps_asked(tmp_path: Path) -> None:
+    arm = arm_for("eager", "float32")
+    task = {"plan": str(tmp_path / "plan.json"), "texts": "", "on_texts": [], "arms": [arm.to_dict()]}
+    parity.run_arm(arm, task | {"prompts": 3, "tokens": 2, "seed": 1, "least": 0}, tmp_path)
+    borders = json.loads((tmp_path / "borders.json").read_text())
+    assert borders["batches"] == {"prefill": [1], "decode": [1, 2, 3, 4]}
+    assert borders["unasked_batches"] == {"prefill": [], "decode": [3, 4]}
+    assert len(borders["unasked_prompts"]) == len(borders["prompts"]) - 3
 
 
 def many_borders() -> ArmConfig:

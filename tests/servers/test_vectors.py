@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +14,13 @@ import torch
 from analysis.parity.judge import Parity
 from analysis.parity.vectors import Embedded, TextRows, judge_vectors
 from servers.compiler.recorder import CompileRecorder
-from servers.config import PRESETS, ArmConfig, EngineConfig, ModelConfig
+from servers.config import PRESETS, ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.engine.borders import batch_borders
 from servers.engine.encoder import EncoderRunner
-from servers.parity import NothingBelowFloat64, load_reference, make_plan
+from servers.fields import ConfigError
+from servers.parity import NothingBelowFloat64, load_reference, make_plan, run_arm
 from servers.vectors import make_batches, reference_vectors, served_vectors
+from tests.servers.compiler.reset import reset_compiler
 
 MODEL = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", device="cpu")
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=24, max_wait_ms=50.0, threads=1)
@@ -109,3 +113,45 @@ def test_parity_finds_what_a_broken_encoder_does(
 ) -> None:
     arm = ARMS[1] if fault is forget_the_mask else ARMS[0]
     assert judged(control, vectors_of(replace(arm, name="broken"), fault), reference).verdict == "FAIL"
+
+
+def measured(arm: ArmConfig, folder: Path, **more: int) -> None:
+    """`folder` holds what the measuring process leaves of the arm; the plan is there already, or the arm makes it."""
+    task = {"plan": str(folder / "plan.json"), "texts": "", "on_texts": [], "arms": [ARMS[0].to_dict(), arm.to_dict()]}
+    reset_compiler()
+    try:
+        run_arm(arm, {**task, "prompts": 0, "tokens": 24, "seed": 3, "least": 0, **more}, folder)
+    finally:
+        reset_compiler()
+
+
+STRICT = replace(
+    ARMS[0],
+    name="strict",
+    compile=CompileConfig(enabled=True, dynamic=False, backend="eager", strict=True, warmup="minimal"),
+)
+
+
+def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_with_the_reason(tmp_path: Path) -> None:
+    PLAN.write(tmp_path / "plan.json")
+    measured(STRICT, tmp_path)
+    reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
+    assert f" of {len(BATCHES.rows)} vectors are refused, first of text " in reason
+    assert "no graph fits" in reason
+    assert not (tmp_path / "vectors.npy").exists()
+
+
+def test_an_encoder_that_refuses_is_no_control(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the control refuses what it is asked: .* that is not strict"):
+        measured(STRICT, tmp_path)
+
+
+@pytest.mark.parametrize(("prompts", "unasked"), [(0, 0), (3, 1)])
+def test_an_encoder_leaves_which_of_its_borders_no_text_asked(prompts: int, unasked: int, tmp_path: Path) -> None:
+    measured(ARMS[0], tmp_path, prompts=prompts)
+    borders = json.loads((tmp_path / "borders.json").read_text())
+    assert borders["prompts"] == [1, 2, 3, 24]
+    assert (len(borders["unasked_prompts"]), borders["enough"]) == (unasked, 4)
+    # every text stands in a batch of every size, however few there are
+    assert borders["batches"] == {"encode": [1, 2, 3, 4]}
+    assert borders["unasked_batches"] == {"encode": []}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.arrays import Floats
+from analysis.parity.borders import Borders
 from analysis.parity.judge import Parity
 from analysis.parity.vectors import LEAST_COSINE, Embedded, TextRows, cosines, judge_vectors
 
@@ -115,3 +116,26 @@ def test_one_text_is_compared_too() -> None:
 def test_vectors_of_another_width_are_no_matter_of_rounding() -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
         cosines(np.ones((2, 3)), np.ones((2, 4)))
+
+
+def test_a_length_that_no_text_has_leaves_an_encoder_open_and_fails_none_that_is_off() -> None:
+    borders = {"fast": Borders(prompts=(1, 2, 24), unasked_prompts=(24,), batches={"encode": (1, 4)}, enough=13)}
+    control = Embedded(name="eager", vectors=EVERY)
+    for arm, verdict in ((EVERY, "INCONCLUSIVE"), (off_by(0.5), "FAIL")):
+        arms = [Embedded(name="fast", vectors=arm)]
+        outcome = judge_vectors(control, arms, TRUE, rows=ROWS, dtype="float32", borders=borders)
+        assert outcome.verdict == verdict
+        assert outcome.arms[0].reasons[-1] == (
+            "No request asks 1 of the 5 borders of fast (prompts of 24 tokens): give parity.prompts = 13."
+        )
+
+
+def test_an_encoder_that_refuses_a_text_fails_whatever_the_control_is() -> None:
+    arms = [Embedded(name="fast", vectors=EVERY)]
+    refused = {"strict": "2 of 24 vectors are refused"}
+    for control, fast in ((EVERY, "PASS"), (off_by(0.3), "INCONCLUSIVE")):
+        yardstick = Embedded(name="eager", vectors=control)
+        outcome = judge_vectors(yardstick, arms, TRUE, rows=ROWS, dtype="float32", refused=refused)
+        assert outcome.verdict == "FAIL"
+        assert {arm.name: arm.verdict for arm in outcome.arms} == {"fast": fast, "strict": "FAIL"}
+        assert outcome.arms[-1].reasons == ("strict refuses what it is asked: 2 of 24 vectors are refused.",)

@@ -94,9 +94,21 @@ def test_without_a_reference_lower_precision_stays_open(tmp_path: Path) -> None:
 def test_a_border_that_no_request_asks_leaves_its_arm_open_and_is_kept(tmp_path: Path) -> None:
     outcome = measured(experiment(), tmp_path, "--unasked", "padded=16")
     assert (outcome["verdict"], outcome["exit_code"]) == ("INCONCLUSIVE", 3)
-    assert outcome["borders"]["padded"] == {"prompts": [1, 2, 16], "unasked_prompts": [16]}
+    assert outcome["borders"]["padded"]["prompts"] == [1, 2, 16]
+    assert outcome["borders"]["padded"]["unasked_prompts"] == [16]
     assert outcome["borders"]["eager"]["unasked_prompts"] == []
-    assert "padded: No request asks 1 of the 3 borders of padded (prompts of 16 tokens)" in parity_table(outcome)
+    assert "padded: No request asks 1 of the 6 borders of padded (prompts of 16 tokens)" in parity_table(outcome)
+
+
+def test_a_batch_border_that_no_step_ran_leaves_its_arm_open_and_is_kept(tmp_path: Path) -> None:
+    outcome = measured(experiment(), tmp_path, "--unrun", "padded=8")
+    assert (outcome["verdict"], outcome["exit_code"]) == ("INCONCLUSIVE", 3)
+    assert outcome["borders"]["padded"]["unasked_batches"] == {"decode": [8]}
+    assert outcome["borders"]["eager"]["unasked_batches"] == {"decode": []}
+    expected = (
+        "padded: No request asks 1 of the 6 borders of padded (decode steps of 8 rows): give parity.prompts = 24."
+    )
+    assert expected in parity_table(outcome)
 
 
 @pytest.mark.parametrize("arms", [False, True])
@@ -106,8 +118,33 @@ def test_an_arm_that_refuses_a_border_fails_and_the_others_are_judged(arms: bool
     assert (outcome["verdict"], outcome["exit_code"]) == ("FAIL", 99)
     verdicts = {arm["name"]: arm["verdict"] for arm in outcome["arms"]}
     assert verdicts == {"padded": "FAIL", **({"int8": "PASS"} if arms else {})}
+    assert outcome["borders"]["padded"]["unasked_batches"] == {"decode": [1, 2, 8]}
     table = parity_table(outcome)
     assert "padded: padded refuses what it is asked: 2 of 16 requests are refused, first request 0." in table
+
+
+def encoders() -> Experiment:
+    return experiment(model={"id": "random:bert-tiny", "task": "embed"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "open_at"), [(("--unasked", "padded=16"), "prompts of 16 tokens"), (("--unrun", "padded=8"), "8 texts")]
+)
+def test_a_border_that_no_text_asks_leaves_an_encoder_open_and_is_kept(
+    flags: tuple[str, str], open_at: str, tmp_path: Path
+) -> None:
+    whole = measured(encoders(), tmp_path / "whole")
+    assert (whole["verdict"], whole["borders"]["padded"]["batches"]) == ("PASS", {"encode": [1, 2, 8]})
+    outcome = measured(encoders(), tmp_path, *flags)
+    assert (outcome["verdict"], outcome["exit_code"]) == ("INCONCLUSIVE", 3)
+    assert "padded: No request asks 1 of the 6 borders of padded (" in vector_table(outcome)
+    assert f"{open_at}): give parity.prompts = 24." in vector_table(outcome)
+
+
+def test_an_encoder_that_refuses_a_border_fails_instead_of_breaking_the_run(tmp_path: Path) -> None:
+    outcome = measured(encoders(), tmp_path, "--unforeseen", "padded")
+    assert (outcome["verdict"], outcome["exit_code"]) == ("FAIL", 99)
+    assert "padded: padded refuses what it is asked: 2 of 16 requests are refused" in vector_table(outcome)
 
 
 def test_too_few_prompts_for_an_interval_leave_parity_open(tmp_path: Path) -> None:
