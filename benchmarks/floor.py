@@ -40,26 +40,14 @@ class StepBytes:
 
 
 def step_bytes(model: Any) -> StepBytes:
-    """The bytes that a loaded Hugging Face causal model must move in a decode step.
-
-    An input embedding that is not also the output matrix is left out: a step reads one row of it for each token.
-    """
-    parameters = {id(item): item for item in model.parameters()}
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding is not None and (output is None or output.weight is not embedding.weight):
-        parameters.pop(id(embedding.weight), None)
-    from servers.engine.quantisation import is_quantised, stored_bytes  # brings torch along
+    """The bytes that a loaded Hugging Face causal model must move in a decode step."""
+    from servers.engine.quantisation import step_weight_bytes, weight_bytes  # brings torch along
 
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     position = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    sizes = [(stored_bytes(item), is_quantised(item)) for item in parameters.values()]
-    return StepBytes(
-        weights=sum(size for size, _ in sizes),
-        position=position,
-        quantised=sum(size for size, quantised in sizes if quantised),
-    )
+    return StepBytes(weights=step_weight_bytes(model), position=position, quantised=weight_bytes(model)[1])
 
 
 def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> dict[str, float]:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc
 
 from analysis.arrays import Floats, Ints
+from analysis.run.quiet_steps import quiet_steps
 from analysis.run.run import Run
-from analysis.run.spikes import windows_of
 
 FEWEST = 5  # steps of a cell, for its median to be shown
 KINDS = ("prefill", "extend", "decode")
@@ -68,27 +67,17 @@ def step_cells(run: Run) -> list[StepCell]:
 
 def _of_arm(run: Run, arm: str) -> dict[tuple[str, int, int], Floats]:
     """The times of the arm's steps in ms, by (kind, octave of the batch, octave of the tokens a row)."""
-    steps = run.steps(arm)
-    if steps is None or not steps.num_rows:
+    steps = quiet_steps(run, arm)
+    if steps is None:
         return {}
-    kinds = np.asarray(steps.column("kind").to_pylist(), dtype=object)
-    trial, start, end, batch, tokens = (
-        np.asarray(pc.fill_null(steps.column(name), 0).to_numpy(), dtype=np.int64)
-        for name in ("trial", "start_ns", "end_ns", "batch", "tokens")
-    )
-    usable = (batch >= 1) & (tokens >= 1) & (end > start)
-    for number in np.unique(trial):
-        events = [item for item in run.events if item.arm == arm and item.trial == number and item.stalls]
-        met = windows_of((item.start_ns, item.end_ns) for item in events).touch(start, end)
-        usable &= ~((trial == number) & met)
-    rows, lengths = octave(batch), octave(-(-tokens // np.maximum(batch, 1)))
+    rows, lengths = octave(steps.batch), octave(-(-steps.tokens // steps.batch))
     found = {}
     for kind in KINDS:
-        own = np.flatnonzero(usable & (kinds == kind))
+        own = np.flatnonzero(steps.kind == kind)
         places = np.stack([rows[own], lengths[own]], axis=1)
         for place in np.unique(places, axis=0) if own.size else ():
             mine = own[(places == place).all(axis=1)]
-            found[kind, int(place[0]), int(place[1])] = (end[mine] - start[mine]) / 1e6
+            found[kind, int(place[0]), int(place[1])] = steps.ms[mine]
     return found
 
 

@@ -402,6 +402,7 @@ KEY_COSTS = {"to serving", "load", "warm-up", "compile time", "disk cache", "art
 MEMORY_NAMES = {
     "weights": "weights",
     "quantised_weights": "of which quantised",
+    "step_weights": "of which each decode step reads",
     "kv_cache": "KV cache",
     "graph_pools": "CUDA graphs",
     "device_peak": "device, peak",

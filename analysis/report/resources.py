@@ -1,11 +1,24 @@
-"""What all reports say of memory, energy and cost."""
+"""What all reports say of memory, energy, cost and the weights that a decode step reads."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from analysis.report.tables import Figure, Shown, Table, figures_of
-from analysis.report.values import DASH, Row, at, byte_size, count, figure, interval, is_number, percent, rows, text
+from analysis.report.values import (
+    DASH,
+    Row,
+    at,
+    byte_size,
+    count,
+    figure,
+    interval,
+    is_number,
+    milliseconds,
+    percent,
+    rows,
+    text,
+)
 
 MEMORY = (
     ("device", "process on its card"),
@@ -38,7 +51,15 @@ def resources(arms: list[Row]) -> list[Figure]:
         ("Cost at this load", "cost of 1,000 requests", partial(_price, key="per_1000_requests"), ("cost",)),
         ("Cost at this load", "cost of a million tokens", partial(_price, key="per_million_tokens"), ("cost",)),
     ]
-    return [row for row in figures_of(arms, (*memory, *energy, *cost)) if row.known]
+    decode: list[Shown] = [
+        ("Weights in a decode step", "rows of a step, the fewest that were common", count, ("decode", "rows")),
+        ("Weights in a decode step", "such a step, median", milliseconds, ("decode", "step_ms")),
+        ("Weights in a decode step", "weights that it reads", byte_size, ("decode", "weights_bytes")),
+        ("Weights in a decode step", "of which quantised", percent, ("decode", "quantised_pct")),
+        ("Weights in a decode step", "weights read a token", byte_size, ("decode", "bytes_a_token")),
+        ("Weights in a decode step", "reading them, of the step", percent, ("decode", "floor_pct")),
+    ]
+    return [row for row in figures_of(arms, (*memory, *energy, *cost, *decode)) if row.known]
 
 
 def _growth(held: object) -> str:

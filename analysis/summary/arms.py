@@ -23,7 +23,7 @@ from analysis.run.slo import meets_all
 from analysis.run.spikes import BACKLOG, CAUSES, JIT, excursions, held_s
 from analysis.run.startup import ENCODE, blind_spots, compiler_facts, startup_row
 from analysis.statistics.quantiles import quantiles
-from analysis.summary.resources import cost_row, energy_row, memory_row
+from analysis.summary.resources import cost_row, decode_row, energy_row, memory_row
 
 
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "memory": memory_row(judgement.memory, arm),
         "energy": energy_row(run, arm),
         "cost": cost_row(run, arm),
+        "decode": decode_row(run, arm),
         "deaths": len(run.account(arm).deaths),
         "verdict": judgement.verdicts.get(arm),
     }

@@ -94,3 +94,13 @@ def weight_bytes(model: nn.Module) -> tuple[int, int]:
     """(bytes of all parameters, of those that are quantised)."""
     sizes = [(stored_bytes(item), is_quantised(item)) for item in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, quantised in sizes if quantised)
+
+
+def step_weight_bytes(model: Any) -> int:
+    """Bytes of the parameters that each decode step of a Hugging Face causal model reads: all but an input embedding
+    that is not the output matrix too, of which a step reads one row a token."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    table = embedding.weight if embedding is not None else None
+    if output is not None and output.weight is table:
+        table = None
+    return sum(stored_bytes(item) for item in model.parameters() if item is not table)

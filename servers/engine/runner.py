@@ -21,6 +21,7 @@ from servers.config import GRAPH_TREE_MODES, ArmConfig
 from servers.engine import attention, sampling
 from servers.engine.kv_cache import SlotCache
 from servers.engine.model import eos_ids, join_weights, load_model
+from servers.engine.quantisation import step_weight_bytes
 from servers.engine.scheduler import Job, LaunchedStep, Move, Step
 from servers.engine.shapes import Kind, ShapePolicy, StepShape, shape_policy
 from servers.engine.step_runner import StepRunner, filling_step
@@ -196,7 +197,7 @@ class ModelRunner(StepRunner):
         self._newest[move.target] = self._newest[move.source]
 
     def _held_bytes(self) -> dict[str, int]:
-        return {"kv_cache": self.cache.memory_bytes()}
+        return {"step_weights": step_weight_bytes(self.model), "kv_cache": self.cache.memory_bytes()}
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
         padding = self.cache.max_length

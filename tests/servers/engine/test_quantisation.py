@@ -18,7 +18,7 @@ from servers.compiler import policy as compiler_policy
 from servers.compiler.recorder import CompileRecorder
 from servers.config import ArmConfig, CompileConfig, ModelConfig, ShapeConfig
 from servers.engine.model import load_model
-from servers.engine.quantisation import is_quantised, quantise, stored_bytes, weight_bytes
+from servers.engine.quantisation import is_quantised, quantise, step_weight_bytes, stored_bytes, weight_bytes
 from servers.fields import ConfigError
 from tests.servers.engine.test_runner import ENGINE, jobs_for, recorder, runner_for, serve
 
@@ -163,3 +163,13 @@ def test_a_guard_on_float8_s_scales_does_not_recompile(recorder: CompileRecorder
             for block, call in zip(blocks, compiled, strict=True):
                 torch.testing.assert_close(call(hidden), block(hidden), rtol=0.1, atol=0.1 * size)
     assert [event.kind for event in recorder.drain() if event.kind in ("compile", "recompile")] == ["compile"]
+
+
+def test_a_decode_step_reads_all_weights_but_a_table_of_which_it_needs_a_row() -> None:
+    model = load_model(PLAIN)
+    every, _ = weight_bytes(model)
+    table = stored_bytes(model.get_input_embeddings().weight)
+    assert step_weight_bytes(model) == every - table
+    model.set_output_embeddings(torch.nn.Linear(1, 1))
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    assert step_weight_bytes(model) == weight_bytes(model)[0], "one table, read whole as the output"
