@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import stat
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -230,6 +231,8 @@ def read(path: str) -> Artifact:
     """The artifact in the file `path`. ConfigError where there is none, or it is damaged."""
     what = f'compile.artifact "{path}"'
     try:
+        if stat.S_ISFIFO(Path(path).stat().st_mode):  # to open one waits for a writer
+            raise ConfigError(f"{what} is a pipe: give a file that `tailgate precompile` wrote")
         with Path(path).open("rb") as file:
             head = file.readline(64)
             if head != _FORMAT:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -118,6 +119,8 @@ def test_an_artifact_that_does_not_say_what_it_is_for_is_damaged(facts: bytes, t
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "No such file" in refused(lambda: artifact.read(str(tmp_path / "gone")))
     assert "Is a directory" in refused(lambda: artifact.read(str(tmp_path)))
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe" in refused(lambda: artifact.read(str(tmp_path / "pipe")))
 
 
 def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path: Path) -> None:
