@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from servers.fields import ConfigError, Range, build, check_choice, check_fields, check_range
-from servers.ladders import check_rising, default_lengths, doubling
+from servers.ladders import check_rising, default_batches, default_lengths, doubling
 from servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 
 LONGEST_NAME = 64
@@ -397,7 +397,6 @@ class ArmConfig:
                 f'arm "{self.name}": compile.capture is true but compile.warmup is "{self.compile.warmup}": '
                 'use warmup = "shapes"'
             )
-        self._check_unbacked()
         for name, limit, key in (
             ("batch", self.engine.slots, "engine.slots"),
             ("length", self.engine.prefill_tokens, "min(max_prompt_tokens, prefill_chunk)"),
@@ -414,25 +413,65 @@ class ArmConfig:
                     f'arm "{self.name}": the largest bucket is {ladder[-1]} but {key} is {limit}: '
                     f"add a bucket of {limit} or lower {key}"
                 )
+            self._check_bounds(name)
 
-    def _check_unbacked(self) -> None:
-        """No size that is served lies below what the compiler is told of a hidden dimension. Raises ConfigError.
+    def _check_bounds(self, name: str) -> None:
+        """No size that is served lies outside what the compiler is told of the dimension. Raises ConfigError.
 
-        A marked dimension is left alone below its bounds. A hidden one is not: such a step fails in the compiler.
+        A size below the bounds of a marked dimension compiles apart, so it may come where it is warmed, as planned
+        shapes are, or where a guarded arm runs it eagerly. Below those of a hidden dimension the step fails.
         """
-        for name in self.compile.unbacked:
-            least = self.shapes.min_size if name == "batch" and self.shapes.kind == "exact" else 2
-            if least < 2:
-                raise ConfigError(
-                    f'arm "{self.name}": compile.unbacked names "{name}" but shapes.min_size is {least}, and a hidden '
-                    "size may not be 1: give min_size = 2"
-                )
-            bounds = getattr(self.compile, f"{name}_bounds")
-            if bounds and bounds[0] > least:
-                raise ConfigError(
-                    f'arm "{self.name}": compile.unbacked names "{name}" but compile.{name}_bounds begins at '
-                    f"{bounds[0]}, and steps of {least} are served: give [{least}, {bounds[1]}]"
-                )
+        bounds, is_hidden = getattr(self.compile, f"{name}_bounds"), name in self.compile.unbacked
+        if not bounds and not is_hidden:
+            return
+        what, is_exact = f'arm "{self.name}":', self.shapes.kind == "exact"
+        least, largest = self._served(name)
+        if is_hidden and least < 2:
+            served = f"shapes.min_size is {least}" if is_exact else f"steps of {least} are served"
+            remedy = "give min_size = 2" if is_exact else "begin batch_ladder at 2, with engine.prefill_batch = 1"
+            raise ConfigError(
+                f'{what} compile.unbacked names "{name}" but {served}, and a hidden size may not be 1: {remedy}'
+            )
+        if bounds and bounds[1] < largest:
+            raise ConfigError(
+                f"{what} compile.{name}_bounds ends at {bounds[1]} but steps of {largest} are served, which would fail"
+                f": give [{bounds[0]}, {largest}]"
+            )
+        if not bounds or bounds[0] <= least:
+            return
+        remedy = f"give [{max(2, least)}, {bounds[1]}]" + (" and shapes.min_size = 2" if least < 2 else "")
+        if is_hidden:
+            raise ConfigError(
+                f'{what} compile.unbacked names "{name}" but compile.{name}_bounds begins at {bounds[0]}, and steps of '
+                f"{least} are served: {remedy}"
+            )
+        if is_exact and not self.compile.guarded:
+            fate, instead = ("is refused", " instead of strict") if self.compile.strict else ("compiles apart", "")
+            raise ConfigError(
+                f"{what} compile.{name}_bounds begins at {bounds[0]} but steps of {least} are served, and what is "
+                f"below the bounds {fate}: {remedy}, or guarded = true{instead}, which runs it eagerly"
+            )
+
+    def _served(self, name: str) -> tuple[int, int]:
+        """The smallest and the largest size of the dimension that steps have, but for a prefill of one prompt, whose
+        one row is the same in every step."""
+        shapes, engine = self.shapes, self.engine
+        if shapes.kind == "exact":
+            # the first token of an answer to one token is decoded from the second position
+            least = max(shapes.min_size, 2 if name == "context" else 1)
+            limit = {"batch": engine.slots, "length": engine.prefill_tokens, "context": engine.max_length}[name]
+            return least, max(least, limit)
+        if name == "length":
+            sizes = prefill_lengths(shapes, engine)
+        elif name == "context":
+            ladder = (min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,))
+            sizes = (*ladder, *prompt_contexts(shapes, engine))
+        else:
+            is_padded = shapes.kind == "pad"
+            sizes = (engine.slots,) if is_padded else shapes.batch_ladder or default_batches(engine.slots)
+            if engine.prefill_batch > 1:
+                sizes = (*sizes, engine.prefill_batch if is_padded else 1)
+        return min(sizes), max(sizes)
 
     def _check_task(self) -> None:
         """What is set belongs to the model's task. Raises ConfigError."""

@@ -244,8 +244,9 @@ class ModelRunner(StepRunner):
 
         low = max(2, self.arm.shapes.min_size)
         rows = self.cache_rows if kind == "decode" else engine.prefill_batch
-        for tensor in varying if kind != "decode" else (*varying, fixed[0]):
-            mark(tensor, 0, policy.batch_bounds or (low, rows), "batch")
+        if rows > 1:  # the bounds that are given are those of steps whose rows vary
+            for tensor in varying if kind != "decode" else (*varying, fixed[0]):
+                mark(tensor, 0, policy.batch_bounds or (low, rows), "batch")
         if kind != "decode":
             for tensor in varying[:2]:
                 mark(tensor, 1, policy.length_bounds or (low, engine.prefill_tokens), "length")

@@ -154,21 +154,85 @@ def test_capture_needs_planned_shapes() -> None:
         ArmConfig(name="a", shapes=ShapeConfig(kind="pad"), compile=replace(policy, warmup="minimal"))
 
 
+EVEN = ShapeConfig(kind="exact", min_size=2)
+MARKED = CompileConfig(enabled=True, dynamic=True, mark_dynamic=True)
+
+
 def test_bounds_that_the_engine_can_exceed_are_refused() -> None:
-    policy = CompileConfig(enabled=True, dynamic=True, mark_dynamic=True, batch_bounds=(2, 4))
+    policy = replace(MARKED, batch_bounds=(2, 4))
     with pytest.raises(ConfigError, match=r"batch_bounds ends at 4 but engine\.slots is 8"):
-        ArmConfig(name="a", engine=EngineConfig(slots=8), compile=policy)
-    assert ArmConfig(name="a", engine=EngineConfig(slots=4), compile=policy).compile.has_bounds
+        ArmConfig(name="a", engine=EngineConfig(slots=8), shapes=EVEN, compile=policy)
+    assert ArmConfig(name="a", engine=EngineConfig(slots=4), shapes=EVEN, compile=policy).compile.has_bounds
+
+
+def test_bounds_below_a_bucket_that_is_served_are_refused() -> None:
+    shapes = ShapeConfig(kind="buckets", length_ladder=(32, 512))
+    with pytest.raises(ConfigError, match=r"length_bounds ends at 256 but steps of 512 are served.*give \[2, 512\]"):
+        ArmConfig(name="a", shapes=shapes, compile=replace(MARKED, length_bounds=(2, 256)))
+    ArmConfig(name="a", shapes=shapes, compile=replace(MARKED, length_bounds=(2, 512)))
+
+
+@pytest.mark.parametrize("preset", ["compiled-dynamic", "compiled-strict"])
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"batch_bounds": (4, 8)}, "batch_bounds begins at 4 but steps of 2 are served.*give \\[2, 8\\]"),
+        ({"length_bounds": (3, 256)}, "length_bounds begins at 3 but steps of 2 are served.*give \\[2, 256\\]"),
+        ({"context_bounds": (8, 384)}, "context_bounds begins at 8 but steps of 2 are served.*give \\[2, 384\\]"),
+    ],
+)
+def test_bounds_above_the_smallest_size_that_is_served_are_refused(
+    preset: str, bounds: dict[str, tuple[int, int]], words: str
+) -> None:
+    arm = ArmConfig.from_preset(preset)
+    policy = replace(arm.compile, **bounds)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words) as caught:
+        replace(arm, compile=policy)
+    assert "\n" not in str(caught.value)
+    assert ("is refused" if arm.compile.strict else "compiles apart") in str(caught.value)
+    replace(arm, compile=policy, shapes=ShapeConfig(kind="exact", min_size=8))
+    replace(arm, compile=replace(policy, strict=False, guarded=True))
+
+
+def test_bounds_leave_size_1_out_unless_it_is_padded() -> None:
+    policy = replace(MARKED, batch_bounds=(2, 8), length_bounds=(2, 256))
+    with pytest.raises(ConfigError, match=r"steps of 1 are served.*give \[2, 8\] and shapes\.min_size = 2"):
+        ArmConfig(name="a", compile=policy)
+    ArmConfig(name="a", shapes=EVEN, compile=policy)
+    # an answer of two tokens to a prompt of one is decoded from two positions
+    ArmConfig(name="a", compile=replace(MARKED, context_bounds=(2, 384)))
+
+
+def test_bounds_may_begin_above_planned_shapes_which_are_warmed() -> None:
+    ArmConfig(name="a", shapes=ShapeConfig(kind="buckets"), compile=replace(MARKED, batch_bounds=(4, 8)))
 
 
 def test_a_hidden_size_below_what_the_compiler_is_told_is_refused() -> None:
-    policy = CompileConfig(enabled=True, dynamic=True, mark_dynamic=True, unbacked=("batch", "context"))
-    even = ShapeConfig(kind="exact", min_size=2)
+    policy = replace(MARKED, unbacked=("batch", "context"))
     with pytest.raises(ConfigError, match=r'names "batch" but shapes\.min_size is 1, and a hidden size may not be 1'):
         ArmConfig(name="a", compile=policy)
     with pytest.raises(ConfigError, match=r"context_bounds begins at 64, and steps of 2 are served: give \[2, 400\]"):
-        ArmConfig(name="a", shapes=even, compile=replace(policy, context_bounds=(64, 400)))
-    ArmConfig(name="a", shapes=even, compile=replace(policy, context_bounds=(2, 400)))
+        ArmConfig(name="a", shapes=EVEN, compile=replace(policy, context_bounds=(64, 400)))
+    ArmConfig(name="a", shapes=EVEN, compile=replace(policy, context_bounds=(2, 400)))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "prefill_batch", "fits"),
+    [
+        (ShapeConfig(kind="buckets"), 1, False),
+        (ShapeConfig(kind="buckets", batch_ladder=(2, 8)), 1, True),
+        (ShapeConfig(kind="buckets", batch_ladder=(2, 8)), 2, False),
+        (ShapeConfig(kind="pad"), 1, True),
+        (ShapeConfig(kind="pad"), 2, True),
+    ],
+)
+def test_a_bucket_of_one_row_is_no_hidden_size(shapes: ShapeConfig, prefill_batch: int, fits: bool) -> None:
+    policy, engine = replace(MARKED, unbacked=("batch",)), EngineConfig(prefill_batch=prefill_batch)
+    if fits:
+        ArmConfig(name="a", engine=engine, shapes=shapes, compile=policy)
+    else:
+        with pytest.raises(ConfigError, match="steps of 1 are served, and a hidden size may not be 1: begin batch_"):
+            ArmConfig(name="a", engine=engine, shapes=shapes, compile=policy)
 
 
 def test_options_of_a_preset_stay_unless_they_are_named() -> None:

@@ -25,7 +25,9 @@ def test_a_prompt_whose_last_chunk_is_one_token_is_among_them() -> None:
 
 
 def test_given_bounds_are_met_from_both_sides() -> None:
-    policy = CompileConfig(enabled=True, mark_dynamic=True, length_bounds=(8, 40), context_bounds=(20, 52))
+    policy = CompileConfig(
+        enabled=True, mark_dynamic=True, guarded=True, length_bounds=(8, 40), context_bounds=(20, 52)
+    )
     borders = prompt_borders(ArmConfig(engine=ENGINE, compile=policy))
     assert {7, 8, 40} <= borders
     assert {18, 19, 20} <= borders, "decoded at 19 and 20, extended to 19 and 20"

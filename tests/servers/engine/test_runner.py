@@ -441,14 +441,16 @@ def test_the_longest_context_needs_no_graph_of_its_own(
     assert [len(job.output) for job in longest] == [12, 12], "a strict arm refuses what needs a graph"
 
 
-@pytest.mark.parametrize(("prefill_batch", "chunk"), [(1, 0), (3, 16)])
+@pytest.mark.parametrize(
+    ("prefill_batch", "chunk", "bounds"), [(1, 0, ()), (3, 16, ()), (1, 0, (2, 4))], ids=["one", "three", "bounds"]
+)
 def test_unbacked_dimensions_are_served_by_one_graph_a_step(
-    prefill_batch: int, chunk: int, recorder: CompileRecorder
+    prefill_batch: int, chunk: int, bounds: tuple[int, ...], recorder: CompileRecorder
 ) -> None:
     arm = ArmConfig.from_preset(
         "compiled-strict", engine=replace(ENGINE, prefill_batch=prefill_batch, prefill_chunk=chunk)
     )
-    policy = replace(arm.compile, backend="eager", unbacked=("batch", "context"))
+    policy = replace(arm.compile, backend="eager", unbacked=("batch", "context"), batch_bounds=bounds)
     runner = runner_for(replace(arm, compile=policy), recorder)
     assert [event.kind for event in recorder.drain()] == ["compile"] * (3 if chunk else 2)
     jobs = jobs_for(runner.vocab_size, seed=7)
