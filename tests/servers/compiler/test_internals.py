@@ -158,7 +158,8 @@ def test_isolated_regions_of_one_function_are_told_apart_by_key_reason_and_footp
     first, second = isolated(), isolated()
     shared = torch.compile(square, backend="aot_eager", dynamic=False)
     if first is None or second is None:
-        return
+        recorder.remove()
+        pytest.skip(f"torch {torch.__version__} has no isolate_recompiles: all regions of a code share one cache")
     with CompileFootprint(lambda: (0, 0)) as footprint:
         for step, size in ((first, 3), (second, 4), (first, 5), (shared, 6)):
             step(torch.ones(size))  # type: ignore[operator]
