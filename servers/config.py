@@ -231,7 +231,8 @@ class CompileConfig:
     policy is `guarded`, and is refused where it is `strict`. `join_projections` multiplies projections of the same
     input (query, key and value; gate and up) as one matrix; `options` are inductor's own, by name; other backends read
     neither. `artifact` is a file that `tailgate precompile` wrote, whose compiled
-    code a start begins with. With `profile` a start takes over from earlier ones which sizes were found to vary. The
+    code a start begins with. With `profile` a start takes over from earlier ones which sizes were found to vary. With
+    `background` another process compiles each graph again and tunes it, while steps run what was compiled first. The
     bounds are what `mark_dynamic` promises of a dimension, empty for the engine's limits. Of `unbacked` dimensions the
     compiler is told the bounds and no size, so that it can be specialised on none.
     """
@@ -259,6 +260,7 @@ class CompileConfig:
     options: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
     artifact: str = ""
     profile: bool = False
+    background: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "compile")
@@ -274,6 +276,8 @@ class CompileConfig:
                 "import takes it"
             )
         self._check_regions()
+        if self.background:
+            self._check_background()
         if self.guarded and self.strict:
             raise ConfigError(
                 "compile.guarded and compile.strict are both true: a shape that no graph fits runs eagerly (guarded) "
@@ -307,6 +311,34 @@ class CompileConfig:
                 f'compile.mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
                 'drop it, or use mode "default" or "max-autotune-no-cudagraphs"'
             )
+
+    def _check_background(self) -> None:
+        """There is code to compile elsewhere, and steps can go over to it."""
+        for impossible, why, remedy in (
+            (not self.enabled, "compile.enabled is false, so that nothing is compiled", "remove it"),
+            (
+                self.backend != "inductor",
+                f'compile.backend is "{self.backend}", and only inductor compiles elsewhere',
+                "remove one of them",
+            ),
+            (
+                self.mode != "default",
+                f'compile.mode is "{self.mode}", which tunes or records graphs before serving',
+                'use mode = "default"',
+            ),
+            (
+                self.capture,
+                "compile.capture is true, and a captured graph never goes over to code that comes later",
+                "remove one of them",
+            ),
+            (
+                bool(self.artifact),
+                "compile.artifact is set, and code that is compiled so is kept nowhere",
+                "remove one of them",
+            ),
+        ):
+            if impossible:
+                raise ConfigError(f"compile.background is true but {why}: {remedy}")
 
     def _check_regions(self) -> None:
         for key in ("regions", "eager_regions"):

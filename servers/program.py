@@ -44,7 +44,7 @@ def compile_cache(folder: str) -> AbstractContextManager[str]:
 
 
 # What would carry decisions of earlier processes into this one, or out of it: profiles of sizes, under a name or in
-# words; caches on other machines; whatever Triton's kernels are kept in.
+# words; caches on other machines; whatever Triton's kernels are kept in. And where compiles run, which is the arm's.
 _CARRYING = (
     *("TORCH_COMPILE_JOB_ID", "TORCH_COMPILE_STICKY_PGO_KEY"),
     *("TORCH_COMPILE_STICKY_PGO_READ", "TORCH_COMPILE_STICKY_PGO_WRITE", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO"),
@@ -52,6 +52,7 @@ _CARRYING = (
     *("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE"),
     *("TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE", "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE"),
     *("TORCH_CACHING_PRECOMPILE", "TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER"),
+    "TORCHINDUCTOR_FX_COMPILE_MODE",
 )
 
 
@@ -66,7 +67,8 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: Ar
     """In `environment` the compiler takes over from earlier processes what lies in `folder`, and nothing else.
 
     Whether it takes over which sizes were found to vary (torch's profile), too, is the arm's `compile.profile`. Torch
-    reads these variables when it is imported. Without a folder it keeps code where it likes.
+    reads these variables when it is imported. Without a folder it keeps code where it likes. An arm that compiles in
+    the background (`compile.background`) keeps no graphs.
     """
     for name in _CARRYING:
         environment.pop(name, None)
@@ -80,6 +82,11 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: Ar
         tables = made_for(arm, on_cpu=True)
         policy = json.dumps([tables["engine"], tables["shapes"], tables["compile"]], sort_keys=True)
         environment["TORCH_COMPILE_JOB_ID"] = f"tailgate-{hashlib.sha256(policy.encode()).hexdigest()[:16]}"
+    if arm.compile.background:
+        environment["TORCHINDUCTOR_FX_COMPILE_MODE"] = "progressive+SUBPROCESS"
+        # torch 2.13 fails with NotImplementedError where it would keep such a graph (set_triton_bundle in
+        # torch/_inductor/output_code.py; BUG_CACHES_DONT_WORK_WITH_ASYNC in compile_fx_async.py).
+        environment.update(dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0"))
     if folder:
         folder = os.path.abspath(folder)  # noqa: PTH100 (links stay as they are)
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder

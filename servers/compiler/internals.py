@@ -56,6 +56,9 @@ _NEEDED_METRICS = (
 )
 _NEEDED_OF_TRITON = ("triton.knobs:compilation.listener", "triton.runtime.autotuner:Autotuner.run")
 
+# What sends a graph to the process that compiles it in the background.
+_SEND = "torch._inductor.compile_fx_subproc:_SubprocessFxCompile._send_to_child_async"
+
 _MISSING = object()
 _LONGEST_CAUSE = 240
 # A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
@@ -100,6 +103,19 @@ def triton_blind_spots() -> tuple[str, ...]:
         return (f"triton {version} is not among the versions that are read ({tested}): its JIT compiles are not seen",)
     lacking = [path for path in _NEEDED_OF_TRITON if _reach(path, _MISSING) is _MISSING]
     return (f"triton {version} lacks {', '.join(lacking)}: its JIT compiles are not seen",) if lacking else ()
+
+
+def background_blind_spots() -> tuple[str, ...]:
+    """Why compiles in another process are not seen; empty where they are, or where none is asked for."""
+    if not _asks_for_background() or _reach(_SEND, None) is not None:
+        return ()
+    return (f"torch {torch.__version__} lacks {_SEND}: what it compiles in the background is not seen",)
+
+
+def _asks_for_background() -> bool:
+    # To look any closer starts worker processes.
+    mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE", "").lower()
+    return mode.startswith(("async+", "progressive+"))
 
 
 def _is_tested(version: str, tested: Mapping[str, str]) -> bool:
@@ -204,6 +220,38 @@ def use_graph_pass(graph_pass: object) -> None:
         key="a pass over graphs",
         see="torch._inductor.config",
     )
+
+
+def compile_in_background() -> None:
+    """Each graph that inductor compiles is compiled and tuned again in another process, as the environment that this
+    process began with asks. Raises ConfigError where this torch cannot.
+
+    torch 2.13 sends no graph with an operator outside of aten (_ops_filter_safe in torch/fx/_graph_pickler.py), though
+    its other process has those of prims too, and nearly every model has some: torch.arange, changes of dtype.
+    """
+    job = _reach("torch._inductor.compile_fx_ext:_WireProtocolInput")
+    sent = _reach("torch._inductor.compile_fx_ext:_WireProtocolPickledInput")
+    pickler, options = _reach("torch.fx._graph_pickler:GraphPickler"), _reach("torch.fx._graph_pickler:Options")
+    is_safe: Any = getattr(options, "ops_filter", None)
+    if not _reach("torch._inductor.compile_fx:fx_compile_progressive") or None in (job, sent, pickler, is_safe):
+        raise ConfigError(
+            f"compile.background is true but torch {torch.__version__} compiles nothing in the background: set it to "
+            "false, or take torch 2.13"
+        )
+
+    def is_known_there(name: str) -> bool:
+        return name.startswith("torch.ops.prims.") or bool(is_safe(name))
+
+    def serialize(graph: Any) -> Any:
+        return sent(pickler.dumps(graph, options(ops_filter=is_known_there)))
+
+    job.serialize = serialize
+
+
+def compiled_in_background() -> bool:
+    """Whether a graph was sent to another process to be compiled there, since this one began."""
+    pool = _reach("torch._inductor.compile_fx_subproc:_SubprocessFxCompile.process_pool")
+    return pool is not None and bool(pool.cache_info().currsize)  # it is made for the first graph that is sent
 
 
 def mark_dynamic(tensor: torch.Tensor, dimension: int, low: int, high: int) -> None:
@@ -476,13 +524,9 @@ class Taps:
     def background(self, listener: Callable[[str, int, int], object]) -> None:
         """`listener(compile id, start_ns, end_ns)` after each compile that inductor made in another process while this
         one went on with other code (TORCHINDUCTOR_FX_COMPILE_MODE with async or progressive)."""
-        mode = os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE", "").lower()
-        if "async" not in mode and "progressive" not in mode:
-            return  # the import starts worker processes, and a compile that is sent is then waited for
-        sender = _reach("torch._inductor.compile_fx_subproc:_SubprocessFxCompile")
-        send = getattr(sender, "_send_to_child_async", None)
-        if send is None:
+        if not _asks_for_background() or background_blind_spots():
             return
+        sender, send = _reach(_SEND.rpartition(".")[0]), _reach(_SEND)
 
         def timed(compile_scheme: Any, job: Any) -> Any:
             current = _reach("torch._guards:CompileContext.current_compile_id")

@@ -47,6 +47,8 @@ def configure_compiler(policy: CompileConfig, *, planned_shapes: int, closed: bo
     internals.set_recompile_limits(limit, max(256, known, policy.recompile_limit))
     if policy.backend == "inductor":
         internals.use_graph_pass(_GraphPass(graph_changes(policy)))
+    if policy.background:
+        internals.compile_in_background()
     if policy.unbacked and not internals.bounds_unbacked():
         raise ConfigError(
             f"compile.unbacked is {list(policy.unbacked)} but torch {torch.__version__} takes no bounds of such "
@@ -166,7 +168,12 @@ def begin_step(policy: CompileConfig) -> None:
 
 def settle(policy: CompileConfig) -> None:
     """The warm-up is over: from here on a guarded policy runs shapes that no graph fits as plain Python, and a strict
-    one raises what `refusal` reads."""
+    one raises what `refusal` reads. Raises ConfigError where a policy that compiles in the background did not."""
+    if policy.background and not internals.compiled_in_background():
+        raise ConfigError(
+            "compile.background is true but torch sent none of the warm-up's graphs to another process (the log says "
+            "why): set it to false"
+        )
     if policy.enabled and policy.is_closed_once_warm:
         torch.compiler.set_stance("fail_on_recompile" if policy.strict else "eager_on_recompile")
 

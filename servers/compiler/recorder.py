@@ -83,7 +83,8 @@ class CompileRecorder:
         """Tap the compilers, as far as their versions are known. What happened before is not recorded."""
         self._thread = threading.get_ident()
         torch_spots, triton_spots = internals.torch_blind_spots(), internals.triton_blind_spots()
-        self._blind_spots = (*torch_spots, *triton_spots)
+        background_spots = () if torch_spots else internals.background_blind_spots()
+        self._blind_spots = (*torch_spots, *triton_spots, *background_spots)
         self._is_read = not torch_spots
         self._look_at_counters()
         self._fresh_graphs()

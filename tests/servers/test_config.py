@@ -139,6 +139,11 @@ def test_max_length_is_prompt_plus_generated() -> None:
         ({"enabled": True, "unbacked": ["batch"]}, "compile.mark_dynamic is false: set it to true"),
         ({"enabled": True, "mark_dynamic": True, "unbacked": ["length"]}, "use one of batch, context"),
         ({"enabled": True, "guarded": True, "strict": True}, "compile.guarded and compile.strict are both true"),
+        ({"background": True}, "compile.background is true but compile.enabled is false"),
+        ({"enabled": True, "background": True, "backend": "aot_eager"}, 'but compile.backend is "aot_eager", and only'),
+        ({"enabled": True, "background": True, "mode": "max-autotune"}, 'is "max-autotune", which tunes .* "default"'),
+        ({"enabled": True, "background": True, "capture": True}, "but compile.capture is true, and a captured graph"),
+        ({"enabled": True, "background": True, "artifact": "a"}, "but compile.artifact is set, and code .* nowhere"),
     ],
 )
 def test_compile_settings_that_cannot_be_meant_are_refused(table: dict[str, object], message: str) -> None:

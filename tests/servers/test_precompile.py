@@ -46,6 +46,13 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_code_that_is_kept_nowhere_is_not_written(tmp_path: Path) -> None:
+    setting = ("--set", "compile.background=true")
+    said = tailgate("precompile", "--arm", "compiled-naive", *setting, "--out", str(tmp_path / "a"), code=2)
+    assert 'arm "compiled-naive": compile.background is true, and code that is compiled so is kept nowhere' in said
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_start_with_an_artifact_compiles_nothing_anew(shipped: Path, tmp_path: Path) -> None:

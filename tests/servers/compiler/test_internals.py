@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from servers.compiler import internals
 from servers.compiler.events import CompilerFacts
 from servers.compiler.footprint import CompileFootprint
 from servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
+from servers.fields import ConfigError
 from tests.servers.compiler.reset import reset_compiler
 
 SERVERS = Path(internals.__file__).parents[1]
@@ -98,6 +100,28 @@ def test_a_missing_interface_is_named_and_nothing_fails(
     assert recorder.facts.blind_spots == (text,)
     assert recorder.drain() == []
     recorder.remove()
+
+
+def test_a_compile_elsewhere_that_cannot_be_seen_is_named_where_one_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # it reads the variable once, and this process is to stay as it is
+    importlib.import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(internals, "_SEND", "torch._inductor.compile_fx_ext:_OutOfProcessFxCompile._no_such_call")
+    monkeypatch.delenv("TORCHINDUCTOR_FX_COMPILE_MODE", raising=False)
+    for asked in (False, True):
+        if asked:
+            monkeypatch.setenv("TORCHINDUCTOR_FX_COMPILE_MODE", "progressive+SUBPROCESS")
+        recorder = CompileRecorder()
+        recorder.install()
+        recorder.remove()
+        texts = [text for text in recorder.facts.blind_spots if "_no_such_call" in text]
+        assert [text.endswith("what it compiles in the background is not seen") for text in texts] == [True] * asked
+
+
+def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() -> None:
+    with pytest.raises(ConfigError, match=r"compile\.background is true but torch .* compiles nothing in the backgr"):
+        internals.compile_in_background()
 
 
 def test_metrics_that_lost_a_field_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
