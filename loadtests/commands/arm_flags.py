@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from loadtests.commands.command_line import flag_of
+from loadtests.experiments.arm_tables import check_read
 from loadtests.experiments.overrides import parse_setting, set_path
 from loadtests.experiments.toml_limits import check_values
 from loadtests.trials.processes import thread_variables
@@ -55,9 +56,11 @@ def preset_arm(options: argparse.Namespace) -> ArmConfig:
     # A preset's policy may depend on the model's weights.
     model = override(ModelConfig(), {**tables["model"], **changes.pop("model", {})}, where="model")
     arm = ArmConfig.from_preset(options.preset, name=options.name, model=model, engine=engine)
-    for table, values in changes.items():
-        arm = replace(arm, **{table: override(getattr(arm, table), values, where=table)})
-    return arm
+    tables_of_arm: dict[str, Any] = {
+        table: override(getattr(arm, table), values, where=table) for table, values in changes.items()
+    }
+    check_read(changes.get("compile", {}), tables_of_arm.get("compile", arm.compile), arm.compile, where="compile")
+    return replace(arm, **tables_of_arm)  # at once: bounds and the smallest size may only fit together
 
 
 def check_profile(arm: ArmConfig, cache_dir: str) -> None:

@@ -50,7 +50,7 @@ def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: E
         raise ConfigError(f"{where}: {error}") from None
     shapes = _override(base.shapes, table, "shapes", where)
     compiled = _override(base.compile, table, "compile", where)
-    _check_read(table.get("compile", {}), compiled, base.compile, where)
+    check_read(table.get("compile", {}), compiled, base.compile, where=f"{where}.compile")
     try:
         config = replace(base, shapes=shapes, compile=compiled)
     except ConfigError as error:
@@ -61,20 +61,33 @@ def read_arm(table: Mapping[str, Any], index: int, model: ModelConfig, engine: E
     return arm
 
 
-def _check_read(table: Mapping[str, Any], compiled: CompileConfig, preset: CompileConfig, where: str) -> None:
-    """What the arm's own [compile] sets has an effect, or the table itself switches compiling off."""
-    given = [key for key in table if key != "enabled"]
+# Of [compile]: whether anything is compiled, and how an arm is warmed that compiles nothing.
+_READ_WHEN_EAGER = ("enabled", "warmup")
+
+
+def check_read(table: Mapping[str, Any], compiled: CompileConfig, preset: CompileConfig, *, where: str) -> None:
+    """What the arm's own [compile] `table` sets has an effect in `compiled`, which it makes of the preset's. Raises
+    ConfigError, which names `where`.key.
+
+    Where the table switches compiling off, what it repeats of the preset or of the defaults may stay: a resolved
+    experiment says all of it.
+    """
+    given, defaults = [key for key in table if key not in _READ_WHEN_EAGER], CompileConfig()
     if given and not compiled.enabled and "enabled" not in table:
         raise ConfigError(
-            f"{where}.compile.{given[0]} is set but the preset does not compile: add enabled = true, or choose a "
-            "compiled preset"
+            f"{where}.{given[0]} is set but the preset does not compile: add enabled = true, or choose a compiled "
+            "preset"
         )
-    for key in ("options", "join_projections"):
-        is_own = getattr(compiled, key) != getattr(preset, key)  # a preset's goes with its backend
-        if is_own and table.get(key) and compiled.enabled and compiled.backend != "inductor":
+    own = [key for key in given if getattr(compiled, key) not in (getattr(preset, key), getattr(defaults, key))]
+    if own and not compiled.enabled:
+        raise ConfigError(
+            f"{where}.{own[0]} is set but {where}.enabled is false, so that nothing is compiled: remove one of them"
+        )
+    for key in ("options", "join_projections"):  # a preset's goes with its backend
+        if key in own and compiled.backend != "inductor":
             raise ConfigError(
-                f'{where}.compile.{key} is set but compile.backend is "{compiled.backend}", and only inductor reads '
-                "it: remove one of them"
+                f'{where}.{key} is set but compile.backend is "{compiled.backend}", and only inductor reads it: remove '
+                "one of them"
             )
 
 

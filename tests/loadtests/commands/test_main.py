@@ -157,6 +157,32 @@ def test_serve_flags_become_an_arm() -> None:
     assert arm.shapes.kind == "pad"
 
 
+@pytest.mark.parametrize(
+    ("preset", "settings", "words"),
+    [
+        ("eager-padded", ["mode=max-autotune"], "compile.mode is set but the preset does not compile"),
+        ("compiled-naive", ["enabled=false", "unbacked=['batch']", "mark_dynamic=true"], "compile.enabled is false"),
+        ("compiled-naive", ["backend=aot_eager", "options.max_autotunee=true"], "compile.options is set but"),
+    ],
+)
+def test_flags_that_nothing_reads_are_refused(preset: str, settings: list[str], words: str) -> None:
+    flags = [word for setting in settings for word in ("--set", f"compile.{setting}")]
+    with pytest.raises(ConfigError) as caught:
+        preset_arm(build_parser().parse_args(["serve", "--preset", preset, *flags]))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_keep_what_a_preset_leaves_and_are_judged_together() -> None:
+    off = preset_arm(
+        build_parser().parse_args(["serve", "--preset", "compiled-padded", "--set", "compile.enabled=false"])
+    )
+    assert (off.compile.enabled, off.compile.mode) == (False, "reduce-overhead")
+    flags = ["--set", "compile.batch_bounds=[4, 8]", "--set", "shapes.min_size=4"]
+    higher = preset_arm(build_parser().parse_args(["serve", "--preset", "compiled-dynamic", *flags]))
+    assert (higher.compile.batch_bounds, higher.shapes.min_size) == ((4, 8), 4)
+
+
 @pytest.mark.parametrize(("quantisation", "joined"), [("int8-weight-only", False), ("float8-per-row", True)])
 def test_a_preset_knows_that_its_weights_are_quantised(quantisation: str, joined: bool) -> None:
     options = build_parser().parse_args(
@@ -454,7 +480,8 @@ def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: p
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execve", become)
-    large = [part for name in "abc" for part in ("--set", f'compile.options.{name}="{"x" * 60_000}"')]
+    ladders = [f"shapes.{name}_ladder={[*range(1, 10_001)]}" for name in ("batch", "length", "context")]
+    large = [part for setting in ("shapes.kind=buckets", *ladders) for part in ("--set", setting)]
     with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
         main(["serve", "--preset", "eager", "--port", "0", *large])
-    assert len(given[0]["compile"]["options"]["c"]) == 60_000
+    assert len(given[0]["shapes"]["context_ladder"]) == 10_000

@@ -143,6 +143,19 @@ def test_the_gpu_experiment_has_every_way_of_compiling() -> None:
             ),
             'arms[1].compile.options is set but compile.backend is "aot_eager", and only inductor reads it',
         ),
+        *(
+            (
+                MINIMAL.replace("[traffic]", f"[arms.compile]\nenabled = false\n{setting}\n[traffic]"),
+                f"arms[1].compile.{setting.partition(' ')[0]} is set but arms[1].compile.enabled is false, so that",
+            )
+            for setting in (
+                'mode = "max-autotune"',
+                "strict = true",
+                'regions = ["lm_head"]',
+                "options = {max_autotunee = true}",
+                'backend = "aot_eager"\nmode = "default"',
+            )
+        ),
         (MINIMAL + "\n[bed]\nsample_s = 0.01\n", "bed.sample_s is 0.01, about what a sample takes: give 0.05 or more"),
         (MINIMAL.replace('name = "compiled"', 'name = "é"'), 'arm name "é" is not usable'),
         (MINIMAL.replace('name = "compiled"', f'name = "{"x" * 80}"'), "arm name has 80 characters: give at most 64"),
@@ -162,8 +175,11 @@ def test_what_contradicts_itself_or_breaks_a_name_is_refused(text: str, words: s
 
 
 def test_an_arm_may_switch_its_compiler_off_and_keep_the_rest(tmp_path: Path) -> None:
-    text = MINIMAL.replace("[traffic]", "[arms.compile]\nenabled = false\n[traffic]")
-    assert not arm_of(load(write(tmp_path, text))).config.compile.enabled
+    text = MINIMAL.replace("[traffic]", '[arms.compile]\nenabled = false\nwarmup = "minimal"\n[traffic]')
+    experiment = load(write(tmp_path, text))
+    policy = arm_of(experiment).config.compile
+    assert (policy.enabled, policy.warmup, policy.mode) == (False, "minimal", "reduce-overhead")
+    assert load(write(tmp_path, to_toml(experiment))) == experiment
 
 
 def test_resolved_experiment_keeps_overrides_and_replicas(tmp_path: Path) -> None:
