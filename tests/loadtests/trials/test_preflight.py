@@ -200,6 +200,16 @@ def test_an_artifact_of_another_gpu_is_refused_without_torch(tmp_path: Path, mon
         check_arm(shipped)
 
 
+def test_an_artifact_of_an_amd_gpu_is_left_to_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = written_for(arm(device="cuda", fullgraph=True), "AMD Instinct MI300X", tmp_path, on_cpu=False)
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
+    for shown in (["AMD GPU gfx942"], ["AMD GPU gfx942", "AMD GPU gfx90a"]):
+        monkeypatch.setattr(preflight, "gpu_names", lambda shown=shown: shown)
+        check_arm(shipped)
+        with pytest.raises(ConfigError, match=r"was written for compile\.dynamic not set and here it is True"):
+            check_arm(replace(shipped, compile=replace(shipped.compile, dynamic=True)))
+
+
 def test_an_artifact_of_this_processor_passes_and_a_damaged_one_does_not(tmp_path: Path) -> None:
     shipped = written_for(arm(fullgraph=True), artifact.processor(), tmp_path, on_cpu=True)
     check_arm(shipped)
