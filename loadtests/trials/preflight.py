@@ -141,8 +141,7 @@ def _check_model(config: ArmConfig) -> None:
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
 import contextlib, importlib, json, sys
-import torch._dynamo
-from servers.compiler.internals import has_inductor_option
+from servers.compiler.internals import find_backend, has_inductor_option, known_backends
 backend, module, *names = sys.argv[1:]
 reply = {"unknown": [name for name in names if not has_inductor_option(name)]}
 @contextlib.contextmanager
@@ -154,9 +153,9 @@ def fault(what):
 with contextlib.redirect_stdout(sys.stderr):
     with fault("import"):
         module and importlib.import_module(module)
-    reply["backends"] = sorted(torch._dynamo.list_backends(exclude_tags=()))
+    reply["backends"] = known_backends()
     with fault("load"):
-        backend in reply["backends"] and torch._dynamo.lookup_backend(backend)
+        backend in reply["backends"] and find_backend(backend)
 print(json.dumps(reply))
 """
 
@@ -187,7 +186,7 @@ def _complaint_of(policy: CompileConfig, reply: Mapping[str, Any]) -> str:
             f'compile.backend_module is "{module}" and cannot be imported ({reply["import"]}): install the package '
             "that brings it, or name another module"
         )
-    if policy.backend not in reply["backends"]:
+    if reply["backends"] and policy.backend not in reply["backends"]:
         known = f"torch knows {', '.join(reply['backends'])}"
         if module:
             return (

@@ -154,14 +154,16 @@ GraphPass: Any = _reach("torch._inductor.custom_graph_pass:CustomGraphPass") or 
 
 
 def known_backends() -> list[str]:
-    """The names of all backends, in alphabetical order."""
+    """The names of all backends, in alphabetical order; empty where this torch does not tell."""
     list_backends = _reach("torch._dynamo:list_backends")
-    return sorted(list_backends(exclude_tags=()))
+    return sorted(list_backends(exclude_tags=())) if list_backends is not None else []
 
 
 def find_backend(name: str) -> object:
-    """The backend of that name. Raises whatever loading it does: a package's entry point runs only here."""
-    return _reach("torch._dynamo:lookup_backend")(name)
+    """The backend of that name, None where this torch does not tell. Raises whatever loading it does: a package's entry
+    point runs only here."""
+    lookup_backend = _reach("torch._dynamo:lookup_backend")
+    return lookup_backend(name) if lookup_backend is not None else None
 
 
 def has_inductor_option(name: str) -> bool:

@@ -70,7 +70,7 @@ def load_backend(policy: CompileConfig) -> None:
                 "install the package that brings it, or name another module"
             ) from None
     known_backends = internals.known_backends()
-    if policy.backend not in known_backends:
+    if known_backends and policy.backend not in known_backends:
         remedy = "install the package that brings it, and name in compile.backend_module what registers it"
         if policy.backend_module:
             what += f", which importing {policy.backend_module} does not register"

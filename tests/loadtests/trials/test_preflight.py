@@ -160,6 +160,16 @@ def test_a_late_backend_that_registers_passes(monkeypatch: pytest.MonkeyPatch) -
     check_arm(arm(backend="tardy", backend_module="its.module"))
 
 
+def test_a_torch_that_tells_no_backends_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"backends": [], "unknown": []})
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
+    check_arm(arm(backend="telepathy"))
+
+
+def test_what_is_private_to_torch_is_asked_through_the_servers() -> None:
+    assert "torch." not in preflight._ASK_TORCH
+
+
 @pytest.mark.usefixtures("torch_asked_once")
 def test_a_backend_that_torch_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy": torch knows .*inductor'):

@@ -19,7 +19,9 @@ from torch._dynamo import utils
 from servers.compiler import internals
 from servers.compiler.events import CompilerFacts
 from servers.compiler.footprint import CompileFootprint
+from servers.compiler.policy import load_backend
 from servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
+from servers.config import CompileConfig
 from servers.fields import ConfigError
 from tests.servers.compiler.reset import reset_compiler
 
@@ -122,6 +124,17 @@ def test_a_compile_elsewhere_that_cannot_be_seen_is_named_where_one_is_asked_for
 def test_a_process_that_did_not_begin_so_compiles_nothing_in_the_background() -> None:
     with pytest.raises(ConfigError, match=r"compile\.background is true but torch .* compiles nothing in the backgr"):
         internals.compile_in_background()
+
+
+def test_a_torch_that_tells_no_backends_serves_with_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"inductor", "eager"} <= set(internals.known_backends())
+    policy = CompileConfig(enabled=True, backend="telepathy")
+    with pytest.raises(ConfigError, match=r'compile\.backend is "telepathy": torch knows'):
+        load_backend(policy)
+    for name in ("list_backends", "lookup_backend"):
+        monkeypatch.delattr(torch._dynamo, name)
+    assert internals.known_backends() == []
+    load_backend(policy)
 
 
 def test_metrics_that_lost_a_field_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
