@@ -88,7 +88,7 @@ def check_arm(config: ArmConfig) -> None:
         check_compiler(config.name)
     _check_quantisation(config, on_cpu=on_cpu)
     _check_model(config)
-    _check_backend(config)
+    _check_backend(config, "cpu" if on_cpu else "cuda")
     _check_regions(config)
     if config.compile.artifact:
         _check_artifact(config, on_cpu=on_cpu)
@@ -141,34 +141,42 @@ def _check_model(config: ArmConfig) -> None:
 _KNOWN_BACKENDS = ("inductor", "eager", "aot_eager")
 _ASK_TORCH = """
 import contextlib, importlib, json, sys
-from servers.compiler.internals import find_backend, has_inductor_option, known_backends
-backend, module, *names = sys.argv[1:]
-reply = {"unknown": [name for name in names if not has_inductor_option(name)]}
+from servers.compiler.internals import has_inductor_option, known_backends, option_kind, try_backend
+backend, module, device, options = sys.argv[1:]
+options = json.loads(options)
+reply = {"unknown": [name for name in options if not has_inductor_option(name)]}
+reply["unlike"] = {name: kind for name, value in options.items() if (kind := option_kind(name, value))}
 @contextlib.contextmanager
 def fault(what):
     try:
         yield
     except (Exception, SystemExit) as error:
-        reply[what] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        cause = getattr(error, "inner_exception", error)
+        reply[what] = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
 with contextlib.redirect_stdout(sys.stderr):
     with fault("import"):
         module and importlib.import_module(module)
     reply["backends"] = known_backends()
     with fault("load"):
-        backend in reply["backends"] and find_backend(backend)
+        backend in reply["backends"] and try_backend(backend, device)
 print(json.dumps(reply))
 """
 
 
-def _check_backend(config: ArmConfig) -> None:
-    """torch has the compiler's backend and options. To ask it takes seconds, so usual ones are not asked for."""
+def _check_backend(config: ArmConfig, device: str) -> None:
+    """torch has the compiler's backend, which compiles a function of one line, and its options, of the kind given.
+
+    To ask takes seconds, so usual ones are not asked for.
+    """
     policy = config.compile
     usual = preset_policies(config.preset)[1].options
     options = sorted(set(policy.options) - set(usual)) if policy.backend == "inductor" else []
     known = policy.backend in _KNOWN_BACKENDS and not policy.backend_module
     if not policy.enabled or (known and not options):
         return
-    command = [sys.executable, "-P", "-c", _ASK_TORCH, policy.backend, policy.backend_module, *options]
+    given = json.dumps({name: policy.options[name] for name in options})
+    backend = "" if known else policy.backend
+    command = [sys.executable, "-P", "-c", _ASK_TORCH, backend, policy.backend_module, device, given]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=True)
         reply = json.loads(ended.stdout.splitlines()[-1])
@@ -186,7 +194,7 @@ def _complaint_of(policy: CompileConfig, reply: Mapping[str, Any]) -> str:
             f'compile.backend_module is "{module}" and cannot be imported ({reply["import"]}): install the package '
             "that brings it, or name another module"
         )
-    if reply["backends"] and policy.backend not in reply["backends"]:
+    if reply["backends"] and policy.backend not in (*_KNOWN_BACKENDS, *reply["backends"]):
         known = f"torch knows {', '.join(reply['backends'])}"
         if module:
             return (
@@ -198,9 +206,11 @@ def _complaint_of(policy: CompileConfig, reply: Mapping[str, Any]) -> str:
             "registers it"
         )
     if "load" in reply:
-        return f"{backend} and cannot be loaded ({reply['load']}): mend its package, or use another"
+        return f"{backend} and cannot compile ({reply['load']}): install or mend its package, or use another"
     if reply["unknown"]:
         return f"compile.options.{reply['unknown'][0]} is unknown to this torch: see torch._inductor.config"
+    for name, kind in reply["unlike"].items():
+        return f"compile.options.{name} is {policy.options[name]!r} and this torch has {kind} there: give one"
     return ""
 
 

@@ -166,11 +166,30 @@ def find_backend(name: str) -> object:
     return lookup_backend(name) if lookup_backend is not None else None
 
 
+def try_backend(name: str, device: str) -> None:
+    """The backend of that name compiles a function of one line on `device`, where there is one. Raises what it raises:
+    many load their package only when they are first used."""
+    place = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+    torch.compile(lambda values: values + 1, backend=name)(torch.ones(2, device=place))
+
+
 def has_inductor_option(name: str) -> bool:
     """Whether this torch has the option: some have another name in another version. A group of them, such as triton,
     is none."""
     found = getattr(_reach("torch._inductor:config"), name, _MISSING)
     return found is not _MISSING and not hasattr(found, "_prefix")
+
+
+def option_kind(name: str, value: object) -> str:
+    """What kind of value the option is to have, in words, where `value` is another; empty where it is of that kind, or
+    the option tells none."""
+    default = getattr(_reach("torch._inductor:config"), name, None)
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, int | float):
+        wanted = int if isinstance(default, int) else (int, float)
+        return "" if isinstance(value, wanted) and not isinstance(value, bool) else "a number"
+    return "a text" if isinstance(default, str) and not isinstance(value, str) else ""
 
 
 def compiled_code_folder() -> str:

@@ -112,7 +112,8 @@ UNKNOWN_OPTIONS = ("fastest", "triton.fastest", "triton")  # the last is a group
 @pytest.fixture(scope="module")
 def reply() -> dict[str, Any]:
     """What torch says: importing its compiler takes seconds."""
-    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "promised", "no_such.module", *UNKNOWN_OPTIONS]
+    options = json.dumps(dict.fromkeys(UNKNOWN_OPTIONS, True))
+    command = [sys.executable, "-P", "-c", preflight._ASK_TORCH, "promised", "no_such.module", "cpu", options]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     assert told["import"] == "ModuleNotFoundError: No module named 'no_such'"
@@ -122,8 +123,8 @@ def reply() -> dict[str, Any]:
 @pytest.fixture
 def torch_asked_once(reply: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        _, module, *options = command[4:]
-        told = {**reply, "unknown": [option for option in options if option in reply["unknown"]]}
+        _, module, _, options = command[4:]
+        told = {**reply, "unknown": [option for option in json.loads(options) if option in reply["unknown"]]}
         if not module:
             del told["import"]
         return subprocess.CompletedProcess(command, 0, json.dumps(told))
@@ -141,13 +142,13 @@ def test_a_module_that_cannot_be_imported_is_refused_before_anything_starts() ->
     ("told", "words"),
     [
         ({}, 'compile.backend is "tardy", which importing its.module does not register: torch knows inductor'),
-        ({"backends": ["tardy"], "load": "OSError: libtardy.so"}, "cannot be loaded (OSError: libtardy.so)"),
+        ({"backends": ["tardy"], "load": "OSError: libtardy.so"}, "cannot compile (OSError: libtardy.so)"),
     ],
 )
 def test_what_torch_says_of_a_late_backend_is_one_line(
     told: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = json.dumps({"backends": ["inductor"], "unknown": [], **told})
+    text = json.dumps({"backends": ["inductor"], "unknown": [], "unlike": {}, **told})
     monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
     with pytest.raises(ConfigError) as refused:
         check_arm(arm(backend="tardy", backend_module="its.module"))
@@ -155,13 +156,13 @@ def test_what_torch_says_of_a_late_backend_is_one_line(
 
 
 def test_a_late_backend_that_registers_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = json.dumps({"backends": ["tardy"], "unknown": []})
+    text = json.dumps({"backends": ["tardy"], "unknown": [], "unlike": {}})
     monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
     check_arm(arm(backend="tardy", backend_module="its.module"))
 
 
 def test_a_torch_that_tells_no_backends_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = json.dumps({"backends": [], "unknown": []})
+    text = json.dumps({"backends": [], "unknown": [], "unlike": {}})
     monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, text))
     check_arm(arm(backend="telepathy"))
 
@@ -181,6 +182,20 @@ def test_a_backend_that_torch_does_not_know_is_refused() -> None:
 def test_an_option_that_inductor_does_not_know_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"compile.options.{name} is unknown to this torch"):
         check_arm(arm(backend="inductor", options={name: True}))
+
+
+@pytest.mark.slow
+def test_what_torch_lists_and_cannot_use_is_refused() -> None:
+    """torch lists backends whose packages nobody installed."""
+    with pytest.raises(ConfigError, match=r'compile\.backend is "tvm" and cannot compile \(ImportError: .*tvm'):
+        check_arm(arm(backend="tvm"))
+    for options, words in (
+        ({"cpp.threads": "abc"}, "compile.options.cpp.threads is 'abc' and this torch has a number there"),
+        ({"max_autotune": "x"}, "compile.options.max_autotune is 'x' and this torch has true or false there"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_arm(arm(backend="inductor", options=options))
+    check_arm(arm(backend="inductor", options={"cpp.threads": 2, "max_autotune": True}))
 
 
 def test_torch_is_not_asked_about_what_every_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
