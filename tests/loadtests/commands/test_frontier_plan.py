@@ -72,7 +72,8 @@ def test_what_does_not_fit_is_left_out_with_its_reason(alone: Path, monkeypatch:
 
 def test_where_nothing_fits_the_reason_is_an_error(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(config: ArmConfig) -> None:
-        raise ConfigError("no C++ compiler is here")
+        if config.compile.enabled:
+            raise ConfigError("no C++ compiler is here")
 
     monkeypatch.setattr(planning, "check_arm", check)
     with pytest.raises(ConfigError, match=r"^no policy of the standard set fits: no C\+\+ compiler is here$"):
@@ -120,6 +121,83 @@ def test_what_is_no_number_of_seconds_is_refused(alone: Path, key: str, given: s
 def test_traffic_without_a_rate_needs_a_range(alone: Path) -> None:
     with pytest.raises(ConfigError, match=r"give --set traffic.rates=\[LOWEST,HIGHEST\] in requests/s$"):
         frontier_plan(alone, settings=["traffic.arrivals=closed", "traffic.concurrency=4", "traffic.rate=0"])
+
+
+TWO = ALONE.replace(
+    "[traffic]", '[[arms]]\nname = "padded"\npreset = "compiled-padded"\n[traffic]\ndesign = "mirrored"'
+)
+
+
+@pytest.mark.parametrize("arms", ["one", "two"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("traffic.design=xyz", "traffic.design is 'xyz': use one of mirrored, split, switchback"),
+        ("traffic.arrivals=xyz", "traffic.arrivals is 'xyz': use one of poisson, gamma"),
+        ("traffic.burstiness=-1", "traffic.burstiness is -1"),
+        ("traffic.burstiness=2", 'traffic.burstiness is 2.0 but arrivals = "poisson" does not use it'),
+        ("traffic.duration_s=-1", "traffic.duration_s is -1"),
+        ("traffic.rampup_s=-1", "traffic.rampup_s is -1"),
+        ("traffic.rate=0", "traffic.rate is 0.0: give requests/s above 0"),
+        ("traffic.rate=-3", "traffic.rate is -3.0: give a value from 0 to"),
+        ("traffic.rate=abc", "traffic.rate is 'abc': expected float"),
+        ("traffic.rate=nan", "traffic.rate is nan"),
+        ("traffic.rate=inf", "traffic.rate is inf"),
+        ("traffic.step_s=0", "traffic.step_s is 0"),
+        ("traffic.step_s=-3", "traffic.step_s is -3"),
+        ("traffic.step_s=1e-5", "traffic.step_s is 1e-05"),
+        ("traffic.step_s=2e6", "traffic.step_s is 2e+06, and a start of 8 such steps takes 1.6e+07 s; the limit is"),
+        ("traffic.settle_s=-1", "traffic.settle_s is -1"),
+        ("traffic.nonsense=1", "traffic.nonsense is unknown"),
+        ("trials.count=-5", "trials.count is -5"),
+        ("model.dtype=float8", "model.dtype is 'float8'"),
+        ("gates.margin=-2", "gates.margin is -2"),
+    ],
+)
+@pytest.mark.parametrize("rates", [(), ("traffic.rates=[1,8]",)])
+def test_what_a_run_refuses_is_refused_by_its_own_name(
+    tmp_path: Path, arms: str, setting: str, said: str, rates: tuple[str, ...]
+) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(ALONE if arms == "one" else TWO)
+    with pytest.raises(ConfigError) as refused:
+        frontier_plan(path, settings=[setting, *rates])
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["traffic.arrivals=piecewise", "traffic.rate=0", "traffic.rates=[1,8]"],
+        ["traffic.arrivals=closed", "traffic.rate=0", "traffic.concurrency=4", "traffic.rates=[1,8]"],
+        ["traffic.arrivals=gamma", "traffic.burstiness=2"],
+        ["traffic.design=split", "traffic.duration_s=600"],
+        ["traffic.rampup_s=90"],
+        ["traffic.rate=1e9", "traffic.rates=[1,8]"],
+    ],
+)
+def test_what_only_another_traffic_has_is_left_to_the_run(alone: Path, settings: list[str]) -> None:
+    traffic = frontier_plan(alone, settings=settings).experiment.traffic
+    assert (traffic.arrivals, traffic.design, traffic.rate) == ("saturation", "mirrored", 0)
+
+
+def test_no_rate_at_all_asks_for_a_range(tmp_path: Path) -> None:
+    path = tmp_path / "still.toml"
+    path.write_text(ALONE.replace("rate = 4.0", ""))
+    with pytest.raises(ConfigError, match=r"^neither traffic.rate nor traffic.rates is given .*\[LOWEST,HIGHEST\]"):
+        frontier_plan(path)
+    assert frontier_plan(path, settings=["traffic.rates=[1,8]"]).experiment.traffic.step_rates == (1.0, 8.0)
+
+
+def test_what_is_wrong_with_the_control_is_no_fault_of_the_policies(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(config: ArmConfig) -> None:
+        raise ConfigError(f"{config.name} finds no GPU")
+
+    monkeypatch.setattr(planning, "check_arm", check)
+    with pytest.raises(ConfigError, match=r"^today finds no GPU$"):
+        frontier_plan(alone)
 
 
 def test_one_start_a_trial_whatever_the_file_says(alone: Path) -> None:
