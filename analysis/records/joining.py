@@ -196,8 +196,11 @@ def _agreeing(runs: Sequence[RunDocuments], accepted: Sequence[str]) -> tuple[st
             differing |= {key: pair for key, pair in _differences(earlier, run).items() if _is_among(key, late)}
         never = [key for key in differing if key in _MUST_AGREE]
         if never:
-            told = "; ".join(f"{key} {_shown(own)}, there {_shown(base)}" for key, base, own in _told(differing, never))
-            raise RecordError(f"{run.name} and {first.name} are no trials of one experiment: {told}")
+            told = "; ".join(_apart(key, own, base, first.name) for key, base, own in _told(differing, never))
+            raise RecordError(
+                f"{run.name} and {first.name} are no trials of one experiment: {told}: leave {first.name} out, or "
+                "run the experiment that it ran"
+            )
         wrong = [key for key in differing if not _is_among(key, accepted)]
         if wrong:
             keys += wrong
@@ -240,6 +243,15 @@ def _check_apart(runs: Sequence[RunDocuments]) -> None:
 
 def _told(differing: Mapping[str, tuple[Any, Any]], keys: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
     return ((key, *differing[key]) for key in keys[:_MOST_NAMED])
+
+
+def _apart(key: str, own: Any, base: Any, there: str) -> str:
+    """How a run differs from the one called `there` in what all trials of one experiment share."""
+    if key != "arms":
+        return f"{key} {_shown(own)}, there {_shown(base)}"
+    more, fewer = ([arm for arm in one if arm not in other] for one, other in ((own, base), (base, own)))
+    parts = [f"with {_shown(more)}" if more else "", f"without {_shown(fewer)}, which {there} has" if fewer else ""]
+    return f"arms {' and '.join(filter(None, parts))}"
 
 
 def _is_among(key: str, names: Sequence[str]) -> bool:
@@ -411,7 +423,7 @@ def joined_search(runs: Sequence[JoinedRun]) -> dict[str, Any] | None:
     }
 
 
-_SPENT = ("budget_s", "spent_s")
+_SPENT = ("budget_s", "spent_s", "parity_s")
 
 
 def _let_go(searches: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:

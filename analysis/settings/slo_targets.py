@@ -95,6 +95,8 @@ def parse_target(text: str, where: str) -> SloTarget:
     if operator not in ("<", "<=", "≤"):
         what = f'"{operator}" is no limit from above' if operator else "the operator is missing"
         raise RecordError(f"{entry}: {what}: write <= or <, such as {key} <= 500")
+    if number is None and unit:
+        raise RecordError(f'{entry}: "{unit}" is no finite number: write one such as 500 or 0.5')
     if number is None:
         raise RecordError(f"{entry}: the number is missing: write one after {operator}, such as {key} {operator} 500")
     try:
