@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from loadtests.bed.devices import device_name
 from loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
 
 _STREAM = 1001  # apart from the streams of the schedule
@@ -24,8 +25,11 @@ def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:
     given = {arm.name: arm.config.model.device for arm in experiment.own_arms}
     if not experiment.trials.swap_devices:
         return given
+    # `cuda` and cuda:0 are one device, called as the first arm on it calls it.
+    first: dict[str, str] = {}
+    given = {name: first.setdefault(device_name(device), device) for name, device in given.items()}
     kinds: dict[str, list[str]] = defaultdict(list)
-    for device in dict.fromkeys(given.values()):
+    for device in first.values():
         kinds[device.partition(":")[0]].append(device)
     moved: dict[str, str] = {}
     for number, (_, devices) in enumerate(sorted(kinds.items())):

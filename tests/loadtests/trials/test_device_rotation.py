@@ -73,3 +73,10 @@ def test_a_trial_has_its_arms_on_their_devices() -> None:
         moved = in_trial(what, trial)
         assert {arm.name: arm.config.model.device for arm in moved.arms} == devices_of(what, trial)
         assert [arm.config.compile for arm in moved.arms] == [arm.config.compile for arm in what.arms]
+
+
+def test_a_card_without_a_number_is_the_first() -> None:
+    what = experiment(["cuda", "cuda:0", "cuda:1"])
+    rows = [devices_of(what, trial) for trial in (1, 2)]
+    assert all(row["a0"] == row["a1"] != row["a2"] for row in rows)
+    assert {row["a0"] for row in rows} == {"cuda", "cuda:1"}
