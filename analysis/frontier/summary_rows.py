@@ -140,9 +140,10 @@ def _left(search: Mapping[str, Any], key: str) -> list[Left]:
 def _search_row(search: Mapping[str, Any]) -> dict[str, Any]:
     """How the search went on, by what it wrote."""
     known = {key: number(search.get(key)) for key in ("budget_s", "spent_s")}
-    stop = search.get("stop")
+    stop, parity_s = search.get("stop"), number(search.get("parity_s"))
     return {
         **known,
+        **({} if parity_s is None else {"parity_s": parity_s}),
         "gated": search.get("gated") is True,
         "stop": stop if isinstance(stop, str) else "",
         "left": [asdict(item) for item in _left(search, "left")],

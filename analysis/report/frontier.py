@@ -57,6 +57,8 @@ def search_notes(summary: Row) -> list[str]:
     minutes = ""
     if is_number(spent) and is_number(budget):
         minutes = f" after {figure(spent / 60.0)} of {figure(budget / 60.0)} minutes"
+        if is_number(parity_s := search.get("parity_s")):
+            minutes += f", {figure(parity_s / 60.0)} of them for parity"
     stop = search.get("stop")
     return [f"It ended{minutes}: {stop}." if stop else f"It was cut off{minutes}."]
 

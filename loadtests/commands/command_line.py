@@ -169,10 +169,11 @@ def add_allow_different(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_directory(text: str) -> Path:
-    """RUN_DIR, which is there. Otherwise ConfigError."""
+def run_directory(text: str, command: str = "tailgate run") -> Path:
+    """RUN_DIR, which is there; `command` is what writes such ones. Otherwise ConfigError."""
     if not Path(text).is_dir():
-        raise ConfigError(f'run directory "{text}" does not exist: give one that `tailgate run` wrote')
+        what = "is a file" if Path(text).exists() else "does not exist"
+        raise ConfigError(f'run directory "{text}" {what}: give a directory that `{command}` wrote')
     return Path(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from analysis.records.run_list import RunList
@@ -21,7 +22,7 @@ from loadtests.commands.command_line import (
 )
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.frontier_plan import FrontierPlan, asks_for_verdicts, frontier_plan
-from loadtests.commands.joined_folder import check_continued, join_runs
+from loadtests.commands.joined_folder import check_continued, check_outside, join_runs
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
@@ -83,6 +84,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Runs the search and says what it found; the exit code."""
+    began = time.monotonic()
     demo = options.experiment == "demo"
     plan = frontier_plan(
         DEMO if demo else options.experiment,
@@ -92,10 +94,9 @@ def main(options: argparse.Namespace) -> int:
         standard=options.standard,
     )
     minutes = options.budget or (DEMO_MINUTES if demo else BUDGET_MINUTES)
+    check_budget(plan.experiment, minutes, goes_on=bool(options.after))
     after = _earlier(plan.experiment, options)
-    if after is None:
-        check_budget(plan.experiment, minutes)
-    return _search(plan, minutes, after, options)
+    return _search(plan, minutes, began, after, options)
 
 
 def _earlier(experiment: Experiment, options: argparse.Namespace) -> RunList | None:
@@ -104,12 +105,16 @@ def _earlier(experiment: Experiment, options: argparse.Namespace) -> RunList | N
         if options.allow_different:
             raise ConfigError("--allow-different is for what differs from earlier searches: name them with --after")
         return None
-    directories = [run_directory(text) for text in options.after]
+    directories = [run_directory(text, "tailgate frontier") for text in options.after]
     with as_config_error(RecordError):
-        return check_continued(experiment, directories, options.allow_different)
+        after = check_continued(experiment, directories, options.allow_different)
+    check_outside(Path(options.out), [*directories, *after.directories])
+    return after
 
 
-def _search(plan: FrontierPlan, minutes: float, after: RunList | None, options: argparse.Namespace) -> int:
+def _search(
+    plan: FrontierPlan, minutes: float, began: float, after: RunList | None, options: argparse.Namespace
+) -> int:
     status = Status()
     search = FrontierSearch(
         plan.experiment,
@@ -120,6 +125,7 @@ def _search(plan: FrontierPlan, minutes: float, after: RunList | None, options: 
         gated=asks_for_verdicts(plan.experiment),
         status=status,
         arm_command=options.arm_command or ARM_COMMAND,
+        began=began,
     )
     search.prepare()
     for item in plan.dropped:
@@ -139,6 +145,10 @@ def _search(plan: FrontierPlan, minutes: float, after: RunList | None, options: 
         **({"error": outcome.error} if outcome.error else {}),
     }
     if not has_requests(outcome.run_dir):
+        if outcome.complete:
+            why = f"--budget of {minutes:g} minutes was spent before an arm took any load: give more"
+            complain(why, EXIT_BROKE)
+            ended = {"complete": False, "error": why}
         return without_verdict(outcome.run_dir, ended, as_json=options.json)
     run_dir = outcome.run_dir
     if after is not None:

@@ -80,11 +80,17 @@ def _identity(documents: Sequence[RunDocuments]) -> str:
     return hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:8]
 
 
-def _check_free(folder: Path, listed: RunList) -> None:
+def check_outside(folder: Path, runs: Sequence[Path]) -> None:
+    """The folder is none of the runs and in none of them. Otherwise ConfigError."""
     place = folder.resolve()
-    for run in listed.directories:
+    for run in runs:
         if place.is_relative_to(run.resolve()):
-            raise ConfigError(f'--out "{folder}" lies in the run {run.name}: give a folder of its own')
+            raise ConfigError(f'--out "{folder}" lies in the run {run.resolve().name}: give a folder of its own')
+
+
+def _check_free(folder: Path, listed: RunList) -> None:
+    check_outside(folder, listed.directories)
+    place = folder.resolve()
     if place.exists() and not place.is_dir():
         raise ConfigError(f'--out "{folder}" is a file: give a folder')
     if place.is_dir() and any(place.iterdir()) and not joins_runs(place):

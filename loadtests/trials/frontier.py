@@ -31,13 +31,14 @@ from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError
 from analysis.run.run import Run
+from loadtests.bed.devices import device_name
 from loadtests.experiments.model import Experiment
 from loadtests.traffic.rate_steps import closer
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.errors import BudgetSpentError, RunError, StartError
 from loadtests.trials.progress import Status
-from loadtests.trials.run import ARM_COMMAND, Orchestrator
+from loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from loadtests.trials.trial_schedule import TrialSchedules
 from servers.clock import now_ns
@@ -68,7 +69,8 @@ class _Seen:
 
 
 class FrontierSearch(Orchestrator):
-    """Runs one experiment as a search that takes `budget_s`. `dropped` are arms that were left out beforehand.
+    """Runs one experiment as a search that takes `budget_s`, from `began` on: by default from `run`. `dropped` are arms
+    that were left out beforehand.
 
     `after` are earlier searches of it, which are gone on with: their steps count, and what their starts took.
     `gated`: somebody asks for the verdicts of the gates. `clock` tells monotonic seconds.
@@ -86,6 +88,7 @@ class FrontierSearch(Orchestrator):
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
         clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ) -> None:
         super().__init__(experiment, out=out, status=status, arm_command=arm_command)
         self._clock = clock
@@ -99,7 +102,8 @@ class FrontierSearch(Orchestrator):
         self._turns: list[dict[str, Any]] = []
         self._trials = 0
         self._expected = ExpectedAnswers()
-        self._began: float | None = None
+        self._began = began
+        self._parity_s: float | None = None
 
     @property
     def spent_s(self) -> float:
@@ -111,11 +115,30 @@ class FrontierSearch(Orchestrator):
         """How much of the budget is left."""
         return self._budget_s - self.spent_s
 
+    def run(self) -> RunOutcome:
+        """As for any run; the time of the search has begun."""
+        self._began = self._clock() if self._began is None else self._began
+        return super().run()
+
+    def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
+        """As for any run, within the budget. RunError where that ended first."""
+        began = self._clock()
+        try:
+            return super()._measure_parity(run_dir)
+        except BudgetSpentError:
+            raise RunError(
+                f"the budget of {self._budget_s / 60.0:g} minutes was spent before parity was measured: give more "
+                "--budget, or set parity.full = false"
+            ) from None
+        finally:
+            self._parity_s = self._clock() - began
+            minutes = f"{self._parity_s / 60.0:.3g} of the {self._budget_s / 60.0:g} minutes"
+            self.status.note(f"parity took {minutes} of the budget")
+
     # --- What is decided ----------------------------------------------------------------------------------------------
 
     def _run_trials(self, run_dir: Path, schedules: TrialSchedules) -> None:
         """The search has ended: nothing is open any more, or no time is left."""
-        self._began = self._clock()
         stop = "it was interrupted"
         try:
             stop = self._search(run_dir, schedules)
@@ -302,6 +325,7 @@ class FrontierSearch(Orchestrator):
             "schema": SCHEMA,
             "budget_s": self._budget_s,
             "spent_s": self.spent_s,
+            "parity_s": self._parity_s,
             "gated": self._gated,
             "after": [path.resolve().name for path in self._after],
             "stop": stop,
@@ -317,19 +341,23 @@ class FrontierSearch(Orchestrator):
             raise BudgetSpentError
 
 
-def check_budget(experiment: Experiment, minutes: float) -> None:
-    """The minutes are enough for two starts of every arm with a few steps each, if starts took no time. Otherwise
-    ConfigError."""
+def check_budget(experiment: Experiment, minutes: float, *, goes_on: bool = False) -> None:
+    """The minutes are enough for two starts of every arm with a few steps each, if starts took no time; where a search
+    `goes_on` with an earlier one, for one start of one arm. Otherwise ConfigError."""
     traffic = experiment.traffic
     budget = Budget(
         total_s=minutes * 60.0, step_s=traffic.step_s, around_s=traffic.rampup_s, lanes=lanes_of(experiment)
     )
     least = least_s(dict.fromkeys((arm.name for arm in experiment.arms), 0.0), budget) / 60.0
+    what, takes = f"two starts of {len(experiment.arms)} arms", "take"
+    if goes_on:
+        least = (traffic.rampup_s + FEWEST_STEPS * traffic.step_s) / 60.0
+        what, takes = "one start of one arm", "takes"
     if minutes < least:
         raise ConfigError(
-            f"--budget is {minutes:g} minutes, but two starts of {len(experiment.arms)} arms with {FEWEST_STEPS} steps "
-            f"of {traffic.step_s:g} s take {least:.3g} minutes and their warm-up: give more, fewer arms or a shorter "
-            "traffic.step_s"
+            f"--budget is {minutes:g} minutes, but {what} with {FEWEST_STEPS} steps of {traffic.step_s:g} s {takes} "
+            f"{least:.3g} minutes and {'its' if goes_on else 'their'} warm-up: give more, "
+            f"{'' if goes_on else 'fewer arms '}or a shorter traffic.step_s"
         )
 
 
@@ -360,8 +388,8 @@ def earlier_starts(run_dirs: Sequence[Path]) -> dict[str, list[float]]:
 
 
 def devices_of_arms(experiment: Experiment) -> dict[str, str]:
-    """The device that the experiment gives to each arm."""
-    return {arm.name: arm.config.model.device for arm in experiment.own_arms}
+    """The device that the experiment gives to each arm; `cuda` is cuda:0."""
+    return {arm.name: device_name(arm.config.model.device) for arm in experiment.own_arms}
 
 
 def lanes_of(experiment: Experiment) -> int:

@@ -17,6 +17,7 @@ from analysis.records.documents import write_document
 from analysis.records.run_records import read_run
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError, RecordWriter
+from analysis.report.frontier import search_notes
 from analysis.run.run import Run
 from analysis.summary.summary import analyze
 from loadtests.commands.joined_folder import check_continued, join_runs
@@ -28,6 +29,7 @@ from loadtests.trials.errors import RunError, StartError, StopRequestedError
 from loadtests.trials.frontier import (
     FrontierSearch,
     check_budget,
+    devices_of_arms,
     earlier_steps,
     in_laps,
     lanes_of,
@@ -35,7 +37,7 @@ from loadtests.trials.frontier import (
     together,
 )
 from loadtests.trials.progress import Status
-from loadtests.trials.run import RunOutcome
+from loadtests.trials.run import Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
 from servers.clock import now_ns
 from servers.fields import ConfigError
@@ -379,6 +381,51 @@ def test_a_budget_that_is_no_use_is_refused() -> None:
     ):
         check_budget(experiment(), 2.0)
     check_budget(experiment(), 4.0)
+    with pytest.raises(ConfigError, match=r"--budget is 0.4 minutes, but one start of one arm with 3 steps .* 0.5 min"):
+        check_budget(experiment(), 0.4, goes_on=True)
+    check_budget(experiment(), 0.6, goes_on=True)
+
+
+def with_parity(monkeypatch: pytest.MonkeyPatch, out: Path, budget_s: float) -> tuple[MadeUpTrials, RunOutcome]:
+    """A search whose parity takes five minutes of its clock."""
+    search = MadeUpTrials(experiment(parity={"full": True}), out=out, budget_s=budget_s)
+
+    def measure(self: Orchestrator, run_dir: Path) -> dict[str, Any]:
+        for _ in range(300):
+            self._check()
+            search.time_s += 1.0
+        return {"verdict": "PASS", "arms": []}
+
+    monkeypatch.setattr(Orchestrator, "_measure_parity", measure)
+    return search, search.run()
+
+
+def test_parity_takes_its_time_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, outcome = with_parity(monkeypatch, tmp_path, 900.0)
+    assert outcome.complete, outcome.error
+    assert search.time_s - 1000.0 <= 900.0
+    found = document(outcome)
+    assert found["parity_s"] == 300.0
+    assert found["spent_s"] == pytest.approx(300.0 + sum(turn["seconds"] for turn in found["turns"]))
+    assert any(
+        line.startswith("It ended after") and "5 of them for parity" in line
+        for line in search_notes(analyze(outcome.run_dir))
+    )
+
+
+def test_a_budget_that_ends_within_parity_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, outcome = with_parity(monkeypatch, tmp_path, 240.0)
+    assert outcome.error is not None
+    assert "the budget of 4 minutes was spent before parity was measured: give more --budget" in outcome.error
+    assert search.spent_s == 240.0
+    assert not list(outcome.run_dir.glob("trial-*"))
+
+
+def test_time_that_the_command_took_before_counts(tmp_path: Path) -> None:
+    search = MadeUpTrials(experiment(), out=tmp_path, budget_s=900.0)
+    search._began = 700.0
+    assert search.run().complete
+    assert search.time_s - 700.0 <= 900.0
 
 
 def turn(arm: str, steps: int = 3) -> Turn:
@@ -403,6 +450,13 @@ def test_arms_with_devices_of_their_own_run_at_once() -> None:
     devices = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1"}
     assert [item.arm for item in together([turn("a"), turn("b"), turn("c")], devices)] == ["a", "c"]
     assert (lanes_of(cards()), lanes_of(experiment())) == (2, 1)
+
+
+def test_a_card_without_a_number_is_the_first() -> None:
+    arms = [{**arm, "device": device} for arm, device in zip(TWO_ARMS, ("cuda", "cuda:0"), strict=True)]
+    what = experiment(arms=arms)
+    assert lanes_of(what) == 1
+    assert [item.arm for item in together([turn("eager"), turn("padded")], devices_of_arms(what))] == ["eager"]
 
 
 def test_arms_that_run_at_once_share_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
