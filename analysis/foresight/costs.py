@@ -16,7 +16,7 @@ from typing import Any, Literal
 from analysis.foresight.energies import held_token_j, step_energies
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.judgement import Judgement
-from analysis.judging.load_steps import Bracket, brackets, is_search
+from analysis.judging.load_steps import FEWEST_STARTS, Bracket, brackets, is_search
 from analysis.judging.wording import digits
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
@@ -134,7 +134,9 @@ def _capacities(run: Run, judgement: Judgement) -> dict[str, Capacity]:
 
 
 def _searched(run: Run, item: Bracket) -> Capacity:
-    held, replicas = Span(low=item.low_rps, seen=item.passed_rps, high=item.high_rps), run.replicas(item.arm)
+    # One start decides nothing: what it shows is what was seen.
+    low, high = (item.low_rps, item.high_rps) if item.trials >= FEWEST_STARTS else (None, None)
+    held, replicas = Span(low=low, seen=item.passed_rps, high=high), run.replicas(item.arm)
     return Capacity(source="search", rps=held.each(lambda rps: rps / replicas), trials=item.trials)
 
 
@@ -277,12 +279,14 @@ def _held_text(arm: str, own: Capacity) -> str:
         )
     if own.source == "offered" and rps.high is not None:
         return f"A replica of {arm} was offered {digits(rps.high)} requests/s and broke its SLO: it holds less."
+    if own.source == "search" and own.trials == 1:
+        seen = "none of its loads" if rps.seen is None else f"{digits(rps.seen)} requests/s"
+        return f"A replica of {arm} is seen to hold {seen} in one start, which decides nothing: start it again."
     if rps.low is None and rps.high is None:
         return f'What {arm} holds is not known: search with arrivals = "saturation" and an [slo].'
     low = digits(rps.low or 0.0)
     span = f"{low} requests/s or more" if rps.high is None else f"{low} to {digits(rps.high)} requests/s"
-    once = " (one trial: a guess)" if own.trials < 2 else ""
-    return f"A replica of {arm} holds {span}{once}."
+    return f"A replica of {arm} holds {span}."
 
 
 def _pays_text(own: Capacity, control: Capacity, start: Start, rollout: Rollout, saved: Span, hours: Span) -> str:

@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.foresight.costs import Start
-from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
+from analysis.frontier.holdings import Frontier, Holding
 from analysis.frontier.latencies import StepLatency, latency_at_one_load
 from analysis.frontier.search import Left
 from analysis.judging.gates import FAIL, PASS
+from analysis.judging.load_steps import FEWEST_STARTS
 from analysis.judging.wording import bytes_text, digits
 
 _FEWEST_S, _FEWEST_BYTES = 0.5, 2.0**24  # less than this is no cost worth a sentence

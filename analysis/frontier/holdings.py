@@ -21,11 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.judging.load_steps import Step, profile_of
+from analysis.judging.load_steps import FEWEST_STARTS, Step, profile_of
 from analysis.statistics.compare import holm
 from analysis.statistics.knees import KneeProfile, knee_grid, p_not_higher
-
-FEWEST_STARTS = 2
 
 At = Literal["holds", "open", "misses"]
 

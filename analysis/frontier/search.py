@@ -27,7 +27,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.frontier.holdings import FEWEST_STARTS, Frontier, Holding
+from analysis.frontier.holdings import Frontier, Holding
+from analysis.judging.load_steps import FEWEST_STARTS
 from analysis.judging.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed

@@ -33,6 +33,7 @@ from analysis.statistics.quantiles import quantile
 Held = Literal["held", "missed", "undecided"]
 
 FEWEST = 20  # the fewest requests by which a step is judged
+FEWEST_STARTS = 2  # of an arm by which its load is known: one start decides nothing
 
 _LONGEST_S = 1e9  # thirty years
 _MEDIAN_MISS = math.log(2.0)  # expected misses at which none is seen half of the time
@@ -282,7 +283,7 @@ def goodput_gate(own: Bracket, control: Bracket, *, margin: float) -> Gate:
         more = "none of its steps could be judged."
     elif control.low_rps is None:
         more = f"start the search lower, so that {control.arm} holds a step."
-    elif ratio.trials < 2:
+    elif ratio.trials < FEWEST_STARTS:
         more = "one trial cannot tell how sure that is: run two or more."
     elif ratio.low is not None and ratio.low >= limit:
         verdict, more = PASS, f"at least {ratio.low:.2f} times as much, {limit:g} is enough."

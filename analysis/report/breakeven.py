@@ -10,8 +10,9 @@ from analysis.report.values import DASH, Row, at, byte_size, figure, is_number, 
 
 NEVER = "never"
 RANGES = (
-    "In brackets stand the far ends of both arms' intervals. Replicas are taken to add up, and the arm pays for its "
-    "whole start, as the control is there already."
+    "In brackets stand the far ends of both arms' intervals, each of one arm alone at 95 %: which policy to ship is "
+    "said with wider ones, true of all at once. Replicas are taken to add up, and the arm pays for its whole start, as "
+    "the control is there already."
 )
 
 

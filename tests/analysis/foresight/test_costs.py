@@ -132,8 +132,13 @@ def test_what_fails_its_gates_says_so() -> None:
     assert "by its gates" not in weighed(held(16.0), held(8.0), verdict="PASS").reason
 
 
-def test_one_trial_is_called_a_guess() -> None:
-    assert "one trial: a guess" in weighed(held(16.0, trials=1), held(8.0)).reason
+def test_one_start_decides_nothing() -> None:
+    once = Capacity(source="search", rps=Span(seen=16.0), trials=1)
+    found = weighed(once, held(8.0))
+    assert "new is seen to hold 16 requests/s in one start, which decides nothing" in found.reason
+    assert (found.gpus.low, found.gpus.seen, found.gpus.high) == (None, 13, None)
+    nothing = weighed(Capacity(source="search", rps=Span(), trials=1), held(8.0))
+    assert "is seen to hold none of its loads in one start" in nothing.reason
 
 
 # --- From records -----------------------------------------------------------------------------------------------------
@@ -161,6 +166,18 @@ def test_a_search_weighs_every_arm_against_the_control(tmp_path: Path) -> None:
     assert (control.rps.seen, new.rps.seen) == (8, 16)
     assert (control.gpus.seen, new.gpus.seen) == (25, 13)
     assert new.hours.seen == pytest.approx(13 * 304 / 12 / 3600)
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_an_arm_has_an_interval_where_the_frontier_gives_it_one(tmp_path: Path, starts: int) -> None:
+    """The two are of the same steps: where the frontier leaves an arm open, nothing is weighed as if it were known."""
+    summary = analyze(write_search(tmp_path / "run", {"eager": 9, "new": 17}, RATES[:starts]))
+    surely = {row["arm"]: row for row in summary["frontier"]["arms"]}
+    for row in summary["break_even"]["arms"]:
+        assert (row["rps"]["low"] is None) == (surely[row["arm"]]["low_rps"] is None) == (starts == 1)
+        assert row["rps"]["seen"] is not None
+        if starts > 1:
+            assert surely[row["arm"]]["low_rps"] < row["rps"]["low"] < row["rps"]["high"], "of all arms at once, or one"
 
 
 def test_replicas_share_what_an_arm_holds(tmp_path: Path) -> None:
