@@ -12,9 +12,8 @@ from loadtests.commands.command_line import CommandParser, add_experiment, add_s
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.terminal_table import aligned
 from loadtests.experiments.reading import load
-from loadtests.experiments.whole_checks import check_parity
 from loadtests.trials.errors import RunError
-from loadtests.trials.parity_processes import ParityRun
+from loadtests.trials.parity_processes import ParityRun, check_measurable
 from loadtests.trials.preflight import check_writable
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run_directory import new_run_dir
@@ -49,7 +48,7 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Measures and compares the arms; the exit code."""
     experiment = load(options.experiment, settings=options.settings, seed=options.seed, needs_traffic=False)
-    check_parity(experiment)
+    texts = check_measurable(experiment)
     out = Path(options.out)
     check_writable(out)
     stopped: list[int] = []
@@ -66,6 +65,7 @@ def main(options: argparse.Namespace) -> int:
         status=status,
         check=check,
         keep_logits=options.keep_logits,
+        texts=texts,
     )
     try:
         with stopping(lambda: stopped.append(1), measuring.kill, status.note), Display(status):

@@ -49,12 +49,22 @@ _POLL_S = 0.1
 _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 
 
+def check_measurable(experiment: Experiment) -> list[Any]:
+    """Arms and machine allow a measurement, as far as can be told without starting it. Returns the texts that quantised
+    arms are judged by. Otherwise ConfigError."""
+    check_parity(experiment)
+    for arm in experiment.own_arms:
+        check_arm(arm.config)
+    return read_texts(experiment) if experiment.quantised_arms else []
+
+
 @dataclass(slots=True)
 class ParityRun:
     """Measures and judges the parity of one experiment in `folder`.
 
     `check` is called often and may raise to end it. `status` says what goes on. `shared_cache` is where compiled code
-    is kept between runs when the experiment wants that. `command` is what starts a measurement.
+    is kept between runs when the experiment wants that. `command` is what starts a measurement. `texts` are
+    what `check_measurable` gave, where it was asked already.
     """
 
     experiment: Experiment
@@ -64,6 +74,7 @@ class ParityRun:
     check: Callable[[], None] = lambda: None
     command: Sequence[str] = PARITY_COMMAND
     keep_logits: bool = False
+    texts: Sequence[Any] | None = None
     _child: Child | None = None
 
     def run(self) -> dict[str, Any]:
@@ -73,12 +84,9 @@ class ParityRun:
         measurement breaks.
         """
         experiment = self.experiment
-        check_parity(experiment)
+        texts = check_measurable(experiment) if self.texts is None else self.texts
         arms = sorted(experiment.own_arms, key=lambda arm: not arm.control)
         control = arms[0]
-        for arm in arms:
-            check_arm(arm.config)
-        texts = read_texts(experiment) if experiment.quantised_arms else []
         reference = [REFERENCE] if experiment.parity.reference else []
         self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), *reference)}
         work = self.folder / "parity"

@@ -364,6 +364,36 @@ def test_the_command_line_refuses_before_it_writes(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "out").exists()
 
 
+OTHER_BACKEND = ("arms[1].compile.mode=default",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (['arms[1].compile.regions=["nothing"]'], "nothing"),
+        ([*OTHER_BACKEND, "arms[1].compile.backend=none-such"], "compile.backend is"),
+        (
+            [*OTHER_BACKEND, "arms[1].compile.backend=own", "arms[1].compile.backend_module=no_such_module"],
+            "no_such_module",
+        ),
+        (["arms[1].compile.options.foo=1"], "compile.options.foo is unknown"),
+        (["arms[1].compile.artifact=/no/such/file"], "/no/such/file"),
+        (["arms[1].model.quantisation=int8-weight-only", "parity.texts=/no/texts.jsonl"], "/no/texts.jsonl"),
+        (["model.device=cuda"], "no GPU of NVIDIA or AMD is visible"),
+    ],
+)
+def test_what_no_arm_can_be_measured_with_leaves_no_folder(
+    settings: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtests.trials.preflight.sees_gpu", lambda: False)
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    assert main(["parity", "demo", *flags, "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_parity_of_the_real_model_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Processes, caches, reference and judgement as users have them; padding alone, which needs no compiler."""
