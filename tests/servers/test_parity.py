@@ -394,7 +394,7 @@ def sizes_run(arm: ArmConfig, plan: parity.Plan) -> dict[str, set[int]]:
 def test_every_border_of_the_batches_of_every_arm_has_its_step(tokens: int) -> None:
     engine = replace(ENGINE, slots=20, prefill_batch=4, max_new_tokens=24)
     control = ArmConfig(name="eager", model=ModelConfig(device="cpu"), engine=engine)
-    bounds = CompileConfig(enabled=True, mark_dynamic=True, batch_bounds=(5, 20))
+    bounds = CompileConfig(enabled=True, mark_dynamic=True, batch_bounds=(5, 20), guarded=True)
     ladders = ShapeConfig(kind="buckets", batch_ladder=(6, 20))
     others = [replace(control, name="laddered", shapes=ladders), replace(control, name="bounded", compile=bounds)]
     plan = parity.make_plan([control, *others], vocab_size=259, prompts=0, tokens=tokens, seed=3)
