@@ -1,0 +1,91 @@
+"""How often evidence that is looked at after every minute errs on made-up servers, and how soon it decides.
+
+`python benchmarks/judging.py sequential` prints the table. A run that is not decided within 40 minutes is open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from analysis.arrays import Floats
+from analysis.statistics.sequential import Outcome, evidence_of
+from benchmarks.simulation.kinds import KINDS, Kind, pair, samples
+from benchmarks.simulation.promises import ALPHA, AT_MARGIN, MARGIN
+from benchmarks.simulation.table import Table
+
+LONGEST_S = 2400.0
+MINUTE_S = 60.0
+_BLOCKS = 2  # of 30 s, to a group
+
+# Minutes until half of the runs are decided: what a mixture of exp(λS - λ²S²/2) over minutes needs, S the swap score at
+# each minute's pooled p99, without paying for groups that resemble each other. By kind and ratio.
+TO_BEAT = {
+    ("calm", 1.0): 15.5,
+    ("calm", 1.2): 17.0,
+    ("calm", 1.5): 12.5,
+    ("calm", 0.8): 13.0,
+    ("jams", 1.0): 20.0,
+    ("jams", 1.2): 21.0,
+    ("jams", 1.5): 13.0,
+    ("jams", 0.8): 13.0,
+}
+HARM, HARM_MINUTES = 2.0, 6.0
+
+
+def decided(
+    kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, metric: str = "e2e"
+) -> tuple[Outcome, float] | None:
+    """What p99 of the metric is called, and after how many minutes; None where it stays open. The treatment's latencies
+    are `ratio` times as long, or its steps take `slower` times as long."""
+    if kind.trials == 1:
+        kind = replace(kind, duration_s=LONGEST_S)
+    trials = pair(kind, np.random.default_rng([seed, 6]), slower=slower)
+    both = samples(trials, f"{metric}_ms", ratio=ratio)
+    evidence = evidence_of(*both, q=0.99, margin=MARGIN, blocks=_BLOCKS)
+    decision = evidence.decision(alpha=ALPHA)
+    if decision is None:
+        return None
+    outcome, group = decision
+    block = int(evidence.last_block[group])  # counted from ten thousand times the number of its trial
+    before = (block // 10_000 - 1) * kind.duration_s
+    return outcome, (before + (block % 10_000 + 1) * MINUTE_S / _BLOCKS) / MINUTE_S
+
+
+def errors(kind: Kind, seed: int, *, ratio: float = 1.0, slower: float = 1.0, metric: str = "e2e") -> Floats:
+    """(PASS, FAIL) as 0 or 1: at the margin both are wrong."""
+    found = decided(kind, seed, ratio=ratio, slower=slower, metric=metric)
+    return np.array([found is not None and found[0] == word for word in ("PASS", "FAIL")], dtype=np.float64)
+
+
+def sequential_table(table: Table) -> None:
+    """All rows."""
+    for name, kind in KINDS.items():
+        for metric in ("e2e", "ttft"):
+            wrong = table.over_seeds(partial(errors, kind, ratio=1.0 + MARGIN, metric=metric))
+            passed, failed = np.mean(wrong, axis=0)
+            table.add(f"p99 {metric}, {name}, latencies at the margin: PASS or FAIL", passed + failed, most=0.08)
+    for (name, metric), slower in AT_MARGIN.items():
+        wrong = table.over_seeds(partial(errors, KINDS[name], slower=slower, metric=metric))
+        passed, failed = np.mean(wrong, axis=0)
+        table.add(f"p99 {metric}, {name}, steps slow up to the margin: PASS", passed, most=0.08)
+        table.add("  the same: FAIL", failed)
+    for (name, ratio), most in TO_BEAT.items():
+        found = table.over_seeds(partial(decided, KINDS[name], ratio=ratio))
+        right = "PASS" if ratio <= 1.0 else "FAIL"
+        share = float(np.mean([item is not None and item[0] == right for item in found]))
+        table.add(f"p99 e2e, {name}, {ratio:g} times: {right}", share)
+        table.add("  minutes until half are decided", _minutes(found), most=most)
+    for name, kind in KINDS.items():
+        found = table.over_seeds(partial(decided, kind, ratio=HARM))
+        table.add(
+            f"p99 e2e, {name}, {HARM:g} times: minutes until half have failed", _minutes(found), most=HARM_MINUTES
+        )
+
+
+def _minutes(found: list[tuple[Outcome, float] | None]) -> float:
+    """The median over all runs; an open one has no end."""
+    return float(median(np.inf if item is None else item[1] for item in found))

@@ -1,0 +1,166 @@
+"""Evidence that may be looked at after every group: how seldom it errs, and that it knows nothing of what comes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.statistics import sequential
+from analysis.statistics.compare import Sample
+from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, adjusted, evidence_of
+
+MARGIN = 0.1
+PER_BLOCK = 120
+
+
+def arm(rng: np.random.Generator, *, ratio: float = 1.0, blocks: int = 40, first: int = 0, trial: int = 1) -> Sample:
+    """Independent lognormal latencies, PER_BLOCK to a block."""
+    count = PER_BLOCK * blocks
+    block = first + np.repeat(np.arange(blocks), PER_BLOCK)
+    return Sample(
+        values=ratio * np.exp(0.5 * rng.standard_normal(count)) * 100, block=block, trial=np.full(count, trial)
+    )
+
+
+def of(one: Sample, other: Sample, *, margin: float = MARGIN, restart_spread: float = 0.0) -> Evidence:
+    return evidence_of(one, other, q=0.99, margin=margin, blocks=2, restart_spread=restart_spread)
+
+
+def joined(*samples: Sample) -> Sample:
+    return Sample(
+        **{item.name: np.concatenate([getattr(part, item.name) for part in samples]) for item in fields(Sample)}
+    )
+
+
+def test_at_the_margin_it_errs_no_more_often_than_alpha_over_all_looks() -> None:
+    found = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        found.append(of(arm(rng, ratio=1.0 + MARGIN), arm(rng)).decision(alpha=0.05))
+    wrong = sum(decision is not None for decision in found)
+    assert wrong <= 10, "0.05 of 200, although each run was looked at twenty times"
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(0.8, "PASS"), (1.6, "FAIL")])
+def test_what_is_far_from_the_margin_is_decided_early_and_right(ratio: float, outcome: str) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        decision = of(arm(rng, ratio=ratio), arm(rng)).decision(alpha=0.05)
+        assert decision is not None
+        assert decision[0] == outcome
+        assert FEWEST_GROUPS - 1 <= decision[1] < 15
+
+
+def test_nothing_is_decided_before_it_is_known_how_groups_resemble_each_other() -> None:
+    rng = np.random.default_rng(0)
+    evidence = of(arm(rng, ratio=9.0), arm(rng))
+    assert np.isinf(evidence.payment[: FEWEST_GROUPS - 1]).all()
+    assert (evidence.harm[: FEWEST_GROUPS - 1] == 0.0).all()
+    assert np.isfinite(evidence.payment[FEWEST_GROUPS - 1 :]).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), kept=st.integers(2, 39))
+def test_what_comes_later_changes_nothing_of_what_was_known(seed: int, kept: int) -> None:
+    rng = np.random.default_rng(seed)
+    both = [arm(rng, ratio=ratio) for ratio in (1.1, 1.0)]
+    # a jam in the middle, so that groups differ in length
+    for sample in both:
+        sample.values[(sample.block >= 17) & (sample.block < 21)] *= 4.0
+    whole = of(*both)
+    part = of(*(sample.only(sample.block < kept) for sample in both))
+    groups = len(part.harm)
+    for item in ("last_block", "harm", "safety", "payment", "whole"):
+        np.testing.assert_array_equal(getattr(part, item), getattr(whole, item)[:groups])
+
+
+def test_swapped_arms_swap_harm_and_safety() -> None:
+    rng = np.random.default_rng(3)
+    one, other = arm(rng, ratio=1.2), arm(rng)
+    forth, back = of(one, other, margin=0.0), of(other, one, margin=0.0)
+    np.testing.assert_allclose(forth.harm, back.safety, atol=1e-9)
+    np.testing.assert_allclose(forth.safety, back.harm, atol=1e-9)
+
+
+def test_it_is_never_less_than_de_la_penas() -> None:
+    rng = np.random.default_rng(4)
+    scores = rng.standard_normal(50) * 1.5
+    stakes = sequential._STAKES[:, None]
+    sums, squares = np.cumsum(scores), np.cumsum(scores**2)
+    theirs = sequential._mixed(stakes * sums - stakes**2 * squares / 2)
+    products = stakes * scores
+    ours = sequential._mixed(np.cumsum(products - np.log(np.cosh(products)), axis=1))
+    assert (ours >= theirs - 1e-12).all()
+
+
+def test_a_jam_is_one_group_and_so_is_what_is_left_of_a_trial_none() -> None:
+    rng = np.random.default_rng(5)
+    both = [arm(rng, blocks=21), arm(rng, blocks=21)]
+    for sample in both:
+        sample.values[(sample.block >= 11) & (sample.block < 14)] *= 4.0
+    assert of(*both).last_block.tolist() == [1, 3, 5, 7, 9, 14, 16, 18, 20]
+    # a second trial begins with a group of its own, though the first left a block over
+    more = [joined(sample.only(sample.block < 5), arm(rng, blocks=4, first=100, trial=2)) for sample in both]
+    assert of(*more).last_block.tolist() == [1, 3, 101, 103]
+
+
+def test_groups_wait_for_requests_beyond_their_quantile() -> None:
+    rng = np.random.default_rng(6)
+    seldom = [sample.only(np.arange(len(sample)) % 3 == 0) for sample in (arm(rng), arm(rng))]
+    assert np.diff(of(*seldom).last_block).tolist() == [3] * 12, (
+        "40 requests of an arm in a block: 0.8 beyond p99 of both"
+    )
+
+
+def test_noise_that_lasts_and_the_luck_of_starts_are_paid_for() -> None:
+    rng = np.random.default_rng(7)
+    plain = arm(rng), arm(rng)
+    calm = of(*plain).payment[-1]
+    wandering = np.repeat([0.3, -0.3, 0.3, -0.3, 0.3], 8)
+    slowed = Sample(
+        values=plain[0].values * np.exp(wandering[plain[0].block]), block=plain[0].block, trial=plain[0].trial
+    )
+    assert calm < 1.5
+    assert of(slowed, plain[1]).payment[-1] > 1.2 * calm
+    assert of(*plain, restart_spread=0.05).payment[-1] > calm + 0.5
+
+
+def test_an_arm_whose_worst_is_far_worse_does_not_pass() -> None:
+    rng = np.random.default_rng(8)
+    one, other = arm(rng, ratio=0.6), arm(rng)
+    one.values[(one.block >= 2) & (one.block < 4)] *= 30.0
+    evidence = of(one, other)
+    assert evidence.safety.max() > math.log(20)
+    assert evidence.whole[-1] > 1.0 + MARGIN
+    assert evidence.decision(alpha=0.05) is None
+
+
+def test_arms_that_share_no_time_are_not_compared() -> None:
+    rng = np.random.default_rng(9)
+    evidence = of(arm(rng, blocks=4), arm(rng, blocks=4, first=50))
+    assert len(evidence.harm) == 0
+    assert evidence.decision(alpha=0.05) is None
+
+
+def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_not() -> None:
+    def decision(gates: int, **logarithms: list[float]) -> object:
+        known = {name: np.array(logarithms.get(name, [0.0, 0.0])) for name in ("harm", "safety", "payment", "whole")}
+        evidence = Evidence(margin=MARGIN, last_block=np.array([1, 3]), **known)
+        return evidence.decision(alpha=0.05, gates=gates)
+
+    assert decision(1, harm=[0.0, math.log(25)]) == ("FAIL", 1)
+    assert decision(2, harm=[0.0, math.log(25)]) is None
+    assert decision(9, safety=[math.log(25), 0.0]) == ("PASS", 0), "what was decided stands"
+
+
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=6))
+def test_adjusted_evidence_is_the_least_mean_with_smaller_ones(logarithms: list[float]) -> None:
+    raised = adjusted(logarithms)
+    assert all(after <= before + 1e-9 for before, after in zip(logarithms, raised, strict=True))
+    assert max(raised) >= max(logarithms) - math.log(len(logarithms)) - 1e-9, "the mean of all is at least its share"
+    assert adjusted(logarithms[:1]) == pytest.approx(logarithms[:1])
