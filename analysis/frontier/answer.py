@@ -223,9 +223,12 @@ def _open(frontier: Frontier, out: Collection[str]) -> list[str]:
             by_loads.setdefault(_open_loads(item), []).append(item.arm)
     among = [order for order in frontier.orders if not {order.more, order.less} & set(out)]
     pairs = [f"{order.more} against {order.less}" for order in among if not order.surely]
+    told = [f"{order.more} above {order.less}" for order in among if order.surely]
     sentences = [f"Open: {'; '.join(f'{_listed(arms)} {loads}' for loads, arms in by_loads.items())}."]
     if len(pairs) > 1 and len(pairs) == len(among):
         sentences.append("No two of these arms are told apart at their limits.")
+    elif len(pairs) > len(told):
+        sentences.append(f"Of any two of these arms only some are told apart at their limits: {', '.join(told)}.")
     elif pairs:
         sentences.append(f"Not told apart at their limits: {', '.join(pairs)}.")
     return sentences

@@ -68,6 +68,19 @@ def test_what_is_not_told_apart_is_said_to_be_open() -> None:
     assert "Not told apart at their limits: bucketed against dynamic." in text
 
 
+def test_where_few_pairs_are_told_apart_those_are_named() -> None:
+    few = Frontier(
+        holdings=(holding("eager", 9.0, 10.0), holding("bucketed", 30.0, 44.0), holding("dynamic", 9.0, 40.0)),
+        orders=(
+            order("bucketed", "eager"),
+            order("dynamic", "eager", surely=False, least=0.9),
+            order("bucketed", "dynamic", surely=False, least=0.75),
+        ),
+        alpha=0.05,
+    )
+    assert "Of any two of these arms only some are told apart at their limits: bucketed above eager." in said(few)
+
+
 def test_a_search_that_shows_nothing_promises_nothing() -> None:
     text = said(frontier_of([], ["eager", "bucketed", "dynamic"]))
     assert "No load is known that eager surely holds." in text
