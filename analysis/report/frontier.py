@@ -99,6 +99,12 @@ def holdings(summary: Row) -> Table:
     )
 
 
+def held(summary: Row) -> dict[str, Row]:
+    """What each arm of a search holds and its start, by its name. The latencies of a search are those of overload: they
+    say nothing of an arm."""
+    return {str(row.get("arm")): row for row in rows(summary, "frontier", "arms")}
+
+
 def pairs(summary: Row) -> Table:
     """Every pair of arms, the one first that is seen to hold more."""
     return Table(

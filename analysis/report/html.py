@@ -127,6 +127,7 @@ def html_report(summary: Mapping[str, Any]) -> str:
                 "costly": frontier.costly(summary),
                 "step_turns": frontier.step_turns(summary),
                 "step_times": frontier.step_times(summary),
+                "held": frontier.held(summary),
                 "holdings": frontier.holdings(summary),
                 "pairs": frontier.pairs(summary),
                 "costs": frontier.costs(summary),

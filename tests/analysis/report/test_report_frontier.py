@@ -51,6 +51,20 @@ def test_every_report_has_it(summary: dict[str, Any]) -> None:
         assert "What is said of loads is true all at once, but for a chance of 5 %." in shown
 
 
+def test_a_search_shows_at_a_glance_what_each_arm_holds_and_no_latency_of_its_overload(
+    summary: dict[str, Any], tmp_path: Path
+) -> None:
+    def cards(summary: dict[str, Any]) -> str:
+        return html_report(summary).partition('class="cards"')[2].partition("</section>")[0]
+
+    shown = cards(summary)
+    assert shown.count("<dt>Surely holds</dt>") == shown.count("<small>4 starts</small>") == len(KNEES)
+    assert "p99 TTFT" not in shown
+    assert "p99 TTFT" in cards(analyze(write_run(tmp_path / "run", FakeRun(duration_s=60)))), (
+        "of a run that is no search"
+    )
+
+
 def test_a_search_that_nobody_asked_verdicts_of_has_none_above_it(summary: dict[str, Any]) -> None:
     def reports(*, gated: bool, overall: str) -> tuple[str, str]:
         searched = summary["frontier"] | {"search": {"gated": gated}}
