@@ -39,6 +39,7 @@ _STAKES = np.exp(np.linspace(math.log(0.1), math.log(2.5), 8))  # λ, for scores
 _LONGEST = 3  # times as many blocks as were asked for, in a jam
 _JAM, _FAR = 0.1, 3.0  # in mean log latency, and in median absolute deviations
 _LAGS = 4
+_DOUBT = 0.5  # standard errors of a correlation that are luck
 _SPAN = 0.1  # in log ratio, to either side, over which the slope of the scores is taken
 _LEAST_VARIANCE = 0.5
 _PRIOR_STARTS = 4.0
@@ -239,8 +240,19 @@ def _payments(scores: Floats, differences: Floats, trial: Ints, restart_spread: 
             # what taking the mean away takes from each covariance is given back
             lasting += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + float(rest.var()) / seen)
         lasting += _luck_of_starts(differences[:seen], trial[:seen], restart_spread)
-        payments[seen - 1] = 1.0 + slope**2 * lasting / variance
+        payments[seen - 1] = 1.0 + slope**2 * lasting / variance + 2.0 * _neighbours(scores[0, :seen])
     return payments
+
+
+def _neighbours(scores: Floats) -> float:
+    """How much neighbouring scores resemble each other, by their correlation less half of its standard error: in a jam
+    the tail may go with one arm for longer than a group, and the mean of all requests does not show it."""
+    rest = scores - scores.mean()
+    variance = float(rest.var())
+    if not variance > 0:
+        return 0.0
+    count = len(scores)
+    return max(0.0, float(rest[1:] @ rest[:-1]) / count / variance + 1.0 / count - _DOUBT / math.sqrt(count))
 
 
 def _luck_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> float:

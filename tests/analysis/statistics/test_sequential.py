@@ -130,6 +130,12 @@ def test_noise_that_lasts_and_the_luck_of_starts_are_paid_for() -> None:
     assert of(*plain, restart_spread=0.05).payment[-1] > calm + 0.5
 
 
+def test_neighbours_that_agree_are_paid_for_and_those_that_do_not_are_not() -> None:
+    alike, apart = np.repeat([2.0, -2.0, 2.0, -2.0], 4), np.tile([2.0, -2.0], 8)
+    assert sequential._neighbours(alike) > 0.4
+    assert sequential._neighbours(apart) == sequential._neighbours(np.ones(8)) == 0.0
+
+
 def test_an_arm_whose_worst_is_far_worse_does_not_pass() -> None:
     rng = np.random.default_rng(8)
     one, other = arm(rng, ratio=0.6), arm(rng)
