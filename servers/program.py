@@ -84,8 +84,8 @@ def isolate_compiler(environment: MutableMapping[str, str], folder: str, arm: Ar
         environment["TORCH_COMPILE_JOB_ID"] = f"tailgate-{hashlib.sha256(policy.encode()).hexdigest()[:16]}"
     if arm.compile.background:
         environment["TORCHINDUCTOR_FX_COMPILE_MODE"] = "progressive+SUBPROCESS"
-        # torch 2.13 fails with NotImplementedError where it would keep such a graph (set_triton_bundle in
-        # torch/_inductor/output_code.py; BUG_CACHES_DONT_WORK_WITH_ASYNC in compile_fx_async.py).
+        # torch 2.13 cannot keep such a graph (set_triton_bundle in torch/_inductor/output_code.py;
+        # BUG_CACHES_DONT_WORK_WITH_ASYNC in compile_fx_async.py).
         environment.update(dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0"))
     if folder:
         folder = os.path.abspath(folder)  # noqa: PTH100 (links stay as they are)

@@ -21,7 +21,7 @@ from analysis.run.run import Run
 
 FEWEST = 20  # steps of so many rows, for their median to be told
 _SMALLEST_BYTES = 256 << 20  # fewer may stay in a card's caches
-READ = "read_gb_per_s"
+_READ = "read_gb_per_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ def _read_rate(run: Run, arm: str) -> float | None:
     """GB/s at which the arm's card reads, by the reference, in the trials in which it had the card to itself."""
     trials = {trial.number: device for trial in run.trials_of(arm) if (device := alone_on(trial, arm)) is not None}
     rates = [
-        row.figures[READ]
+        row.figures[_READ]
         for row in references_of(run.trials)
-        if trials.get(row.trial) == row.device and READ in row.figures
+        if trials.get(row.trial) == row.device and _READ in row.figures
     ]
     return median(rates) if rates else None

@@ -18,7 +18,6 @@ from analysis.run.spikes import windows_of
 class QuietSteps:
     """Columns of the same length: `batch` rows before padding, `tokens` of all of them, `ms` from launch to result."""
 
-    trial: Ints
     kind: npt.NDArray[Any]
     batch: Ints
     tokens: Ints
@@ -41,7 +40,6 @@ def quiet_steps(run: Run, arm: str) -> QuietSteps | None:
         quiet &= ~((trial == number) & met)
     kind = np.asarray(steps.column("kind").to_pylist(), dtype=object)
     return QuietSteps(
-        trial=trial[quiet],
         kind=kind[quiet],
         batch=batch[quiet],
         tokens=tokens[quiet],

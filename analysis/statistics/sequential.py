@@ -17,13 +17,11 @@ References
 ----------
 [1] de la Peña, V. H. (1999). A general class of exponential inequalities for martingales and ratios.
 [2] Ville, J. (1939). Étude critique de la notion de collectif.
-[3] Vovk, V. and Wang, R. (2021). E-values: calibration, combination and applications.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,20 +126,6 @@ def evidence_of(
         payment=payment,
         whole=np.exp(_wholes(above, q) - _wholes(below, q)),
     )
-
-
-def adjusted(evidence: Sequence[float]) -> list[float]:
-    """Logarithms of e-values of several gates, each adjusted so that any of them errs with the chance of one [3].
-
-    The adjusted value is the least mean of the gate's own and of any number of smaller ones.
-    """
-    values = np.exp(np.minimum(np.asarray(evidence, dtype=np.float64), 700.0))
-    raised = []
-    for place, value in enumerate(values):
-        others = np.sort(np.delete(values, place))
-        means = (value + np.concatenate([[0.0], np.cumsum(others)])) / np.arange(1, len(values) + 1)
-        raised.append(float(np.log(max(means.min(), 1e-300))))
-    return raised
 
 
 def _grouped(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.statistics import sequential
 from analysis.statistics.compare import Sample
-from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, adjusted, evidence_of
+from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, evidence_of
 
 MARGIN = 0.1
 PER_BLOCK = 120
@@ -162,11 +162,3 @@ def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_no
     assert decision(1, harm=[0.0, math.log(25)]) == ("FAIL", 1)
     assert decision(2, harm=[0.0, math.log(25)]) is None
     assert decision(9, safety=[math.log(25), 0.0]) == ("PASS", 0), "what was decided stands"
-
-
-@given(st.lists(st.floats(-20, 20), min_size=1, max_size=6))
-def test_adjusted_evidence_is_the_least_mean_with_smaller_ones(logarithms: list[float]) -> None:
-    raised = adjusted(logarithms)
-    assert all(after <= before + 1e-9 for before, after in zip(logarithms, raised, strict=True))
-    assert max(raised) >= max(logarithms) - math.log(len(logarithms)) - 1e-9, "the mean of all is at least its share"
-    assert adjusted(logarithms[:1]) == pytest.approx(logarithms[:1])
