@@ -8,9 +8,10 @@ from typing import Any
 
 from analysis.foresight.plan import Goal, Need, joined_plan, least_length, limits_for
 from analysis.judging.gates import FAIL
-from analysis.judging.judgement import judge, judge_target
+from analysis.judging.judgement import judge
 from analysis.judging.load_steps import is_search
 from analysis.judging.planner import Noise, comparison_needed_s, decidable_margin, starts_needed
+from analysis.judging.run_gates import judge_target
 from analysis.judging.validity import LENGTH_CHECKS
 from analysis.records.run_records import read_run
 from analysis.records.tables import RecordError

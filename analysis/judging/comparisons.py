@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Ints
+from analysis.judging.paths import Path, looked_at
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import start_spread
 from analysis.run.machines import Machines
@@ -31,6 +32,7 @@ class Comparisons:
     have `apart`: what gates, of each machine by itself, where there are several."""
 
     gated: tuple[Comparison, ...] = ()
+    paths: tuple[Path, ...] = ()  # of those that gate, where the run is looked at while it goes on
     apart: tuple[Comparison, ...] = ()
     beside: tuple[Comparison, ...] = ()
 
@@ -38,6 +40,7 @@ class Comparisons:
 def comparisons(run: Run) -> Comparisons:
     """All comparisons of the run. Failures are adjusted over arms and gated metrics, and over nothing else."""
     gated: list[Comparison] = []
+    paths: list[Path] = []
     beside: list[Comparison] = []
     apart: list[Comparison] = []
     for arm in run.treatments:
@@ -50,14 +53,43 @@ def comparisons(run: Run) -> Comparisons:
                 items = _compared(run, arm, metric, phase, rows.paired, samples, qs)
                 gating = [item for item in items if item.quantile in gates]
                 beside += [item for item in items if item.quantile not in gates]
-                gated += _as_asked(run, arm, samples, gating)
+                decided, grown = _looked_at(run, samples, _as_asked(run, arm, samples, gating))
+                gated += decided
+                paths += grown
                 if gating and len(run.machines) > 1:
                     apart += _apart(run, arm, metric, rows.paired, samples, gates)
     return Comparisons(
-        gated=tuple(decide(gated)),
+        gated=tuple(gated if run.limits.sequential else decide(gated)),
+        paths=tuple(paths),
         apart=tuple(apart),
         beside=tuple(replace(item, reason=description(item)) for item in beside),
     )
+
+
+def gated_comparisons(run: Run) -> Comparisons:
+    """Those that gate, of a run that is looked at while it goes on, and nothing else."""
+    gated: list[Comparison] = []
+    paths: list[Path] = []
+    for arm in run.treatments:
+        rows = _rows(run, arm, "steady")
+        for metric in run.limits.metrics:
+            samples = _samples(run, metric, rows)
+            items = _compared(run, arm, metric, "steady", rows.paired, samples, run.limits.quantiles)
+            decided, grown = _looked_at(run, samples, _as_asked(run, arm, samples, items))
+            gated += decided
+            paths += grown
+    return Comparisons(gated=tuple(gated), paths=tuple(paths))
+
+
+def _looked_at(
+    run: Run, samples: tuple[Sample, Sample], items: Sequence[Comparison]
+) -> tuple[Sequence[Comparison], list[Path]]:
+    """The comparisons as their evidence decides them, with its paths; as they are where there is one look alone."""
+    if not run.limits.sequential:
+        return items, []
+    gates = len(run.treatments) * len(run.limits.metrics) * len(run.limits.quantiles)
+    looked = [looked_at(run, item, samples, gates=gates) for item in items]
+    return [item for item, _ in looked], [path for _, path in looked]
 
 
 def _as_asked(run: Run, arm: str, samples: tuple[Sample, Sample], whole: Sequence[Comparison]) -> Sequence[Comparison]:

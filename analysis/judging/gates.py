@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.judging.paths import Path
 from analysis.judging.rates import RateComparison
 from analysis.judging.wording import counted, digits, percent
 from analysis.run.slo import ShareResult
@@ -48,6 +49,7 @@ class Gate:
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None
     unseen: bool = False  # open because the arm is only seen from outside
+    path: Path | None = None  # how its evidence grew, where it may be looked at while it forms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,9 @@ class CompileFacts:
     kernels: int = 0  # of the recompiles: kernels that a compiler beside torch's made
 
 
-def noninferiority_gate(comparison: Comparison, needed_s: float | None, needed_starts: int | None = None) -> Gate:
+def noninferiority_gate(
+    comparison: Comparison, needed_s: float | None, needed_starts: int | None = None, path: Path | None = None
+) -> Gate:
     """The gate that a decided comparison makes."""
     return Gate(
         arm=comparison.arm,
@@ -82,6 +86,7 @@ def noninferiority_gate(comparison: Comparison, needed_s: float | None, needed_s
         high=None if comparison.high is None else max(comparison.high, comparison.whole or 0.0),
         needed_s=needed_s if comparison.verdict == INCONCLUSIVE else None,
         needed_starts=needed_starts if comparison.verdict == INCONCLUSIVE else None,
+        path=path,
     )
 
 

@@ -20,7 +20,7 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-_KIND_ORDER = {
+KIND_ORDER = {
     "parity": -1,
     "recompile": 0,
     "error": 1,
@@ -40,7 +40,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     # Whatever else is true of a run that overloaded its arms, it is true of an overload.
     parts = [f"{check.reason} {check.remedy}" for check in checks if _is_overload(check, open_arms)]
     for arm in sorted(arms, key=lambda name: ((FAIL, INCONCLUSIVE, PASS).index(arms[name]), list(arms).index(name))):
-        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: _KIND_ORDER[gate.kind])
+        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind])
         if arms[arm] == FAIL:
             first = next(gate for gate in own if gate.verdict == FAIL)
             parts.append(f"{arm} must not replace {control}: {_clause(first.reason)}.")

@@ -96,7 +96,7 @@ class Run:
         events = compile_events(placed, requests, stalling=_stalling_kinds(infos))
         # Arms that take turns meet only in a block that holds a turn of each.
         width_s = block_s * len(arms) if design == "switchback" else block_s
-        trials = trials_of(requests, infos, width_s)
+        trials = trials_of(requests, infos, width_s, whole=limits.sequential)
         block = block_numbers(trials, width_s, requests.trial, requests.start_ns)
         cold = np.zeros(len(requests), dtype=np.bool_)
         for trial in trials:
@@ -314,6 +314,11 @@ class Run:
     def in_turn(self) -> bool:
         """Whether some trial had only some of the arms, so that they did not get the same requests."""
         return any(len(self.trials_of(arm)) < len(self.trials) for arm in self.arms)
+
+    @property
+    def ended_arms(self) -> frozenset[str]:
+        """The arms that got no more from some instant of a trial on, while others did."""
+        return frozenset(str(arm) for info in self.infos for arm in mapping(info.get("ended_arms")))
 
     def times_per_answer(self, arm: str) -> tuple[int, int]:
         """(times recorded, tokens answered) over the completed answers: fewer times than tokens come in chunks."""

@@ -43,6 +43,7 @@ class Units:
     missed: Bools
     row: Ints  # the request
     at_ns: Ints  # when the request was due, or the gap ended
+    ms: npt.NDArray[Any] | None = None  # how long each took, NaN where that is unknown; None: failures are counted
 
 
 def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
@@ -52,10 +53,11 @@ def units(requests: Requests, mask: Bools, target: SloTarget) -> Units:
     """
     if target.metric == "itl":
         gaps = gaps_of(requests, np.flatnonzero(mask))
-        return Units(missed=_beyond(gaps.ms, target) | gaps.failed, row=gaps.row, at_ns=gaps.end_ns)
+        return Units(missed=_beyond(gaps.ms, target) | gaps.failed, row=gaps.row, at_ns=gaps.end_ns, ms=gaps.ms)
     missed, counts = misses(requests, target)
     rows = np.flatnonzero(counts & mask)
-    return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows])
+    ms = None if target.quantile is None else requests.metric_ms(target.metric)[rows]
+    return Units(missed=missed[rows], row=rows, at_ns=requests.start_ns[rows], ms=ms)
 
 
 def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:

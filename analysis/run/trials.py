@@ -57,8 +57,13 @@ def planned_ends(infos: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     return ends
 
 
-def trials_of(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: float) -> tuple[Trial, ...]:
-    """The trials in order, each with its place in time, from what they say of themselves and from their requests."""
+def trials_of(
+    requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: float, *, whole: bool = False
+) -> tuple[Trial, ...]:
+    """The trials in order, each with its place in time, from what they say of themselves and from their requests.
+
+    `whole`: what is left over at the end is a block of its own, so that no block changes by what comes after it.
+    """
     by_number = {int(info["trial"]): info for info in infos}
     trials: list[Trial] = []
     first_block = 0
@@ -78,7 +83,7 @@ def trials_of(requests: Requests, infos: Sequence[Mapping[str, Any]], block_s: f
                 # It ends with its last answer, however long it was given.
                 seconds = max(min(seconds, (_range(requests.end_ns, own)[1] - start) / 1e9), 1e-9)
         # A last block shorter than half a block joins the one before it.
-        blocks = max(1, math.floor(seconds / block_s + 0.5))
+        blocks = max(1, math.ceil(seconds / block_s - 1e-6) if whole else math.floor(seconds / block_s + 0.5))
         trials.append(
             Trial(
                 number=trial,

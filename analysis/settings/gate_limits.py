@@ -73,6 +73,8 @@ class GateLimits(CompileBudget):
     draws: Annotated[int, Range(99, 1_000_000)] = 9999
     method: Method = "label swap"
     question: Question = "block"
+    # Gates are decided by evidence that may be looked at while it forms, and the run ends when all are.
+    sequential: bool = False
     # Of log latency over starts of one arm; counts as four starts.
     restart_spread: Annotated[float, Range(0.0, 1.0)] = RESTART_SPREAD
     # The same over compiles that search for kernels by timing them; 0: they are taken to find the same.
@@ -92,6 +94,11 @@ class GateLimits(CompileBudget):
             raise RecordError(f"gates.quantiles is {list(self.quantiles)}: name one or more, each once, such as 0.99")
         for quantile in self.quantiles:
             _QUANTILE.check("gates.quantiles", quantile)
+        if self.sequential and (self.question, self.method) != ("block", "label swap"):
+            raise RecordError(
+                f'gates.sequential asks for question = "block" and method = "label swap", not "{self.question}" and '
+                f'"{self.method}": leave them out'
+            )
         for metric, margin in self.margins.items():
             if metric not in self.metrics:
                 raise RecordError(f"gates.margins.{metric} is for a metric that is not in gates.metrics: add it there")
@@ -116,6 +123,10 @@ class GateLimits(CompileBudget):
         full = filled(table, task)
         known = numbers_of(cls, full, "gates")
         known |= {key: full[key] for key in ("method", "question", "cold") if key in full}
+        if "sequential" in full:
+            if not isinstance(full["sequential"], bool):
+                raise RecordError(f"gates.sequential is {full['sequential']!r}: give true or false")
+            known["sequential"] = full["sequential"]
         if "metrics" in full:
             metrics = full["metrics"]
             if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):

@@ -22,6 +22,7 @@ References
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +44,10 @@ _LEAST_VARIANCE = 0.5
 _PRIOR_STARTS = 4.0
 _SMALLEST_MS = 1e-3
 _BIN = 1e-3  # in log latency
+# Log ratios at which limits are looked for.
+_STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.6])
+_TRIED = np.concatenate((-_STEPS[::-1], [0.0], _STEPS))
+
 
 Outcome = Literal["PASS", "FAIL"]
 
@@ -85,16 +90,71 @@ class Evidence:
         return outcome, group
 
 
-def evidence_of(
-    treatment: Sample,
-    control: Sample,
-    *,
-    q: float,
-    margin: float,
-    blocks: int,
-    restart_spread: float = RESTART_SPREAD,
-) -> Evidence:
-    """The evidence after each group of `blocks` blocks or more; empty where the arms share none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Both samples cut into groups: the log latencies of each, the last block of each, and its trial."""
+
+    treatment: Sequence[Floats]
+    control: Sequence[Floats]
+    last_block: Ints
+    trial: Ints
+    q: float
+    restart_spread: float
+
+    def __len__(self) -> int:
+        return len(self.last_block)
+
+    def evidence(self, margin: float) -> Evidence:
+        """The evidence after each group against a ratio of 1 + margin; empty where there is no group."""
+        if not len(self):
+            empty = np.zeros(0)
+            return Evidence(
+                margin=margin, last_block=self.last_block, harm=empty, safety=empty, payment=empty, whole=empty
+            )
+        anchor = math.log1p(margin)
+        scores = np.zeros((3, len(self)))
+        differences = np.zeros(len(self))
+        for number, (one, two) in enumerate(zip(self.treatment, self.control, strict=True)):
+            differences[number] = one.mean() - two.mean()
+            for row, shift in enumerate((0.0, -_SPAN, _SPAN)):
+                scores[row, number] = _score(one - anchor - shift, two, self.q)
+        payment = _payments(scores, differences, self.trial, self.restart_spread)
+        stakes = _STAKES[:, None] * scores[0]
+        lost = np.logaddexp(stakes, -stakes) - math.log(2.0)  # log cosh
+        return Evidence(
+            margin=margin,
+            last_block=self.last_block,
+            harm=_mixed(np.cumsum(stakes - lost, axis=1) / payment),
+            safety=_mixed(np.cumsum(-stakes - lost, axis=1) / payment),
+            payment=payment,
+            whole=np.exp(_wholes(self.treatment, self.q) - _wholes(self.control, self.q)),
+        )
+
+    def limits(self, *, alpha: float) -> tuple[Floats, Floats]:
+        """The limits of the ratio after each group, (groups,) each: one-sided, at level alpha over all looks together.
+
+        A ratio below `low` was refuted by evidence of harm, one above `high` by evidence of safety, at this group or
+        before. 0 and infinity where nothing was refuted yet. Between the ratios that are tried, where the evidence
+        crosses is taken from a straight line.
+        """
+        low, high = np.zeros(len(self)), np.full(len(self), math.inf)
+        if not len(self):
+            return low, high
+        tried = [self.evidence(math.expm1(ratio)) for ratio in _TRIED]
+        harm = np.array([item.harm for item in tried])
+        safety = np.array([item.safety for item in tried])
+        for group in range(len(self)):
+            reached = _crossing(_TRIED, harm[:, group], -math.log(alpha))
+            low[group] = 0.0 if reached is None else math.exp(reached)
+            reached = _crossing(-_TRIED[::-1], safety[::-1, group], -math.log(alpha))
+            high[group] = math.inf if reached is None else math.exp(-reached)
+        return np.maximum.accumulate(low), np.minimum.accumulate(high)
+
+
+def groups_for(
+    treatment: Sample, control: Sample, *, q: float, blocks: int, restart_spread: float = RESTART_SPREAD
+) -> Groups:
+    """The groups of `blocks` blocks or more; none where the samples share no block.
 
     A group is closed once it holds a few requests beyond its quantile and no jam goes on, in which one piece of luck
     lasts; it never reaches over two trials. Which blocks make a group depends on both arms alike, not on which was
@@ -103,29 +163,28 @@ def evidence_of(
     """
     numbered = _grouped(treatment, control, q=q, least=blocks)
     if numbered is None:
-        empty = np.zeros(0)
         none = np.zeros(0, dtype=np.int64)
-        return Evidence(margin=margin, last_block=none, harm=empty, safety=empty, payment=empty, whole=empty)
-    (own, other), last_block, trial = numbered
-    anchor, groups = math.log1p(margin), len(last_block)
-    above, below = (_by_group(sample.values, group, groups) for sample, group in ((treatment, own), (control, other)))
-    scores = np.zeros((3, groups))
-    differences = np.zeros(groups)
-    for number, (one, two) in enumerate(zip(above, below, strict=True)):
-        differences[number] = one.mean() - two.mean()
-        for row, shift in enumerate((0.0, -_SPAN, _SPAN)):
-            scores[row, number] = _score(one - anchor - shift, two, q)
-    payment = _payments(scores, differences, trial, restart_spread)
-    stakes = _STAKES[:, None] * scores[0]
-    lost = np.logaddexp(stakes, -stakes) - math.log(2.0)  # log cosh
-    return Evidence(
-        margin=margin,
-        last_block=last_block,
-        harm=_mixed(np.cumsum(stakes - lost, axis=1) / payment),
-        safety=_mixed(np.cumsum(-stakes - lost, axis=1) / payment),
-        payment=payment,
-        whole=np.exp(_wholes(above, q) - _wholes(below, q)),
+        return Groups(treatment=(), control=(), last_block=none, trial=none, q=q, restart_spread=restart_spread)
+    groups, last_block, trial = numbered
+    above, below = (
+        _by_group(sample.values, group, len(last_block))
+        for sample, group in zip((treatment, control), groups, strict=True)
     )
+    return Groups(
+        treatment=above, control=below, last_block=last_block, trial=trial, q=q, restart_spread=restart_spread
+    )
+
+
+def _crossing(ratios: Floats, evidence: Floats, needed: float) -> float | None:
+    """The largest of the rising `ratios` up to which the evidence is as much as is needed; None where it nowhere is."""
+    enough = evidence >= needed
+    if not enough[0]:
+        return None
+    last = len(ratios) - 1 if enough.all() else int(np.argmin(enough)) - 1
+    if last + 1 == len(ratios):
+        return float(ratios[last])
+    share = (evidence[last] - needed) / (evidence[last] - evidence[last + 1])
+    return float(ratios[last] + share * (ratios[last + 1] - ratios[last]))
 
 
 def _grouped(
@@ -177,7 +236,7 @@ def _by_group(values: Floats, group: Ints, groups: int) -> list[Floats]:
     return [logarithms[ends[number] : ends[number + 1]] for number in range(groups)]
 
 
-def _wholes(by_group: list[Floats], q: float) -> Floats:
+def _wholes(by_group: Sequence[Floats], q: float) -> Floats:
     """The quantile of all log latencies up to each group, to half a bin."""
     binned = [np.floor(item / _BIN).astype(np.int64) for item in by_group]
     lowest = min(int(item.min()) for item in binned)

@@ -38,6 +38,7 @@ from analysis.statistics.quantiles import ordered_interval, quantiles
 from analysis.summary.arms import arm_row
 from analysis.summary.bed import bed_row
 from analysis.summary.joined import joined_facts
+from analysis.summary.looks import looks_row
 from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
@@ -110,6 +111,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "series": latency_series(run),
         "distribution": _distribution(run),
         "design": _design(run),
+        **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),
@@ -161,10 +163,10 @@ def _rate_row(item: RateComparison, least: float | None) -> dict[str, Any]:
 
 
 def _gate_row(gate: Gate) -> dict[str, Any]:
-    row = asdict(gate)
-    for name in ("unseen", "low", "high"):
+    row = asdict(replace(gate, path=None))
+    for name in ("unseen", "low", "high", "path"):
         del row[name]
-    return row
+    return row | ({} if gate.path is None else {"decided_s": gate.path.decided_s})
 
 
 def _check_row(check: Check) -> dict[str, Any]:

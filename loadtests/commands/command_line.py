@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from servers.security import ServerTls, check_named, server_tls
 
 MOST_CHARACTERS = 1 << 16
 _LARGEST = sys.float_info.max
+_LONGEST_S = 7 * 86_400.0
 
 T = TypeVar("T")
 
@@ -91,6 +93,18 @@ def real(
         return value
 
     return parse
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """The type of lengths of time such as "90s", "60m" or "1.5h", in seconds; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip())
+    unit = _UNITS_S.get(match[2] or "s") if match else None
+    if match is None or unit is None or not 0 < float(match[1]) * unit <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length of time: give 90s, 60m or 1.5h, a week at most")
+    return float(match[1]) * unit
 
 
 def several(kind: Callable[[str], T], most: int = 1024) -> Callable[[str], tuple[T, ...]]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, count, real, seed
+from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, count, duration, real, seed
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
+from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
+from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
 from loadtests.trials.run_directory import has_requests
+from servers.fields import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -32,6 +36,7 @@ def add_arguments(parser: CommandParser) -> None:
         "  tailgate run canary.toml --trace AzureLLMInferenceTrace_conv.csv --set traffic.time_scale=2\n"
         "  tailgate run canary.toml --set arms[1].compile.mode=max-autotune\n"
         "  tailgate run canary.toml --set arms.compiled.replicas=2\n"
+        "  tailgate run canary.toml --until-decided --at-most 60m\n"
         "  tailgate run canary.toml --request-rate 8 --num-prompts 500 --goodput ttft:200 tpot:50",
     )
     add_experiment(parser)
@@ -43,9 +48,30 @@ def add_arguments(parser: CommandParser) -> None:
         help="replay the times and lengths of this trace (Azure CSV, Mooncake JSON Lines, or a CSV of your own)",
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
+    parser.add_argument(
+        "--until-decided",
+        action="store_true",
+        help="look at the run after every block, and end it once every gate is decided for good or none of it will be; "
+        "the verdict is right at any look (gates.sequential = true)",
+    )
+    parser.add_argument(
+        "--at-most",
+        type=duration,
+        metavar="TIME",
+        help="with --until-decided: the traffic of all trials together ends by then, such as 60m or 2h",
+    )
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
     _add_field_names(parser)
+
+
+def _until_decided(experiment: Experiment, at_most_s: float | None) -> Experiment:
+    """The experiment, which is looked at after every block and takes at most so long."""
+    traffic = experiment.traffic
+    if at_most_s is not None:
+        traffic = replace(traffic, duration_s=at_most_s / experiment.trials.count)
+    with as_config_error(RecordError):
+        return replace(experiment, traffic=traffic, gates=replace(experiment.gates, sequential=True))
 
 
 def _add_field_names(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +106,10 @@ def main(options: argparse.Namespace) -> int:
         flags=FieldFlags(**{item.name: getattr(options, item.name) for item in fields(FieldFlags)}),
         slo=options.slo,
     )
+    if options.until_decided:
+        experiment = _until_decided(experiment, options.at_most)
+    elif options.at_most is not None:
+        raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
     status = Status()
     orchestrator = Orchestrator(
         experiment, out=Path(options.out), status=status, arm_command=options.arm_command or ARM_COMMAND

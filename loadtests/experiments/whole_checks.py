@@ -36,6 +36,7 @@ def check_whole(experiment: Experiment) -> None:
     _check_external(experiment)
     _check_security(experiment)
     _check_pressure(experiment)
+    _check_sequential(experiment)
     with as_config_error(RecordError):
         check_goodput(experiment.goodput)
         targets = parse_slo(experiment.slo)
@@ -52,6 +53,24 @@ def check_whole(experiment: Experiment) -> None:
             raise ConfigError(
                 f"{what} but nothing says {lacking}: add a table [slo] or [goodput], such as p99_ttft_ms = 500 or "
                 "ttft = 200"
+            )
+
+
+def _check_sequential(experiment: Experiment) -> None:
+    """A run that ends when it is decided has nothing that must run its whole length."""
+    if not experiment.gates.sequential:
+        return
+    traffic = experiment.traffic
+    for key, is_set in (
+        ('traffic.arrivals = "saturation"', traffic.arrivals == "saturation"),
+        ("traffic.concurrency", traffic.concurrency > 0),
+        ("traffic.num_prompts", traffic.num_prompts > 0),
+        ("pressure", bool(experiment.pressure.phases)),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"gates.sequential (--until-decided) ends the run once it is decided, but {key} asks for its whole "
+                "length: leave one of the two out"
             )
 
 

@@ -46,18 +46,19 @@ class ClosedLoop:
         self._slots = config.concurrency // workers + (worker < config.concurrency % workers)
         self._seed = (config.seed, config.trial, worker)
         self._prepare, self._launch = prepare, launch
+        self.end_ns = 0  # no request starts at it or later
         self._greenlets: list[gevent.Greenlet[..., None]] = []
         everywhere = EVERY_ARM in schedule.table["arm"].to_pylist()
         self._arms: tuple[str | None, ...] = config.arms if everywhere else (None,)
 
     def run(self, start_ns: int) -> None:
         """Every slot has sent its last request and has its answer. An error in one ends all and is raised."""
-        end_ns = start_ns + int(self._config.duration_s * 1e9)
+        self.end_ns = start_ns + int(self._config.duration_s * 1e9)
         try:
             for arm in self._arms:
                 rows = self._rows(arm)
                 for number in range(self._slots):
-                    self._greenlets.append(gevent.spawn(self._slot, rows, number, start_ns, end_ns))
+                    self._greenlets.append(gevent.spawn(self._slot, rows, number, start_ns))
             gevent.joinall(self._greenlets, raise_error=True)
         finally:
             gevent.killall(self._greenlets, block=False)
@@ -70,7 +71,7 @@ class ClosedLoop:
             if self._config.num_prompts or not len(self._schedule):
                 return
 
-    def _slot(self, rows: Iterator[tuple[PlannedRequest, str]], number: int, start_ns: int, end_ns: int) -> None:
+    def _slot(self, rows: Iterator[tuple[PlannedRequest, str]], number: int, start_ns: int) -> None:
         # Arms get the same pauses: only their answers differ.
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number,)))
 
@@ -87,7 +88,7 @@ class ClosedLoop:
 
         pending = following()
         gevent.sleep(max(0.0, (start_ns - now_ns()) / 1e9))
-        while pending is not None and now_ns() < end_ns:
+        while pending is not None and now_ns() < self.end_ns:
             prepared, ended = pending
             self._launch(prepared, now_ns())
             pending = following()  # encoded while the answer is awaited

@@ -107,6 +107,10 @@ class Generator:
         self._dispatcher: gevent.Greenlet[..., None] | None = None
         self._preparer: Preparer | None = None
         self._stopped = False
+        self._next_ns = 0  # when the next request is due, of those not sent yet
+        self._pending_ns = 0
+        self._end_ns: int | None = None
+        self._ends_ns: dict[str | None, int] = {}
         self.failure: str | None = None
         self._chores = [gevent.spawn(self._book_for_ever), gevent.spawn(self._tick), gevent.spawn(self._heartbeat)]
 
@@ -130,6 +134,8 @@ class Generator:
     def launch(self, prepared: Prepared, scheduled_ns: int) -> None:
         """The copies are on their way, or held by the cap. Never waits. The lag is now minus `scheduled_ns`."""
         self._log.lag.add(now_ns() - scheduled_ns)
+        if self._ends_ns:
+            prepared = tuple(copy for copy in prepared if scheduled_ns < self._ends_ns.get(copy.arm, scheduled_ns + 1))
         for copy in prepared:
             copy.scheduled_ns = scheduled_ns
             self._log.begun(copy.arm)
@@ -160,7 +166,26 @@ class Generator:
         self._log.start_ns = start_ns
         self._dispatcher = gevent.spawn(self._dispatch if self._closed is None else self._run_closed, start_ns)
         self._dispatcher.get()
+        if self._end_ns is not None or self._ends_ns:
+            self._log.planned = self._log.started
         return self._wait_drained() and not self._stopped
+
+    def end_at(self, at_ns: int) -> None:
+        """Nothing that is due at `at_ns` or later is sent; what is under way then goes on to its end."""
+        self._end_ns = at_ns
+        if self._closed is not None:
+            self._closed.end_ns = at_ns
+        gevent.spawn(self._end_dispatch, at_ns)
+
+    def end_arm_at(self, arm: str, at_ns: int) -> None:
+        """The same of the copies that are pinned to one arm; the others' go on."""
+        self._ends_ns[arm] = at_ns
+
+    def _end_dispatch(self, at_ns: int) -> None:
+        sleep_until(at_ns)
+        # One that is behind its schedule still sends what was due before.
+        if self._dispatcher is not None and self._closed is None and self._next_ns >= at_ns:
+            self._dispatcher.kill(block=False)
 
     def _wait_drained(self) -> bool:
         """Whether all calls ended by themselves before the drain time was over and while one could be in time."""
@@ -246,7 +271,9 @@ class Generator:
     def _dispatch(self, start_ns: int) -> None:
         in_a_row = 0
         for offset_ns, prepared in self._preparer or ():
-            scheduled_ns = start_ns + offset_ns
+            scheduled_ns = self._next_ns = start_ns + offset_ns
+            if self._end_ns is not None and scheduled_ns >= self._end_ns:
+                return
             in_a_row += 1
             if scheduled_ns > now_ns():
                 sleep_until(scheduled_ns)
@@ -325,9 +352,21 @@ class Generator:
         if not self._inflight and not self._ended and not any(self._held.values()):
             self._idle.set()
 
+    def _pending(self) -> int:
+        """The instant before which all that was due has ended and was recorded."""
+        copies = [call.tag for call in self._inflight] + [copy for _, copy, _ in self._ended]
+        copies += [held[0] for held in self._held.values() if held]
+        sending = self._dispatcher is not None and not self._dispatcher.ready() and self._closed is None
+        until_ns = min(now_ns(), self._next_ns) if sending else now_ns()
+        return min((copy.scheduled_ns for copy in copies), default=until_ns)
+
     def _tick(self) -> None:
         while True:
             gevent.sleep(1.0)
+            if self._recorder is None or not self._recorder.file.waiting_bytes:
+                # What had ended a second ago is on disk by now.
+                self._log.settled_ns = self._pending_ns or None
+            self._pending_ns = self._pending() if self._log.started else 0
             if self._recorder is not None:
                 self._guarded(self._recorder.flush)
             self._guarded(self._log.refresh)

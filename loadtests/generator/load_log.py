@@ -27,8 +27,9 @@ class LoadLog:
     generator-<worker>.json holds the counts, the schedule lag (actual minus scheduled start; starts held back by a
     concurrency cap do not count), the loop lag (how late a waiting greenlet ran, the error of every token time), CPU
     (of the whole process, and second by second of the thread that keeps the schedule), time spent collecting garbage,
-    and how many records are in the file or were dropped. progress-<worker>.json holds live quantiles: "arms" over the
-    last 10 s, "overall" over the newest answers, both with counts since the start. Counts are of requests as sent: a
+    how many records are in the file or were dropped, and the instant before which all that was due has ended and is in
+    the file, on this process's clock. progress-<worker>.json holds live quantiles: "arms" over the last 10 s, "overall"
+    over the newest answers, both with counts since the start. Counts are of requests as sent: a
     mirrored request is one for each arm.
 
     `on_write` is given both contents each time. `clock` is how this process's clock compares with the master's, `bed`
@@ -55,6 +56,7 @@ class LoadLog:
         self.failed = 0
         self.unrecorded = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
+        self.settled_ns: int | None = None  # all that was due before has ended and is on disk
         self.lag = LagHistogram()
         self.loop_lag = LagHistogram()
         self.cpu = CpuShare()
@@ -109,6 +111,7 @@ class LoadLog:
             "cpu": self.cpu.summary(),
             "wall_s": round((now_ns() - self._wall_ns) / 1e9, 3),
             "start_ns": self.start_ns,
+            "settled_ns": self.settled_ns,
             "clock": self.clock,
             **({} if self.bed is None else {"bed": self.bed}),
             "error": self.error,

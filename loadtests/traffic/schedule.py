@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
@@ -123,6 +124,15 @@ class Schedule:
         if self.design == "mirrored":
             return dict.fromkeys(self.arms, len(self))
         return {arm: int(pc.sum(pc.equal(self.table["arm"], arm)).as_py() or 0) for arm in self.arms}
+
+    def planned_before(self, offset_ns: int, *, arms: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+        """`planned`, of what is due before the offset, and before that of an arm in `arms`."""
+        return {
+            arm: replace(
+                self, table=self.table.filter(pa.array(self.offset_ns < min(offset_ns, arms.get(arm, offset_ns))))
+            ).planned[arm]
+            for arm in self.planned
+        }
 
     def copies(self, arms: Sequence[str]) -> int | None:
         """Requests as they are sent: one that goes to every arm counts for each. None: a closed loop plans none."""

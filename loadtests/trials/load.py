@@ -22,6 +22,7 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.processes import Child, child_environment, describe_exit
 from loadtests.trials.progress import read_load, read_workers
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
+from loadtests.workers.end_file import write_end
 
 # -P: a directory called `locust` where the user stands must not be imported instead.
 _LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
@@ -119,6 +120,11 @@ class LoadGenerator:
             starts = [start for path in trial.folder.glob("generator-[0-9]*.json") if (start := _start_ns(path))]
             trial.facts.start_ns = max(starts, default=None)
             trial.write_facts()
+
+    def end(self, at_ns: int | None, arms: Mapping[str, int]) -> None:
+        """Nothing that is due at `at_ns` or later is sent, nor to an arm at its own instant or later. What is under way
+        goes on to its end."""
+        write_end(self._trial.folder, at_ns=at_ns, arms=arms)
 
     def stop(self) -> None:
         """Locust is gone and its records are on disk."""

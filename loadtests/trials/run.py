@@ -21,6 +21,7 @@ from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.environment import describe_environment
 from loadtests.trials.errors import RunError, StopRequestedError
+from loadtests.trials.judge import Judge
 from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 from loadtests.trials.preflight import check_experiment, check_writable
 from loadtests.trials.progress import Status
@@ -72,6 +73,7 @@ class Orchestrator:
         self._schedules: TrialSchedules | None = None
         # What a kill must end.
         self._running: Trial | ParityRun | None = None
+        self._judge: Judge | None = None
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
         self._interrupted = False
@@ -85,6 +87,8 @@ class Orchestrator:
         self._interrupted = True
         if self._running is not None:
             self._running.kill()
+        if self._judge is not None:
+            self._judge.kill()
 
     def prepare(self) -> TrialSchedules:
         """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
@@ -112,6 +116,8 @@ class Orchestrator:
                 parity = self._measure_parity(run_dir)
                 if parity["verdict"] == FAIL:
                     return ended(failed_parity=parity)
+            if experiment.gates.sequential:
+                self._judge = Judge(run_dir)
             self._run_trials(run_dir, schedules)
         except StopRequestedError:
             return ended(interrupted=True)
@@ -121,6 +127,11 @@ class Orchestrator:
             return ended(error=f"{error}: see {run_dir}")
         except Exception as error:  # what was recorded until then is judged all the same
             return ended(error=fault(error, run_dir))
+        finally:
+            if self._judge is not None:
+                if failure := self._judge.failure():
+                    status.note(failure)
+                self._judge.stop()
         return RunOutcome(run_dir=run_dir, complete=True)
 
     def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
@@ -147,7 +158,10 @@ class Orchestrator:
                 rates = schedules.next_rates(run_dir)
                 self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
             schedule = schedules.draw(number, rates)
-            self._run_trial(self._context(in_trial(self.experiment, number), number, run_dir, schedule), schedule)
+            context = self._context(in_trial(self.experiment, number), number, run_dir, schedule)
+            self._run_trial(context, schedule)
+            if context.facts.ended is not None:
+                return
 
     def _context(self, experiment: Experiment, number: int, run_dir: Path, schedule: Schedule) -> TrialContext:
         """What every part of trial number `number` works with."""
@@ -168,6 +182,7 @@ class Orchestrator:
             shared_cache=self._shared_cache,
             arm_command=self._arm_command,
             expected=expected,
+            judge=self._judge,
         )
         clean = False
         try:

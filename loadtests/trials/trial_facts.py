@@ -14,7 +14,7 @@ from loadtests.traffic.schedule import Schedule
 from servers.config import STALLING_KINDS
 
 # Left out until they are known: a trial that was cut off has none.
-_LATE = ("final", "answers", "bed", "pressure", "ended")
+_LATE = ("final", "answers", "bed", "pressure", "ended", "ended_arms")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,8 @@ class TrialFacts:
     pressure: list[dict[str, Any]] | None = None  # what weighed on the machines, and from when to when
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
-    ended: str | None = None  # why a search ended the trial before its time; None where it did not
+    ended: str | None = None  # why the trial was ended before its time; None where it was not
+    ended_arms: dict[str, dict[str, Any]] | None = None  # arms that got no more from an instant on, and why
 
     @classmethod
     def of(cls, experiment: Experiment, number: int, schedule: Schedule) -> Self:

@@ -22,14 +22,30 @@ from analysis.records.documents import write_document
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import clock_identity, host_identity
+from loadtests.workers.end_file import END_FILE
 from loadtests.workers.host_watch import write_samples
-from loadtests.workers.messages import ACCOUNT, ASSIGN, BED, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
+from loadtests.workers.messages import (
+    ACCOUNT,
+    ASSIGN,
+    BED,
+    CLOCK,
+    DONE,
+    END,
+    KEPT,
+    PART,
+    PROTOCOL,
+    READY,
+    ROWS,
+    START,
+    STOP,
+)
 from loadtests.workers.shipping import Inbox, ShareParts
 from servers.clock import now_ns
 
 logger = logging.getLogger("tailgate")
 
 START_DELAY_NS = 2_000_000_000
+_END_EVERY_S = 0.2
 _STOP_WITHIN_S = 8.0  # for the last records after an interrupt
 
 
@@ -106,6 +122,7 @@ class Master:
         for load in self._loads.values():
             self._send(ASSIGN, {"worker": load.number, **trial}, load)
         gevent.spawn(self._watch)
+        gevent.spawn(self._watch_end)
 
     def stop(self) -> None:
         """Load processes on other hosts have stopped, or had some seconds to hand over their last records."""
@@ -243,6 +260,19 @@ class Master:
                     logger.error("load process %d is lost (%s); its records end at its last flush", load.number, why)
                     self._mark_lost(load, why)
                     self._ended(load)
+
+    def _watch_end(self) -> None:
+        """Every load process knows when the load is to end before its time, as soon as end.json says so."""
+        path, told = self._records / END_FILE, ""
+        while self._running:
+            gevent.sleep(_END_EVERY_S)
+            try:
+                text = path.read_text(encoding="utf-8")
+            except OSError:
+                continue
+            if text != told:
+                told = text
+                self._runner.send_message(END, json.loads(text))
 
     def _fail(self, why: str) -> None:
         """The trial ends without success."""

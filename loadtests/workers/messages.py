@@ -2,6 +2,8 @@
 
 # Master to worker, or to all of them.
 ASSIGN, START, STOP = "tailgate_assign", "tailgate_start", "tailgate_stop"
+# Nothing that is due at an instant or later is sent, to any arm or to some; what is under way goes on.
+END = "tailgate_end"
 # Worker to master.
 READY, DONE = "tailgate_ready", "tailgate_done"
 # Both ways, only with workers that have a disk of their own: the request for a part of the share and the part, a
@@ -10,4 +12,4 @@ PART, CLOCK, ROWS, KEPT, ACCOUNT = (f"tailgate_{name}" for name in ("part", "clo
 # Samples of the worker's host at the end of a trial, and how far they have come.
 BED = "tailgate_bed"
 
-PROTOCOL = 3  # of all these messages: raise it with any change that an older worker would misread
+PROTOCOL = 4  # of all these messages: raise it with any change that an older worker would misread

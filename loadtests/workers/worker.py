@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,21 @@ from loadtests.traffic.schedule import Schedule
 from loadtests.workers.clock_offsets import ClockComparison, Exchange, clock_identity, host_identity
 from loadtests.workers.host_watch import HostWatch
 from loadtests.workers.load_process import LoadProcess
-from loadtests.workers.messages import ACCOUNT, ASSIGN, BED, CLOCK, DONE, KEPT, PART, PROTOCOL, READY, ROWS, START, STOP
+from loadtests.workers.messages import (
+    ACCOUNT,
+    ASSIGN,
+    BED,
+    CLOCK,
+    DONE,
+    END,
+    KEPT,
+    PART,
+    PROTOCOL,
+    READY,
+    ROWS,
+    START,
+    STOP,
+)
 from loadtests.workers.shipping import Outbox, new_folder
 from servers.clock import now_ns
 from servers.fields import ConfigError
@@ -54,10 +68,12 @@ class Worker:
         self._outbox: Outbox | None = None
         self._watch: HostWatch | None = None
         self._heard_ns = 0
+        self._settled_ns: int | None = None
         self._reported = False
         listeners: dict[str, Callable[[dict[str, Any]], Any]] = {
             ASSIGN: lambda data: gevent.spawn(self._prepare, **data),
             START: lambda data: gevent.spawn(self._drive, int(data["start_ns"])),
+            END: self._on_end,
             STOP: lambda data: gevent.spawn(self._finish, None, _SHIP_WITHIN_S_STOPPED),
         }
         if keep is not None:
@@ -80,6 +96,16 @@ class Worker:
         if data["identity"] and data["identity"] == clock_identity():
             self._clock.same()
         self._clock.add(Exchange(data["sent_ns"], data["received_ns"], data["answered_ns"], self._heard_ns))
+
+    def _on_end(self, data: dict[str, Any]) -> None:
+        generator = self._load.generator
+        if generator is None:
+            return
+        offset_ns = self._clock.at(now_ns())[0]
+        if data.get("at_ns"):
+            generator.end_at(int(data["at_ns"]) - offset_ns)
+        for arm, at_ns in data.get("arms", {}).items():
+            generator.end_arm_at(arm, int(at_ns) - offset_ns)
 
     def _on_kept(self, data: dict[str, Any]) -> None:
         if self._outbox is not None:
@@ -181,9 +207,18 @@ class Worker:
         log = self._load.log
         assert log is not None
         log.clock = self._clock_now()
-        log.on_write = lambda account, progress: self._send(ACCOUNT, {"account": account, "progress": progress})
+        log.on_write = lambda account, progress: self._send(
+            ACCOUNT, {"account": {**account, "settled_ns": self._settled_there(account)}, "progress": progress}
+        )
         log.refresh()  # the master knows from now on that this process exists
         gevent.spawn(self._compare_for_ever, log)
+
+    def _settled_there(self, account: Mapping[str, Any]) -> int | None:
+        """Up to which instant of the master's clock all that was due has ended and is on its disk."""
+        settled_ns = account.get("settled_ns")
+        if settled_ns is not None and self._outbox is not None and not self._outbox.unacknowledged_rows:
+            self._settled_ns = int(settled_ns) + self._clock.at(now_ns())[0]
+        return self._settled_ns
 
     def _watch_host(self, config: TrialConfig, folder: Path, worker: int) -> None:
         if not config.sample_s:

@@ -259,3 +259,28 @@ def test_a_really_recompiling_arm_fails_by_its_recompiles_and_the_records_say_wh
     assert naive["compile"]["recompiles"] == len(serving)
     failed = {gate["gate"] for gate in summary["gates"] if gate["verdict"] == "FAIL"}
     assert "recompiles" in failed
+
+
+def test_a_run_that_may_be_looked_at_ends_when_it_is_decided(tmp_path: Path) -> None:
+    settings = ["--until-decided", "--at-most", "80s", "--seed", "3", "--out", "out"]
+    settings += ["--set", "traffic.block_s=1", "--set", "traffic.rate=30", "--set", "gates.cold_s=2"]
+    settings += ["--set", "trials.starting_at_once=3", "--set", "trials.count=2", "--set", "gates.margin=1.0"]
+    done = with_fake_arms(["run", "demo", *settings], tmp_path)
+    line = last_line(done)
+    assert line["verdict"] == "FAIL", done.stderr
+    run_dir = tmp_path / line["run_dir"]
+    trial = json.loads((run_dir / "trial-01" / "trial.json").read_text())
+    assert list(trial["ended_arms"]) == ["compiled-naive"]
+    assert "recompile" in trial["ended_arms"]["compiled-naive"]["why"]
+    assert trial["ended"].startswith("decided after")
+    assert trial["duration_s"] < 40
+    assert not (run_dir / "trial-02").exists()
+    planned = trial["planned"]
+    assert planned["compiled-naive"] < planned["eager"] == planned["compiled-padded"]
+    assert len(requests(run_dir)) == sum(planned.values()), "all that was due was sent and has ended"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    blocking = {check["check"] for check in summary["validity"] if not check["ok"]}
+    assert not blocking & {"complete", "arms", "load processes", "cut requests", "pairs", "blocks", "run length"}
+    looks = [json.loads(text) for text in (run_dir / "looks.jsonl").read_text().splitlines()]
+    assert looks[-1]["decided"]
+    assert "SIGKILL" not in (run_dir / "looks.log").read_text()

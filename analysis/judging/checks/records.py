@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
@@ -45,9 +45,12 @@ def check_complete(
         return f"{number} ({own})" if own else str(number)
 
     # A search may end a trial on purpose, and says so: its steps until then are whole.
+    last = trials[-1] if trials else {}
     stopped = [named(int(trial["trial"])) for trial in trials if not trial.get("complete") and not trial.get("ended")]
     there = {int(trial["trial"]) for trial in trials}
-    missing = [named(number) for number in range(1, max([planned, *there]) + 1) if number not in there]
+    # Nor is a trial missing that was left out because the run was decided.
+    most = max(there, default=0) if last.get("ended") else max([planned, *there])
+    missing = [named(number) for number in range(1, most + 1) if number not in there]
     words = [f"Trial {', '.join(stopped)} was stopped before its end."] if stopped else []
     if missing:
         words.append(f"Trial {', '.join(missing)} is missing.")
@@ -62,13 +65,16 @@ def check_complete(
     )
 
 
-def check_counts(counts: Mapping[str, int], planned: Mapping[str, int], *, mirrored: bool) -> Check:
-    """Every arm got its requests: each of those planned, and under a mirrored design as many as the others."""
+def check_counts(
+    counts: Mapping[str, int], planned: Mapping[str, int], *, mirrored: bool, ended: Collection[str] = ()
+) -> Check:
+    """Every arm got its requests: each of those planned, and under a mirrored design as many as the others, but for
+    arms that `ended` before their time."""
     missing: list[str] = []
     worst = 0
     common = max(counts.values(), default=0) if mirrored else 0
     for arm, count in counts.items():
-        expected = max(planned.get(arm, 0), common)
+        expected = max(planned.get(arm, 0), 0 if arm in ended else common)
         short = expected - count
         worst = max(worst, short)
         if count == 0:

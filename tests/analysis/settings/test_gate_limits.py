@@ -56,7 +56,7 @@ def test_a_limit_out_of_range_is_refused_with_the_remedy(change, expected):
 
 def test_every_number_has_a_range():
     for item in fields(GateLimits):
-        if item.name not in ("metrics", "quantiles", "margins", "cold", "method"):
+        if item.name not in ("metrics", "quantiles", "margins", "cold", "method", "sequential"):
             with pytest.raises(RecordError, match=f"^gates.{item.name} is -1"):
                 GateLimits(**{item.name: -1})
     for item in fields(CompileBudget):

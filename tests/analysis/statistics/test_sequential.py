@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.statistics import sequential
 from analysis.statistics.compare import Sample
-from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, evidence_of
+from analysis.statistics.sequential import FEWEST_GROUPS, Evidence, Groups, groups_for
 
 MARGIN = 0.1
 PER_BLOCK = 120
@@ -28,7 +28,11 @@ def arm(rng: np.random.Generator, *, ratio: float = 1.0, blocks: int = 40, first
 
 
 def of(one: Sample, other: Sample, *, margin: float = MARGIN, restart_spread: float = 0.0) -> Evidence:
-    return evidence_of(one, other, q=0.99, margin=margin, blocks=2, restart_spread=restart_spread)
+    return groups(one, other, restart_spread=restart_spread).evidence(margin)
+
+
+def groups(one: Sample, other: Sample, *, restart_spread: float = 0.0) -> Groups:
+    return groups_for(one, other, q=0.99, blocks=2, restart_spread=restart_spread)
 
 
 def joined(*samples: Sample) -> Sample:
@@ -162,3 +166,33 @@ def test_a_failure_of_one_gate_among_many_needs_more_evidence_and_a_pass_does_no
     assert decision(1, harm=[0.0, math.log(25)]) == ("FAIL", 1)
     assert decision(2, harm=[0.0, math.log(25)]) is None
     assert decision(9, safety=[math.log(25), 0.0]) == ("PASS", 0), "what was decided stands"
+
+
+def test_the_limits_hold_the_true_ratio_at_every_look_and_close_in_on_it() -> None:
+    missed = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        low, high = groups(arm(rng, ratio=1.3), arm(rng)).limits(alpha=0.05)
+        missed += bool((low > 1.3).any() or (high < 1.3).any())
+        assert (low[1:] >= low[:-1]).all()
+        assert (high[1:] <= high[:-1]).all()
+        assert high[-1] / low[-1] < 1.6
+    assert missed <= 6, "0.05 to either side"
+
+
+def test_limits_and_decision_agree() -> None:
+    rng = np.random.default_rng(3)
+    both = groups(arm(rng, ratio=1.6), arm(rng))
+    decision = both.evidence(MARGIN).decision(alpha=0.05)
+    low, high = both.limits(alpha=0.05)
+    assert decision is not None
+    assert decision[0] == "FAIL"
+    assert low[decision[1]] >= 0.97 * (1.0 + MARGIN)
+    assert low[max(0, decision[1] - 1)] <= 1.03 * (1.0 + MARGIN)
+    assert np.isinf(high[0])
+
+
+def test_no_group_has_no_limit() -> None:
+    rng = np.random.default_rng(0)
+    low, high = groups(arm(rng, blocks=1), arm(rng, blocks=1)).limits(alpha=0.05)
+    assert len(low) == len(high) == 0

@@ -8,17 +8,19 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import gevent
 import pyarrow as pa
 import pytest
 
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
 from loadtests.generator.generator import MOST_UNBOOKED, Generator
 from loadtests.generator.load_log import LoadLog
 from loadtests.generator.record import SERVED_COLUMNS, RequestRecord
-from loadtests.generator.recorder import RequestRecorder
+from loadtests.generator.recorder import RequestRecorder, record_file
 from loadtests.generator.spool import Spool
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.prompt_words import prompt_words, token_ids
@@ -68,6 +70,9 @@ class Run:
         plan: Schedule,
         *,
         cut_after_s: float | None = None,
+        end_after_ms: int | None = None,
+        end_arm_after_ms: Mapping[str, int] | None = None,
+        beside: Callable[[LoadLog], None] | None = None,
         recorder: RequestRecorder | None = None,
         most_unbooked: int = MOST_UNBOOKED,
         **settings: object,
@@ -85,6 +90,12 @@ class Run:
         self.start_ns = now_ns() + 50 * MS
         if cut_after_s is not None:
             gevent.spawn_later(cut_after_s, generator.stop)
+        if end_after_ms is not None:
+            generator.end_at(self.start_ns + end_after_ms * MS)
+        for arm, after_ms in (end_arm_after_ms or {}).items():
+            generator.end_arm_at(arm, self.start_ns + after_ms * MS)
+        if beside is not None:
+            gevent.spawn(beside, self.log)
         self.ended = generator.run(self.start_ns)
         generator.stop()
         self.failure = generator.failure
@@ -361,3 +372,51 @@ def test_bad_trial_config_is_one_clear_line(tmp_path: Path, table: object, messa
 def test_schedule_that_cannot_be_routed_is_refused(arm: str | None, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Run(schedule([0], arm=arm), **{"targets": {"*": "a:1"}, **settings})
+
+
+class TestEarlyEnd:
+    def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_itself(
+        self, targets: dict[str, str]
+    ) -> None:
+        # The answers of 40 tokens are under way when the load ends.
+        run = Run(schedule(list(range(0, 3000, 20)), tokens=40), targets=targets, end_after_ms=300)
+        offsets = [record.scheduled_ns - run.start_ns for record in run.records]
+        assert run.ended
+        assert max(offsets) == 280 * MS
+        assert len(run.records) == 2 * 15
+        assert set(run.statuses()) == {"OK"}
+        assert run.log.planned == 30
+
+    def test_the_dispatcher_does_not_sleep_until_a_request_that_is_never_sent(self, targets: dict[str, str]) -> None:
+        began = time.monotonic()
+        run = Run(schedule([0, 60_000]), targets=targets, end_after_ms=200)
+        assert time.monotonic() - began < 10
+        assert (run.ended, len(run.records)) == (True, 2)
+
+    def test_one_arm_may_end_alone(self, targets: dict[str, str]) -> None:
+        run = Run(schedule(list(range(0, 500, 10))), targets=targets, end_arm_after_ms={"compiled": 200})
+        assert (len(run.statuses("eager")), len(run.statuses("compiled"))) == (50, 20)
+
+
+class TestSettled:
+    def test_what_was_due_before_it_has_ended_and_is_in_the_file(self, targets: dict[str, str], tmp_path: Path) -> None:
+        file = tmp_path / "requests.arrow"
+        seen: list[tuple[int, list[int]]] = []
+
+        def look(log: LoadLog) -> None:
+            while True:
+                gevent.sleep(0.2)
+                if log.settled_ns:
+                    seen.append((log.settled_ns, read_table(file, REQUESTS)[0]["scheduled_ns"].to_pylist()))
+
+        run = Run(
+            schedule(list(range(0, 4000, 20)), tokens=10),
+            targets=targets,
+            recorder=RequestRecorder(record_file(file, remedy="")),
+            beside=look,
+        )
+        due = sorted(record.scheduled_ns for record in run.records)
+        assert len({at for at, _ in seen}) >= 2
+        for settled_ns, recorded in seen:
+            before = [at for at in due if at < settled_ns]
+            assert len([at for at in recorded if at < settled_ns]) == len(before)

@@ -1,0 +1,197 @@
+"""How the evidence on each gate grew, and when it decided: of runs that are looked at while they go on.
+
+What follows from a path is for good: it depends on nothing that came after, and errs with a chance of alpha at most
+over all looks together (`analysis.statistics.sequential`, `analysis.statistics.share_evidence`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.arrays import Bools, Floats, Ints
+from analysis.run.luck import start_spread
+from analysis.run.run import Run
+from analysis.run.slo import ShareResult
+from analysis.settings.metrics import quantile_label
+from analysis.statistics.compare import Comparison, Sample
+from analysis.statistics.sequential import Outcome, groups_for
+from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
+
+GROUP_BLOCKS = 2
+METHOD = "betting on groups of blocks"
+_RECENT = 0.5  # of the path: what tells how fast evidence grows
+_FEWEST_FOR_HOPELESS, _FAR = 10, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One gate after each group of blocks, of shape (groups,): the seconds that had been judged, the value, its limits,
+    and the evidence of harm and of safety as decimal logarithms of e-values. Shares are percent."""
+
+    at_s: Floats
+    value: Floats
+    low: Floats
+    high: Floats
+    harm: Floats
+    safety: Floats
+    limit: float  # of the value
+    needed: float  # of evidence of harm, as a decimal logarithm
+    needed_safety: float
+    outcome: Outcome | None
+    decided_s: float | None
+
+    @property
+    def outlook_s(self) -> float | None:
+        """How many seconds more would decide it at the pace of late; 0 where it is decided, None where none would."""
+        if self.outcome is not None:
+            return 0.0
+        left = [
+            _left_s(self.at_s, evidence, needed)
+            for evidence, needed in ((self.harm, self.needed), (self.safety, self.needed_safety))
+        ]
+        return min((seconds for seconds in left if seconds is not None), default=None)
+
+    def hopeless(self, left_s: float) -> bool:
+        """Whether `left_s` seconds more will hardly decide it, as even the pace that luck may have hidden would not."""
+        groups = len(self.at_s)
+        if self.outcome is not None or groups < _FEWEST_FOR_HOPELESS:
+            return False
+        left = left_s / (float(self.at_s[-1]) / groups)
+        for evidence, needed in ((self.harm, self.needed), (self.safety, self.needed_safety)):
+            steps = np.diff(evidence[np.isfinite(evidence)])
+            if len(steps) < 2:
+                return False
+            # After as many groups again, the sum of steps like those so far strays by no more than this.
+            most = left * float(steps.mean()) + _FAR * float(steps.std(ddof=1)) * (
+                math.sqrt(left) + left / math.sqrt(len(steps))
+            )
+            if float(evidence[-1]) + most >= needed:
+                return False
+        return True
+
+
+def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
+    known = np.isfinite(evidence)
+    if int(known.sum()) < 2:
+        return None
+    times, values = at_s[known], evidence[known]
+    first = int(len(times) * (1.0 - _RECENT))
+    first = min(first, len(times) - 2)
+    pace = float((values[-1] - values[first]) / (times[-1] - times[first]))
+    return max(0.0, (needed - float(values[-1])) / pace) if pace > 0 else None
+
+
+def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gates: int) -> tuple[Comparison, Path]:
+    """The comparison as the evidence decides it, one of `gates` gates of which any may fail by chance."""
+    groups = groups_for(*samples, q=item.quantile, blocks=GROUP_BLOCKS, restart_spread=start_spread(run, item.arm))
+    evidence = groups.evidence(item.margin)
+    low, high = groups.limits(alpha=item.alpha)
+    decision = evidence.decision(alpha=item.alpha, gates=gates)
+    at_s = judged_s(run, evidence.last_block)
+    path = Path(
+        at_s=at_s,
+        value=evidence.whole,
+        low=low,
+        high=high,
+        harm=evidence.harm / math.log(10.0),
+        safety=evidence.safety / math.log(10.0),
+        limit=1.0 + item.margin,
+        needed=math.log10(gates / item.alpha),
+        needed_safety=-math.log10(item.alpha),
+        outcome=None if decision is None else decision[0],
+        decided_s=None if decision is None else float(at_s[decision[1]]),
+    )
+    known = len(groups) > 0
+    seen = replace(
+        item,
+        low=float(low[-1]) if known and low[-1] > 0 else None,
+        high=float(high[-1]) if known and math.isfinite(high[-1]) else None,
+        whole=float(evidence.whole[-1]) if known else item.whole,
+        p_worse=None,
+        p_noninferior=None,
+        p_inferior=None,
+        p_inferior_whole=None,
+        cross_p_noninferior=None,
+        cross_p_inferior=None,
+        autocorrelation=None,
+        method=METHOD,
+        groups=len(groups),
+        verdict=path.outcome or "INCONCLUSIVE",
+    )
+    return replace(seen, reason=_reason(seen, path)), path
+
+
+def _reason(item: Comparison, path: Path) -> str:
+    label = quantile_label(item.metric, item.quantile)
+    if item.ratio is None or not len(path.at_s):
+        return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
+    bound = 1.0 + item.margin
+    seen = f"{label} is {path.value[-1]:.2f} times that of {item.control} ({_limits(item.low, item.high)} at any look)"
+    if path.decided_s is None:
+        return f"{seen}, which leaves the limit of {bound:.2f} open."
+    side = "above" if path.outcome == "FAIL" else "below"
+    return f"{seen}, {side} the limit of {bound:.2f}: decided after {path.decided_s / 60.0:.1f} minutes."
+
+
+def _limits(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return "nothing is sure"
+    if low is None:
+        return f"at most {high:.2f}"
+    return f"at least {low:.2f}" if high is None else f"between {low:.2f} and {high:.2f}"
+
+
+def share_path(
+    run: Run, missed: Bools, block: Ints, *, allowed: float, values: Floats | None = None
+) -> tuple[ShareResult, Path]:
+    """Whether the share that `missed` keeps within what is allowed, as the evidence block by block decides it.
+
+    `block` is that of each request or gap; `values` are the latencies, where the share is of slow ones.
+    """
+    requests = np.bincount(block, minlength=run.blocks)
+    bad = np.bincount(block[missed], minlength=run.blocks)
+    tail: Floats | float = 1.0
+    if values is not None and len(values) and 0.0 < allowed < 1.0:
+        tail = tail_effects(values, block, blocks=run.blocks, allowed=allowed)
+    evidence = share_evidence(bad, requests, allowed=allowed, tail=tail)
+    decision = evidence.decision(alpha=run.limits.alpha, least_blocks=run.limits.min_blocks)
+    low, high = share_limits(bad, requests, alpha=run.limits.alpha, tail=tail)
+    at_s = judged_s(run, np.arange(run.blocks))
+    path = Path(
+        at_s=at_s,
+        value=100.0 * evidence.share,
+        low=100.0 * low,
+        high=100.0 * high,
+        harm=evidence.harm / math.log(10.0),
+        safety=evidence.safety / math.log(10.0),
+        limit=100.0 * allowed,
+        needed=-math.log10(run.limits.alpha),
+        needed_safety=-math.log10(run.limits.alpha),
+        outcome=None if decision is None else decision[0],
+        decided_s=None if decision is None else float(at_s[decision[1]]),
+    )
+    result = ShareResult(
+        missed=int(bad.sum()),
+        requests=int(requests.sum()),
+        allowed=allowed,
+        low=float(low[-1]) if len(low) else 0.0,
+        high=float(high[-1]) if len(high) else 1.0,
+        design_effect=float(evidence.design_effect[-1]) if len(evidence.design_effect) else 1.0,
+        verdict=path.outcome or "INCONCLUSIVE",
+    )
+    return result, path
+
+
+def judged_s(run: Run, block: Ints) -> Floats:
+    """How many seconds had been judged at the end of each block, over all trials until then."""
+    ends = np.zeros(max(run.blocks, int(block.max(initial=-1)) + 1))
+    before = 0.0
+    for trial in run.trials:
+        own = np.minimum((np.arange(trial.blocks) + 1) * run.block_s, trial.seconds)
+        own[-1:] = trial.seconds
+        ends[trial.first_block : trial.first_block + trial.blocks] = before + own
+        before += trial.seconds
+    return np.asarray(ends[block])

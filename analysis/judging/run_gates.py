@@ -1,0 +1,261 @@
+"""The gates of a run, each made from what the run holds and what its experiment allows; none is checked yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.arrays import Bools, Ints
+from analysis.blackbox.firstseen import shapes_of
+from analysis.blackbox.view import Outside, outside_of
+from analysis.judging.blackbox_gates import outside_gates
+from analysis.judging.comparisons import blocks_at
+from analysis.judging.gates import (
+    INCONCLUSIVE,
+    CompileFacts,
+    Gate,
+    death_gate,
+    error_gate,
+    goodput_ratio_gate,
+    noninferiority_gate,
+    parity_gate,
+    recompile_gates,
+    slo_gate,
+)
+from analysis.judging.paths import Path, share_path
+from analysis.judging.planner import (
+    LONGEST_S,
+    POWER,
+    comparison_needed_s,
+    least_length_s,
+    power_of_each,
+    share_needed_s,
+    starts_needed,
+)
+from analysis.judging.rates import RateComparison
+from analysis.judging.validity import LENGTH_CHECKS
+from analysis.records.plain_values import mapping
+from analysis.run.run import Run
+from analysis.run.slo import ShareResult, judge_share, observed, units
+from analysis.run.spikes import JIT, RECOMPILE_KINDS, CompileEvent, held_s
+from analysis.run.trials import SECOND
+from analysis.settings.gate_limits import CompileBudget
+from analysis.settings.slo_targets import SloTarget
+from analysis.statistics.compare import Comparison
+
+
+def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
+    """The gate that the decided comparison makes; `path` is how its evidence grew, in a run that is looked at."""
+    if path is not None:
+        return noninferiority_gate(item, _whole_s(run, path), path=path)
+    power = power_of_each(run.limits)
+    starts = starts_needed(item, power=power)
+    return noninferiority_gate(
+        item, _needed_s(run, item, power=power), needed_starts=starts if starts > item.trials else None
+    )
+
+
+def _needed_s(run: Run, item: Comparison, *, power: float = POWER) -> float | None:
+    blocks, overhead_s = run.limits.min_blocks, run.limits.cold_s * len(run.trials)
+    return comparison_needed_s(item, block_s=run.block_s, min_blocks=blocks, overhead_s=overhead_s, power=power)
+
+
+def _whole_s(run: Run, path: Path) -> float | None:
+    """How long the run would be that decides the gate, at the pace of late; None where it decides nothing."""
+    left_s = path.outlook_s
+    return None if left_s is None or left_s > LONGEST_S else run.seconds + left_s
+
+
+def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
+    """Whether the arm keeps the target."""
+    seen = observed(run.requests, held_to(run, arm, target), target)
+    if not run.limits.sequential or target.cold:
+        result, needed_s = judge_target(run, arm, target)
+        return slo_gate(arm, target, result, seen, needed_s)
+    counted = units(run.requests, held_to(run, arm, target), target)
+    block = blocks_at(run, run.requests.trial[counted.row], counted.at_ns)
+    slow = None if counted.ms is None else np.where(np.isnan(counted.ms), np.inf, counted.ms)
+    result, path = share_path(run, counted.missed, block, allowed=target.allowed_share, values=slow)
+    return replace(slo_gate(arm, target, result, seen, _whole_s(run, path)), path=path)
+
+
+def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER) -> tuple[ShareResult, float | None]:
+    """The share of the arm's requests that miss the target, and the run length that would decide it.
+
+    Judged over all traffic, or over the cold starts, each of which is one observation: no length decides those.
+    """
+    counted = units(run.requests, held_to(run, arm, target), target)
+    trial = run.requests.trial[counted.row]
+    if target.cold:
+        block = np.unique(trial, return_inverse=True)[1]
+        return judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha), None
+    return _share(run, counted.missed, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
+
+
+def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
+    """The requests of the arm that the target speaks of."""
+    mask = run.of_arm(arm) & run.usable
+    return mask & run.cold if target.cold else mask
+
+
+def goodput_gates(run: Run, rates: Sequence[RateComparison]) -> list[Gate]:
+    """One where the experiment sets a least share of the control's goodput."""
+    least = run.limits.min_goodput_ratio
+    if least is None:
+        return []
+    return [
+        goodput_ratio_gate(rate, least, _needed_s(run, _turned(rate, least)) if least > 0 else None)
+        for rate in rates
+        if rate.rate == "goodput"
+    ]
+
+
+_OF_RATES = ("alpha", "spread", "method", "blocks", "groups", "trials", "requests", "obstacle")
+
+
+def _turned(rate: RateComparison, least: float) -> Comparison:
+    """The rate as a comparison that must stay below a limit: the control's goodput over the arm's, below 1 / least."""
+    ratio = 1.0 / rate.ratio if rate.ratio else None
+    shared = {name: getattr(rate, name) for name in _OF_RATES}
+    return Comparison(quantile=0.5, margin=1.0 / least - 1.0, ratio=ratio, **shared)
+
+
+def seen_outside(run: Run) -> dict[str, Outside]:
+    """What shows of each arm without its telemetry."""
+    # Nothing restarts an external arm between the trials of a run: what it compiled in one it has in the next.
+    shapes = {
+        arm: shapes_of(
+            run.requests,
+            arm,
+            ladder=run.account(arm).length_ladder,
+            lives=run.place if run.account(arm).external else None,
+        )
+        for arm in run.arms
+    }
+    return outside_of(run.requests, shapes, control=run.control, rng=run.rng(2))
+
+
+def compile_gates(run: Run, arm: str, facts: Mapping[str, CompileFacts], outside: Outside) -> list[Gate]:
+    """The gates on compiles: of all that the arm served, or of its cold starts apart where these have a budget."""
+    whole: dict[str, CompileBudget] = {"": run.limits}
+    budgets = whole if run.limits.cold is None else {"steady": run.limits, "cold": run.limits.cold}
+    gates: list[Gate] = []
+    for part, budget in budgets.items():
+        if run.account(arm).external:
+            minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
+            requests = facts[part].requests
+            gates += outside_gates(
+                outside, budget, requests=requests, minutes=minutes, part=part, cold_ns=cold_ends(run)
+            )
+        else:
+            gates += recompile_gates(arm, facts[part], budget, part=part)
+    return gates
+
+
+def _part_s(run: Run, arm: str, part: str) -> float:
+    """Seconds of the arm's trials that are its cold starts, past them ("steady"), or all ("")."""
+    seconds = sum(trial.seconds for trial in run.trials_of(arm))
+    cold_s = sum(min(run.limits.cold_s, trial.seconds) for trial in run.trials_of(arm))
+    return {"": seconds, "cold": cold_s, "steady": seconds - cold_s}[part]
+
+
+def cold_ends(run: Run) -> dict[int, int]:
+    return {trial.number: trial.first_ns + int(run.limits.cold_s * SECOND) for trial in run.trials}
+
+
+def error_gates(run: Run, arm: str) -> list[Gate]:
+    requests = run.requests
+    counts = run.of_arm(arm) & ~requests.broken & (requests.ok | requests.failed)
+    allowed = run.limits.max_error_pct / 100.0
+    missed, block = requests.failed[counts], run.block[counts]
+    if run.limits.sequential:
+        result, path = share_path(run, missed, block, allowed=allowed)
+        gates = [replace(error_gate(arm, result, run.limits.max_error_pct, _whole_s(run, path)), path=path)]
+    else:
+        result, needed = _share(run, missed, block, allowed)
+        gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]
+    return [*gates, *death_gates(run, arm)] if run.records.trials else gates
+
+
+def death_gates(run: Run, arm: str) -> list[Gate]:
+    # Nobody watches the process of an external arm: its death shows in errors.
+    account = run.account(arm)
+    never_started = not run.trials_of(arm) and not account.deaths
+    return [] if account.external or never_started else [death_gate(arm, len(account.deaths))]
+
+
+def parity_gates(run: Run, arm: str) -> list[Gate]:
+    """One gate where parity was measured or is required, where answers must be equal or are absent, or where the
+    weights are quantised differently from the control's.
+
+    Answers in lower precision alone judge nothing.
+    """
+    answers = run.account(arm).answers
+    required = mapping(run.records.experiment.get("parity")).get("full") is True
+    exact = any(row.get("error") or row.get("dtype") == "float32" or "cosine" in row for row in answers)
+    # Where whole servers are compared, nothing is said of what they compute.
+    whole = run.records.experiment.get("compare_models") is True
+    apart = "" if whole and not required else run.weights_apart(arm)
+    if not (run.account(arm).parity or required or exact or apart):
+        return []
+    return [parity_gate(arm, run.account(arm).parity, answers, required=required, weights_apart=apart)]
+
+
+def _share(
+    run: Run, missed: Bools, block: Ints, allowed: float, power: float = POWER
+) -> tuple[ShareResult, float | None]:
+    """The share that `missed`, judged over blocks, and the run length that would decide it."""
+    result = judge_share(missed, block, allowed=allowed, alpha=run.limits.alpha)
+    needed = share_needed_s(
+        result,
+        requests_per_s=run.rate(len(missed)),
+        block_s=run.block_s,
+        min_blocks=run.limits.min_blocks,
+        alpha=run.limits.alpha,
+        power=power,
+    )
+    return result, needed
+
+
+def compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
+    """What compiles did to the arm while it served: in its cold starts, past them ("steady"), or in all."""
+    cold_end = cold_ends(run)
+
+    def within(event: CompileEvent) -> bool:
+        return not part or (event.start_ns < cold_end.get(event.trial, 0)) is (part == "cold")
+
+    serving = [event for event in run.serving_events(arm) if within(event)]
+    recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
+    own = run.of_arm(arm) & ~run.requests.broken
+    if part:
+        own &= run.cold if part == "cold" else ~run.cold
+    stalls = run.attribution.stall_ms[own]
+    minutes = _part_s(run, arm, part) / 60.0 * run.replicas(arm)
+    # An arm that compiles has events of its warm-up at least; none means that its telemetry was lost.
+    silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
+    return CompileFacts(
+        known=run.records.events is not None and not silent,
+        recompiles=len(recompiles),
+        most_in_a_trial=max(
+            (sum(event.trial == trial.number for event in recompiles) for trial in run.trials), default=0
+        ),
+        longest_event_s=max((event.seconds for event in serving if event.stalls), default=0.0),
+        longest_stall_s=float(stalls.max()) / 1e3 if stalls.size else 0.0,
+        stall_s_per_min=held_s(event for event in serving if event.stalls) / minutes if minutes > 0 else 0.0,
+        requests_hit=int(run.attribution.hit[own].sum()),
+        requests=int(own.sum()),
+        trials=max(1, len(run.trials_of(arm))),
+        kernels=sum(event.kind == JIT for event in recompiles),
+    )
+
+
+def with_needed(run: Run, before: Gate, after: Gate) -> Gate:
+    """The gate with the run length that its checks ask for, where it was decided but for them and they want length."""
+    opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
+    if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
+        return after
+    rate = run.rate(int(run.of_arm(after.arm).sum()))
+    floor = least_length_s(run.limits, rate=rate, block_s=run.block_s)
+    return replace(after, needed_s=floor + run.limits.cold_s * len(run.trials))

@@ -1,0 +1,51 @@
+"""Looks at a run directory after every block until it is stopped: `python -m analysis.looks RUN_DIR`.
+
+A process of its own, at low priority, so that judging takes no time from the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from analysis.looks.watch import Watch
+
+_POLITE = 10
+
+
+def main() -> int:
+    """Until SIGTERM; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.looks")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="S", help="how often it is asked whether there is more"
+    )
+    options = parser.parse_args()
+    os.nice(_POLITE)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    watch = Watch(options.run_dir)
+    failures = 0
+    while not stopped.wait(options.every):
+        began = time.monotonic()
+        try:
+            row = watch.look(time.time_ns())
+            failures = 0
+        except Exception as error:  # a file may be half written: the next look finds it whole
+            failures += 1
+            print(f"the look failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            stopped.wait(min(60.0, 2.0**failures))
+            continue
+        if row is not None:
+            # Never more than a tenth of one processor.
+            stopped.wait(9.0 * (time.monotonic() - began))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""looks.jsonl: one line a look, for whoever wants to see a verdict form."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.judging.gates import Gate
+from analysis.looks.look import Look
+from analysis.run.run import Run
+from analysis.statistics.quantiles import quantile
+
+JOURNAL = "looks.jsonl"
+
+
+def row_of(look: Look, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
+    """The look as plain values. Times are ns since the epoch and seconds of judged traffic, latencies ms, `harm` and
+    `safety` e-values as decimal logarithms."""
+    return {
+        "look": number,
+        "at_ns": at_ns,
+        "trial": look.trial,
+        "seconds": look.seconds,
+        "sequential": run.limits.sequential,
+        "decided": look.decided,
+        "arms": {
+            item.arm: {
+                "decision": item.decision,
+                "decided_s": item.decided_s,
+                "outlook_s": item.outlook_s,
+                "hopeless": item.hopeless,
+                "reason": item.reason,
+            }
+            for item in look.arms
+        },
+        "gates": [_gate(gate) for gate in look.gates],
+        "checks": [
+            {
+                "check": check.check,
+                "arm": check.arm,
+                "ok": check.ok,
+                "value": check.value,
+                "limit": check.limit,
+                "reason": check.reason,
+                "remedy": check.remedy,
+            }
+            for check in look.checks
+        ],
+        "latency": {arm: _latency(run, arm) for arm in run.arms},
+    }
+
+
+def _gate(gate: Gate) -> dict[str, Any]:
+    path = gate.path
+    known = path is not None and len(path.at_s) > 0
+    return {
+        "arm": gate.arm,
+        "gate": gate.gate,
+        "kind": gate.kind,
+        "unit": gate.unit,
+        "limit": gate.limit,
+        "value": gate.value,
+        "low": _finite(path.low[-1]) if path is not None and known else gate.low,
+        "high": _finite(path.high[-1]) if path is not None and known else gate.high,
+        "verdict": gate.verdict,
+        "reason": gate.reason,
+        "decided_s": None if path is None else path.decided_s,
+        "outlook_s": None if path is None else path.outlook_s,
+        "harm": _finite(path.harm[-1]) if path is not None and known else None,
+        "safety": _finite(path.safety[-1]) if path is not None and known else None,
+    }
+
+
+def _latency(run: Run, arm: str) -> Mapping[str, Any]:
+    own = run.of_arm(arm) & run.usable
+    found = {}
+    for metric in [name for name in ("ttft", "e2e") if name in run.metrics]:
+        values = run.requests.metric_ms(metric)[own]
+        values = values[~np.isnan(values)]
+        found[f"{metric}_ms"] = {name: _finite(quantile(values, q)) for name, q in (("p50", 0.5), ("p99", 0.99))}
+    return found
+
+
+def _finite(value: float) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def append(directory: Path, row: Mapping[str, Any]) -> None:
+    """The row is the last line of the journal, in the hands of the kernel."""
+    with (directory / JOURNAL).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def read_looks(directory: Path) -> list[dict[str, Any]]:
+    """Every whole line of the journal; empty where there is none."""
+    try:
+        text = (directory / JOURNAL).read_text(encoding="utf-8")
+    except OSError:
+        return []
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the line that was being written when the run was cut off
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,0 +1,150 @@
+"""One look at a run that goes on: each gate as its evidence decides it until now, and whether an arm is decided.
+
+An arm has failed once a gate fails, and passed once every gate that may be looked at passes. What is asked after the
+traffic, or from outside, is not waited for. A gate that has one look alone keeps an arm from passing before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analysis.judging.checks.compiled import check_compiled
+from analysis.judging.checks.telemetry import check_telemetry
+from analysis.judging.comparisons import gated_comparisons
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.run_checks import checks_of_all, checks_of_arm
+from analysis.judging.run_gates import (
+    compile_facts,
+    compile_gates,
+    error_gates,
+    latency_gate,
+    objective_gate,
+    parity_gates,
+    seen_outside,
+)
+from analysis.judging.unforeseen import unforeseen_gates
+from analysis.judging.validity import Check, apply_checks
+from analysis.judging.verdict import KIND_ORDER
+from analysis.run.run import Run
+
+# What only the end of a run can tell.
+_OF_THE_END = frozenset({"complete", "arms", "load processes", "records", "cut requests", "schedules", "answers"})
+_ASKED_LATER = ("parity",)
+_ONE_LOOK = ("cold", "goodput", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmOutlook:
+    """Where an arm stands. `decision` is for good; `outlook_s` are the seconds that will likely decide it, None where
+    nobody knows; `hopeless`: what is left of the run will hardly decide it."""
+
+    arm: str
+    decision: str | None
+    decided_s: float | None
+    outlook_s: float | None
+    hopeless: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is known of the run after `seconds` that could be judged."""
+
+    seconds: float
+    trial: int
+    arms: tuple[ArmOutlook, ...]
+    gates: tuple[Gate, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def decided(self) -> bool:
+        """Whether every arm is decided, or hopeless."""
+        return all(item.decision is not None or item.hopeless for item in self.arms)
+
+
+def look_at(run: Run, *, left_s: float) -> Look:
+    """The look at what the run holds, of which `left_s` seconds are still to come."""
+    compared = gated_comparisons(run)
+    outside = seen_outside(run)
+    checks = [
+        *checks_of_all(run),
+        *(check for arm in run.treatments for check in checks_of_arm(run, arm, compared.gated)),
+        *check_telemetry(run, outside),
+        *check_compiled(run),
+    ]
+    checks = [check for check in checks if check.check not in _OF_THE_END]
+    raw: list[Gate] = []
+    for arm in run.treatments:
+        pairs = zip(compared.gated, compared.paths, strict=True)
+        raw += [latency_gate(run, item, path) for item, path in pairs if item.arm == arm]
+        raw += [objective_gate(run, arm, target) for target in run.targets]
+        facts = {part: compile_facts(run, arm, part) for part in ("", "cold", "steady")}
+        raw += compile_gates(run, arm, facts, outside[arm])
+        raw += unforeseen_gates(run, arm)
+        raw += error_gates(run, arm)
+        raw += parity_gates(run, arm)
+    gates = apply_checks(raw, checks)
+    one_look = has_one_look(run)
+    return Look(
+        seconds=run.seconds,
+        trial=max((trial.number for trial in run.trials), default=1),
+        arms=tuple(
+            outlook_of(
+                arm,
+                [gate for gate in gates if gate.arm == arm],
+                seconds=run.seconds,
+                left_s=left_s,
+                to_the_end=one_look,
+            )
+            for arm in run.treatments
+        ),
+        gates=tuple(gates),
+        checks=tuple(checks),
+    )
+
+
+def has_one_look(run: Run) -> bool:
+    """Whether the experiment has gates that are decided by the whole run, in one look at its end."""
+    limits = run.limits
+    rates = limits.min_goodput_ratio, limits.max_memory_ratio, limits.max_memory_growth_pct_per_hour
+    return bool(run.cold_targets) or any(limit is not None for limit in rates)
+
+
+def outlook_of(
+    arm: str, gates: Sequence[Gate], *, seconds: float, left_s: float, to_the_end: bool = False
+) -> ArmOutlook:
+    """Where the arm stands by its gates. `to_the_end`: it has gates that only the end of the run decides."""
+    failed = min((gate for gate in gates if gate.verdict == FAIL), key=lambda gate: KIND_ORDER[gate.kind], default=None)
+    if failed is not None:
+        at_s = failed.path.decided_s if failed.path is not None else None
+        return ArmOutlook(
+            arm=arm,
+            decision=FAIL,
+            decided_s=seconds if at_s is None else at_s,
+            outlook_s=0.0,
+            hopeless=False,
+            reason=failed.reason,
+        )
+    waited = [gate for gate in gates if gate.kind not in _ASKED_LATER and not gate.unseen]
+    still = [gate for gate in waited if gate.verdict == INCONCLUSIVE]
+    left = [gate.path.outlook_s if gate.path is not None and gate.path.outcome is None else None for gate in still]
+    if not still and waited and not to_the_end:
+        return ArmOutlook(
+            arm=arm,
+            decision=PASS,
+            decided_s=max((gate.path.decided_s or 0.0 for gate in waited if gate.path is not None), default=seconds),
+            outlook_s=0.0,
+            hopeless=False,
+            reason="Every gate that may be looked at has passed.",
+        )
+    known = [value for value in left if value is not None]
+    hopeless = any(gate.path is not None and gate.path.hopeless(left_s) for gate in still)
+    return ArmOutlook(
+        arm=arm,
+        decision=None,
+        decided_s=None,
+        outlook_s=left_s if not still else max(known) if len(known) == len(left) else None,
+        hopeless=hopeless,
+        reason=still[0].reason if still else "Some gates are decided at the end of the run.",
+    )

@@ -1,0 +1,65 @@
+"""When there is something new to look at in a run directory, and the look at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from analysis.looks.journal import append, read_looks, row_of
+from analysis.looks.look import look_at
+from analysis.records.documents import read_document
+from analysis.records.plain_values import number, table
+from analysis.records.run_records import read_run, trial_folders
+from analysis.records.tables import RecordError
+from analysis.run.horizon import settled, settled_s
+from analysis.run.run import Run
+
+
+class Watch:
+    """Looks at the run in `directory` whenever a block more of it can be judged."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._looks = len(read_looks(directory))
+        self._seen_s = 0.0
+
+    def look(self, at_ns: int) -> dict[str, Any] | None:
+        """The line that was added to the journal; None where nothing new can be judged yet."""
+        if self._settled_s() <= self._seen_s:
+            return None
+        try:
+            records = settled(read_run(self._directory))
+        except RecordError:
+            return None  # no request was recorded yet
+        if records is None:
+            return None
+        run = Run.of(records)
+        self._seen_s = run.seconds
+        self._looks += 1
+        row = row_of(look_at(run, left_s=max(0.0, _planned_s(run) - run.seconds)), run, number=self._looks, at_ns=at_ns)
+        append(self._directory, row)
+        return row
+
+    def _settled_s(self) -> float:
+        """How much could be judged now, from the small files alone."""
+        total = 0.0
+        for folder in trial_folders(self._directory):
+            info = _content(folder / "trial.json")
+            if info.get("complete"):
+                total += number(info.get("duration_s")) or 0.0
+            elif info:
+                accounts = [_content(path) for path in sorted(folder.glob("generator-[0-9]*.json"))]
+                accounts = [{**account, "trial": info.get("trial")} for account in accounts if account]
+                total += settled_s(accounts, info)
+        return total
+
+
+def _planned_s(run: Run) -> float:
+    """How long all trials of the experiment last together."""
+    traffic = table(run.records.experiment, "traffic")
+    return (number(traffic.get("duration_s")) or 0.0) * max(1, run.planned_trials)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    document = read_document(path)
+    return {} if document is None or document.content is None else document.content

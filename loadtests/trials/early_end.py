@@ -1,0 +1,32 @@
+"""Whether a trial that is looked at ends before its time, as a whole or for one arm. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.judging.gates import FAIL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """`why` the trial ends; None: it goes on. `arms` are those that get no more, each with its reason."""
+
+    why: str | None
+    arms: Mapping[str, str]
+
+
+def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
+    """What follows from a line of looks.jsonl; `ended` are the arms that have ended already."""
+    outlooks = {arm: row for arm, row in look["arms"].items() if isinstance(row, Mapping)}
+    decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
+    still = [arm for arm in outlooks if arm not in decided and arm not in ended]
+    hopeless = [arm for arm in still if outlooks[arm]["hopeless"]]
+    minutes = look["seconds"] / 60.0
+    if len(hopeless) == len(still):
+        parts = [f"{arm}: {decision}" for arm, decision in decided.items()]
+        parts += [f"{arm}: what is left of the run will hardly decide it" for arm in hopeless]
+        return EarlyEnd(why=f"decided after {minutes:.1f} minutes ({'; '.join(parts)})" if parts else None, arms={})
+    failed = {arm: outlooks[arm]["reason"] for arm, decision in decided.items() if decision == FAIL}
+    return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
