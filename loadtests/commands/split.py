@@ -1,4 +1,4 @@
-"""`tailgate split`: traffic split over arms with Envoy, and new weights for a split that runs."""
+"""`tailgate split`: traffic split over arms with Envoy, and new weights and shadows for a split that runs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
 from servers.splitter.kubernetes import grpc_route_manifest
-from servers.splitter.weights import reweight
+from servers.splitter.weights import reshare
 
 
 def add_arguments(parser: CommandParser) -> None:
     """`parser` reads the command line of `tailgate split`."""
     parser.describe(
         "Clients dial --port. Weights decide the arm of each request (of each session, when a session header is\n"
-        "sent); the header x-tailgate-arm pins one. Weights change live: run the command again with --admin and\n"
-        "--set-weights; streams in flight are not touched. Ctrl-C ends it once running streams are done.",
+        "sent); the header x-tailgate-arm pins one. A shadow gets copies of requests that another arm answers, and\n"
+        "its own answers are thrown away. Weights and shadows change live: run the command again with --admin;\n"
+        "streams in flight are not touched. Ctrl-C ends it once running streams are done.",
         "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled=127.0.0.1:50052,127.0.0.1:50053 \\\n"
         "                 --weight eager=90 --weight compiled=10 --port 8080 --admin-port 9901\n"
         "  tailgate split --admin 127.0.0.1:9901 --set-weights eager=50,compiled=50\n"
+        "  tailgate split --arm eager=127.0.0.1:50051 --arm compiled=127.0.0.1:50052 --shadow compiled=25%\n"
+        "  tailgate split --admin 127.0.0.1:9901 --set-shadow compiled=0% --set-weights eager=99,compiled=1\n"
         "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config envoy\n"
         "  tailgate split --arm eager=10.0.0.7:50051 --arm compiled=10.0.0.8:50051 --print-config kubernetes",
     )
@@ -42,6 +45,13 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--weight", action="append", default=[], metavar="NAME=N", help="share of one arm (default 1); repeat"
+    )
+    parser.add_argument(
+        "--shadow",
+        action="append",
+        default=[],
+        metavar="NAME=P%",
+        help="copy this percentage of requests to an arm, whose weight is then 0; repeat",
     )
     for flag, kind, default, text in (
         ("--host", str, "127.0.0.1", "address to listen on (default %(default)s)"),
@@ -70,12 +80,18 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--set-weights", default="", metavar="NAME=N,...", help="new weights for the split behind --admin"
     )
+    parser.add_argument(
+        "--set-shadow",
+        default="",
+        metavar="NAME=P%,...",
+        help="new shadows for the split behind --admin; 0%% ends the copies",
+    )
 
 
 def main(options: argparse.Namespace) -> int:
     """Splits until it is stopped, or changes a split that runs; the exit code."""
-    if options.set_weights or options.admin:
-        return _reweight(options)
+    if options.set_weights or options.set_shadow or options.admin:
+        return _reshare(options)
     config = split_config(options)
     if options.print_config:
         document = bootstrap(config) if options.print_config == "envoy" else grpc_route_manifest(config)
@@ -101,8 +117,8 @@ def main(options: argparse.Namespace) -> int:
                 where = {"port": envoy.port, "target": envoy.target, "admin": admin}
                 stdout.write("", where, as_json=options.json)
                 _note(
-                    f"splitting {_shares(config.weights)} on {envoy.target}; Ctrl-C ends; new weights: "
-                    f"tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}"
+                    f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "
+                    f"new weights: tailgate split --admin {admin} --set-weights {_shares(config.weights, ',')}"
                 )
                 shown = None
                 while not stopped:
@@ -130,6 +146,10 @@ def _shares(weights: dict[str, int], separator: str = " ") -> str:
     return separator.join(f"{name}={weight}" for name, weight in weights.items())
 
 
+def _copies(shadows: dict[str, float]) -> str:
+    return "".join(f", copies of {percent:g} % to {name}" for name, percent in shadows.items())
+
+
 def split_config(options: argparse.Namespace) -> SplitterConfig:
     """The SplitterConfig that the flags of `tailgate split` describe."""
     if not options.arm:
@@ -137,17 +157,23 @@ def split_config(options: argparse.Namespace) -> SplitterConfig:
     weights: dict[str, int] = {}
     for text in options.weight:
         weights |= parse_weights(text, "--weight")
+    shadows: dict[str, float] = {}
+    for text in options.shadow:
+        shadows |= parse_shadows(text, "--shadow")
     arms = []
     for text in options.arm:
         name, equals, addresses = text.partition("=")
         if not equals or not name or not addresses:
             raise ConfigError(f'--arm "{text}" is not NAME=HOST:PORT,...: write for example eager=127.0.0.1:50051')
         backends = tuple(address.strip() for address in addresses.split(","))
-        arms.append(ArmTarget(name=name, backends=backends, weight=weights.pop(name, 1)))
+        # An arm that is named as a shadow, also one of 0 % for later, answers nobody.
+        weight = weights.pop(name, 0 if name in shadows else 1)
+        arms.append(ArmTarget(name=name, backends=backends, weight=weight, shadow_percent=shadows.pop(name, 0.0)))
     upstream = named(options, ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key"))
-    if weights:
-        known = ", ".join(arm.name for arm in arms)
-        raise ConfigError(f'--weight names the arm "{next(iter(weights))}", which no --arm gives: use one of {known}')
+    known = ", ".join(arm.name for arm in arms)
+    for flag, unknown in (("--weight", weights), ("--shadow", shadows)):
+        for name in unknown:
+            raise ConfigError(f'{flag} names the arm "{name}", which no --arm gives: use one of {known}')
     return SplitterConfig(
         arms=tuple(arms),
         host=options.host,
@@ -170,17 +196,36 @@ def parse_weights(text: str, flag: str) -> dict[str, int]:
     return weights
 
 
-def _reweight(options: argparse.Namespace) -> int:
-    if not (options.set_weights and options.admin):
-        raise ConfigError("--admin and --set-weights belong together: --admin 127.0.0.1:9901 --set-weights eager=50")
-    if options.arm or options.weight or options.print_config:
-        raise ConfigError("--set-weights changes a running split: leave out --arm, --weight and --print-config")
-    weights = parse_weights(options.set_weights, "--set-weights")
+def parse_shadows(text: str, flag: str) -> dict[str, float]:
+    """{"compiled": 12.5} of "compiled=12.5%"."""
+    shadows = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        share = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?%", value.strip())
+        if not equals or not name.strip() or share is None:
+            raise ConfigError(f'{flag} "{part}" is not NAME=PERCENT%: write for example compiled=25%')
+        shadows[name.strip()] = float(share[1])
+    return shadows
+
+
+def _reshare(options: argparse.Namespace) -> int:
+    if not options.admin:
+        raise ConfigError("--set-weights and --set-shadow need a running split: add --admin 127.0.0.1:9901")
+    if not (options.set_weights or options.set_shadow):
+        raise ConfigError("--admin needs a change: add --set-weights eager=50, or --set-shadow compiled=25%")
+    if options.arm or options.weight or options.shadow or options.print_config:
+        raise ConfigError(
+            "--admin changes a running split: leave out --arm, --weight, --shadow and --print-config; new shares come "
+            "with --set-weights and --set-shadow"
+        )
+    weights = parse_weights(options.set_weights, "--set-weights") if options.set_weights else {}
+    shadows = parse_shadows(options.set_shadow, "--set-shadow") if options.set_shadow else {}
     address = options.admin.removeprefix("http://").rstrip("/")
     wrong = f'--admin "{options.admin}" is not HOST:PORT: give the admin address that the split printed'
     try:
-        merged = reweight(Admin(*host_port(address, wrong)), weights)
+        shares = reshare(Admin(*host_port(address, wrong)), weights=weights, shadows=shadows)
     except SplitterError as error:
         return complain(str(error), EXIT_BROKE)
-    stdout.write(f"weights: {_shares(merged)}", {"weights": merged}, as_json=options.json)
+    text = f"weights: {_shares(shares.weights)}{_copies(shares.shadows)}"
+    stdout.write(text, {"weights": shares.weights, "shadows": shares.shadows}, as_json=options.json)
     return 0

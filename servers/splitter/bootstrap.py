@@ -8,11 +8,20 @@ from typing import Any
 
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.security import ServerTls
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls, is_ip, split_address, stat_name
+from servers.splitter.envoy_config import (
+    ArmTarget,
+    SplitterConfig,
+    UpstreamTls,
+    is_ip,
+    per_million,
+    split_address,
+    stat_name,
+)
 
 LISTENER = "tailgate"
-# The runtime keys under which Envoy takes new weights while it runs, one for each arm.
+# The runtime keys under which Envoy takes new weights and new shares of copies while it runs, one for each arm.
 WEIGHT_KEYS = "tailgate.weight"
+SHADOW_KEYS = "tailgate.shadow"
 # "No limit" where Envoy wants a number: the largest that fits its signed 32-bit fields.
 _UNLIMITED = 2**31 - 1
 
@@ -33,7 +42,7 @@ def bootstrap(config: SplitterConfig) -> dict[str, Any]:
                     "name": "limits",
                     "static_layer": {"overload.premature_reset_total_stream_count": _UNLIMITED},
                 },
-                # Live weights: written through the admin interface, see weights.py.
+                # Live weights and shadows: written through the admin interface, see weights.py.
                 {"name": "weights", "admin_layer": {}},
             ]
         },
@@ -205,17 +214,21 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
         # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
         weighted["use_hash_policy"] = True
     action = {"weighted_clusters": weighted, **_route_options(config)}
-    if config.mirror is not None:
-        action["request_mirror_policies"] = [
-            {
-                "cluster": config.mirror.arm,
-                "runtime_fraction": {
-                    "default_value": {"numerator": config.mirror.per_million, "denominator": "MILLION"},
-                },
-                "disable_shadow_host_suffix_append": True,
-            }
-        ]
+    if len(config.arms) > 1:
+        # Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs.
+        action["request_mirror_policies"] = [_copies(arm) for arm in config.arms]
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
+
+
+def _copies(arm: ArmTarget) -> dict[str, Any]:
+    return {
+        "cluster": arm.name,
+        "runtime_fraction": {
+            "default_value": {"numerator": per_million(arm.shadow_percent), "denominator": "MILLION"},
+            "runtime_key": f"{SHADOW_KEYS}.{arm.name}",
+        },
+        "disable_shadow_host_suffix_append": True,
+    }
 
 
 def _route_options(config: SplitterConfig) -> dict[str, Any]:

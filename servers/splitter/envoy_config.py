@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -13,17 +12,23 @@ from servers.fields import ConfigError, Range, check_fields
 from servers.security import ServerTls, check_authority, check_pair
 
 MAX_WEIGHT = 1_000_000
+SMALLEST_SHADOW_PERCENT = 0.0001
 
 Stickiness = Literal["arm", "replica", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmTarget:
-    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned."""
+    """One arm behind the splitter: its replicas as "host:port", and its share of the traffic that is not pinned.
+
+    A shadow has weight 0 and gets copies of `shadow_percent` of the requests that are not pinned; its answers are
+    thrown away.
+    """
 
     name: str
     backends: tuple[str, ...]
     weight: int = 1
+    shadow_percent: float = 0.0
 
     def __post_init__(self) -> None:
         check_name("arm name", self.name)
@@ -34,22 +39,7 @@ class ArmTarget:
         for backend in self.backends:
             split_address(backend)
         check_weight(self.name, self.weight)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mirror:
-    """The arm that also gets a copy of `percent` of the requests that are not pinned; its answers are thrown away."""
-
-    arm: str
-    percent: Annotated[float, Range(0.0001, 100)] = 100.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "mirror")
-
-    @property
-    def per_million(self) -> int:
-        """How many of a million requests are copied."""
-        return round(self.percent * 10_000)
+        check_shadow(self.name, self.shadow_percent, self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +86,6 @@ class SplitterConfig:
     admin_port: Annotated[int, Range(0, 65535)] = 0
     workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Stickiness = "arm"
-    mirror: Mirror | None = None
     access_log: str = ""
     health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
     tls: ServerTls | None = None
@@ -116,15 +105,16 @@ class SplitterConfig:
         check_fields(self, "splitter")
         if not any(self.weights.values()):
             raise ConfigError("every arm has weight 0: give at least one arm a weight of 1 or more")
-        if self.mirror is not None:
-            if self.mirror.arm not in self.weights:
-                raise ConfigError(f'mirror.arm "{self.mirror.arm}" is unknown: use one of {", ".join(self.weights)}')
-            check_mirrored(self.mirror.arm, self.weights)
 
     @property
     def weights(self) -> dict[str, int]:
         """The configured weight of every arm."""
         return {arm.name: arm.weight for arm in self.arms}
+
+    @property
+    def shadows(self) -> dict[str, float]:
+        """The percentage of requests that each shadow gets copies of; arms without copies are left out."""
+        return {arm.name: arm.shadow_percent for arm in self.arms if arm.shadow_percent}
 
 
 def check_weight(name: str, weight: int) -> None:
@@ -133,13 +123,22 @@ def check_weight(name: str, weight: int) -> None:
         raise ConfigError(f'weight of arm "{name}" is {weight!r}: give a whole number from 0 to {MAX_WEIGHT}')
 
 
-def check_mirrored(mirrored: str, weights: Mapping[str, int]) -> None:
-    """The arm that takes copies has no weight; "" is no arm. Raises ConfigError."""
-    if weights.get(mirrored):
+def check_shadow(name: str, percent: float, weight: int) -> None:
+    """The share is one that Envoy takes, and an arm that gets copies has no weight. Raises ConfigError."""
+    if not (percent == 0 or SMALLEST_SHADOW_PERCENT <= percent <= 100):
+        raise ConfigError(
+            f'shadow of arm "{name}" is {percent:g} %: give 0 %, or from {SMALLEST_SHADOW_PERCENT} % to 100 %'
+        )
+    if percent and weight:
         # Its own share and the copies together would load it more than the arms it is compared with.
         raise ConfigError(
-            f'arm "{mirrored}" takes mirrored copies and has weight {weights[mirrored]}: set its weight to 0'
+            f'arm "{name}" gets copies of {percent:g} % of the requests and has weight {weight}: set one of them to 0'
         )
+
+
+def per_million(percent: float) -> int:
+    """How many of a million requests `percent` are: Envoy's finest share."""
+    return round(percent * 10_000)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The same split for a Kubernetes gateway: a GRPCRoute with the pins, the refusal, the weights and the mirror. Pure."""
+"""The same split for a Kubernetes gateway: a GRPCRoute with pins, the refusal, weights and shadows. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER
-from servers.splitter.envoy_config import SplitterConfig
+from servers.splitter.envoy_config import SplitterConfig, per_million
 
 _PORT = 50051  # of every Service
 
 
 def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
-    """The Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and mirror, for an existing gateway.
+    """The Gateway API GRPCRoute (JSON-ready) with the same pins, refusal, weights and shadows, for an existing gateway.
 
     Arm "x" is the Service `service_name("x")`. Stickiness, health checks and the response header that names the arm are
-    not portable in a GRPCRoute and left out. Raises ConfigError when two arms share a Service name.
+    not portable in a GRPCRoute and left out. A shadow's share needs Gateway API 1.3 or newer. Raises ConfigError when
+    two arms share a Service name.
     """
     services = [service_name(arm.name) for arm in config.arms]
     for arm, service in zip(config.arms, services, strict=True):
@@ -30,10 +31,11 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
         return [{"headers": [{"type": kind, "name": ARM_HEADER, "value": value}]}]
 
     weighted: dict[str, Any] = {"backendRefs": [backend(arm.name, weight=arm.weight) for arm in config.arms]}
-    if config.mirror is not None:
-        fraction = {"numerator": config.mirror.per_million, "denominator": 1_000_000}
-        copies = {"backendRef": backend(config.mirror.arm), "fraction": fraction}
-        weighted["filters"] = [{"type": "RequestMirror", "requestMirror": copies}]
+    if config.shadows:
+        weighted["filters"] = [
+            {"type": "RequestMirror", "requestMirror": {"backendRef": backend(arm), **_fraction(percent)}}
+            for arm, percent in config.shadows.items()
+        ]
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "GRPCRoute",
@@ -49,6 +51,11 @@ def grpc_route_manifest(config: SplitterConfig) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _fraction(percent: float) -> dict[str, Any]:
+    # Without a fraction all requests are copied, which gateways understood before there were fractions.
+    return {} if percent == 100 else {"fraction": {"numerator": per_million(percent), "denominator": 1_000_000}}
 
 
 def service_name(arm: str) -> str:

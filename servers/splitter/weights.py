@@ -1,52 +1,114 @@
-"""Live weights: what share of the traffic each arm of a running split has, and how it changes."""
+"""Live shares: what part of the traffic each arm of a running split has or gets copies of, and how it changes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from servers.fields import ConfigError
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.bootstrap import WEIGHT_KEYS
-from servers.splitter.envoy_config import check_mirrored, check_weight
+from servers.splitter.bootstrap import SHADOW_KEYS, WEIGHT_KEYS
+from servers.splitter.envoy_config import check_shadow, check_weight, per_million
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The weight of every arm, and the percentage of requests that each shadow gets copies of."""
+
+    weights: dict[str, int]
+    shadows: dict[str, float]
+
+
+def live_shares(admin: Admin) -> Shares:
+    """The shares in force. Raises SplitterError when no split answers."""
+    route = _route(admin)
+    entries = json.loads(admin.get("/runtime")).get("entries", {})
+
+    def live(key: str) -> str:
+        return str(entries.get(key, {}).get("final_value", ""))
+
+    weights = {
+        cluster["name"]: int(live(f"{WEIGHT_KEYS}.{cluster['name']}") or cluster.get("weight", 0))
+        for cluster in route["weighted_clusters"]["clusters"]
+    }
+    shadows = {}
+    for policy in route.get("request_mirror_policies", []):
+        fraction = policy["runtime_fraction"]
+        key = fraction["runtime_key"]
+        percent = _percent(live(key), fraction["default_value"])
+        if percent:
+            shadows[key.removeprefix(f"{SHADOW_KEYS}.")] = percent
+    return Shares(weights=weights, shadows=shadows)
+
+
+def live_weights(admin: Admin) -> dict[str, int]:
+    """The weight of every arm, as it is in force. Raises SplitterError when no split answers."""
+    return live_shares(admin).weights
 
 
 def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
     """New requests follow `weights`; streams in flight are not touched. Returns the weight of every arm from now on.
 
-    Arms that are not named keep theirs. The fewest sessions change their arm when the sum of all weights stays the
-    same. Raises ConfigError for an unknown arm, a bad weight, a weight for the arm that takes mirrored copies or
-    nothing but zeros, and SplitterError when no split answers.
+    Arms that are not named keep theirs. Raises as `reshare` does.
     """
-    route = _route(admin)
-    current = _weights(admin, route)
+    return reshare(admin, weights=weights).weights
+
+
+def reshare(
+    admin: Admin, *, weights: Mapping[str, int] | None = None, shadows: Mapping[str, float] | None = None
+) -> Shares:
+    """New requests follow `weights`, and are copied to the arms of `shadows` (percentages; 0 ends the copies).
+
+    All of it changes in one step; streams in flight are not touched, copies neither. Arms that are not named keep
+    theirs. The fewest sessions change their arm when the sum of all weights stays the same. Returns the shares from
+    now on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing
+    but zeros, and SplitterError when no split answers.
+    """
+    weights, shadows = weights or {}, shadows or {}
+    current = live_shares(admin)
+    _check_known([*weights, *shadows], current.weights, admin)
     for name, weight in weights.items():
-        if name not in current:
-            raise ConfigError(
-                f'arm "{name}" is unknown to the split at {admin.address}: use one of {", ".join(current)}'
-            )
         check_weight(name, weight)
-    merged = {**current, **weights}
-    if not any(merged.values()):
+    merged = Shares(weights={**current.weights, **weights}, shadows={**current.shadows, **shadows})
+    if not any(merged.weights.values()):
         raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
-    for mirror in route.get("request_mirror_policies", []):
-        check_mirrored(mirror["cluster"], merged)
+    for name, percent in merged.shadows.items():
+        check_shadow(name, percent, merged.weights[name])
+    changes = {f"{WEIGHT_KEYS}.{name}": str(weight) for name, weight in merged.weights.items()}
+    for name, percent in merged.shadows.items():
+        fraction = {"numerator": per_million(percent), "denominator": "MILLION"}
+        changes[f"{SHADOW_KEYS}.{name}"] = json.dumps(fraction, separators=(",", ":"))
     # One request for all of them, so that no call is routed by half of the change.
-    query = urllib.parse.urlencode({f"{WEIGHT_KEYS}.{name}": weight for name, weight in merged.items()})
-    admin.post(f"/runtime_modify?{query}")
-    return merged
+    admin.post(f"/runtime_modify?{urllib.parse.urlencode(changes)}")
+    return Shares(
+        weights=merged.weights, shadows={name: percent for name, percent in merged.shadows.items() if percent}
+    )
 
 
-def _weights(admin: Admin, route: Mapping[str, Any]) -> dict[str, int]:
-    entries = json.loads(admin.get("/runtime")).get("entries", {})
-    weights = {}
-    for cluster in route["weighted_clusters"]["clusters"]:
-        name = cluster["name"]
-        live = entries.get(f"{WEIGHT_KEYS}.{name}", {}).get("final_value")
-        weights[name] = int(live) if live else int(cluster.get("weight", 0))
-    return weights
+def _check_known(names: Iterable[str], arms: Mapping[str, int], admin: Admin) -> None:
+    for name in names:
+        if name not in arms:
+            raise ConfigError(f'arm "{name}" is unknown to the split at {admin.address}: use one of {", ".join(arms)}')
+
+
+def _percent(live: str, configured: Mapping[str, Any]) -> float:
+    """The percentage of requests that Envoy copies: of the fraction that is live, otherwise of the configured one.
+
+    A live one is JSON, or the whole percentage that a person may have set by hand.
+    """
+    fraction = configured
+    with contextlib.suppress(ValueError):
+        document = json.loads(live)
+        if isinstance(document, (int, float)):
+            return float(min(int(document), 100))
+        fraction = document
+    whole = {"HUNDRED": 100, "TEN_THOUSAND": 10_000, "MILLION": 1_000_000}[fraction.get("denominator", "HUNDRED")]
+    percent: float = fraction.get("numerator", 0) * 100 / whole
+    return percent
 
 
 def _route(admin: Admin) -> Mapping[str, Any]:

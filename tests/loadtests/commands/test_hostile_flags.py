@@ -69,7 +69,10 @@ BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),
     "serve": (("--preset", "eager", "--port", "0"),),
     "precompile": (("--arm", "compiled-padded", "--out", "OUT"), ("demo", "--arm", "compiled-padded", "--out", "OUT")),
-    "split": (("--arm", "eager=127.0.0.1:50051"), ("--admin", "127.0.0.1:1", "--set-weights", "eager=1")),
+    "split": (
+        ("--arm", "eager=127.0.0.1:50051", "--arm", "dark=127.0.0.1:50052", "--shadow", "dark=5%"),
+        ("--admin", "127.0.0.1:1", "--set-weights", "eager=1", "--set-shadow", "dark=5%"),
+    ),
     "worker": (("--master", "127.0.0.1:5557", "--keep", "OUT"),),
     "analyze": (("RUN",),),
     "compare": (("EARLIER", "RUN"),),

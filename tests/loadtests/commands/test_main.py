@@ -16,7 +16,7 @@ import pytest
 
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
-from loadtests.commands.split import parse_weights
+from loadtests.commands.split import parse_shadows, parse_weights
 from servers.address import host_port
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
@@ -92,7 +92,21 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["split", "--arm", "a=h:1", "--weight", "a=x"], '--weight "a=x" is not NAME=WEIGHT'),
         (["split", "--arm", "a=h:1", "--weight", "a=0"], "every arm has weight 0"),
         (["split", "--arm", "a=h:1", "--stickiness", "glue"], "splitter.stickiness is 'glue'"),
-        (["split", "--admin", "localhost:1"], "--admin and --set-weights belong together"),
+        (["split", "--arm", "a=h:1", "--shadow", "b=5%"], '--shadow names the arm "b"'),
+        (["split", "--arm", "a=h:1", "--shadow", "a=0.25"], '--shadow "a=0.25" is not NAME=PERCENT%'),
+        (["split", "--arm", "a=h:1", "--shadow", "a=5%"], "every arm has weight 0"),
+        (["split", "--arm", "a=h:1", "--arm", "b=h:2", "--shadow", "b=101%"], 'shadow of arm "b" is 101 %: give 0 %'),
+        (
+            ["split", "--arm", "a=h:1", "--arm", "b=h:2", "--shadow", "b=5%", "--weight", "b=2"],
+            'arm "b" gets copies of 5 % of the requests and has weight 2: set one of them to 0',
+        ),
+        (["split", "--admin", "localhost:1"], "--admin needs a change: add --set-weights"),
+        (["split", "--set-shadow", "a=5%"], "--set-weights and --set-shadow need a running split: add --admin"),
+        (["split", "--admin", "h:1", "--set-shadow", "a=5"], '--set-shadow "a=5" is not NAME=PERCENT%'),
+        (
+            ["split", "--admin", "h:1", "--set-shadow", "a=5%", "--shadow", "a=5%"],
+            "leave out --arm, --weight, --shadow",
+        ),
         (["split", "--admin", "localhost", "--set-weights", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--set-weights", "a=1", "--arm", "a=h:1"], "leave out --arm"),
     ],
@@ -198,12 +212,28 @@ def test_weights_are_read_from_text() -> None:
         parse_weights("eager=-1", "--weight")
 
 
+def test_shadows_are_read_from_text() -> None:
+    assert parse_shadows("dark=12.5%, darker=0 %", "--shadow") == {"dark": 12.5, "darker": 0.0}
+    for text in ("dark=-1%", "dark=1e1%", "dark=%", "=5%", "dark"):
+        with pytest.raises(ConfigError, match="is not NAME=PERCENT%: write for example compiled=25%"):
+            parse_shadows(text, "--shadow")
+
+
 def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--weight", "compiled=3"]
     assert main(["split", *arms, "--print-config"]) == 0
     assert "static_resources" in json.loads(capsys.readouterr().out)
     assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
+
+
+def test_a_printed_shadow_has_weight_0_and_gets_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--shadow", "compiled=25%"]
+    assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
+    weighted = json.loads(capsys.readouterr().out)["spec"]["rules"][-1]
+    assert [backend["weight"] for backend in weighted["backendRefs"]] == [1, 0]
+    (copies,) = weighted["filters"]
+    assert copies["requestMirror"]["fraction"] == {"numerator": 250_000, "denominator": 1_000_000}
 
 
 # --- Real processes ---------------------------------------------------------------------------------------------------
@@ -395,7 +425,9 @@ def arms_chosen(target: str, count: int) -> list[str]:
         return chosen
 
 
-def test_a_running_split_takes_new_weights_from_outside(tmp_path: Path, arms: dict[str, str]) -> None:
+def test_a_running_split_takes_new_weights_and_shadows_from_outside(
+    tmp_path: Path, arms: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = [flag for name, address in arms.items() for flag in ("--arm", f"{name}={address}")]
     command = Command(tmp_path, "split", *flags, "--weight", "compiled=0", "--port", "0")
     assert command.process.stdout is not None
@@ -417,6 +449,12 @@ def test_a_running_split_takes_new_weights_from_outside(tmp_path: Path, arms: di
         reweight(admin, {"eager": 0, "compiled": 0})
     with pytest.raises(ConfigError, match="give a whole number from 0"):
         reweight(admin, {"eager": 10**9})
+    changes = ["--set-weights", "eager=1,compiled=0", "--set-shadow", "compiled=12.5%"]
+    assert main(["split", "--admin", admin.address, *changes, "--json"]) == 0
+    changed = json.loads(capsys.readouterr().out)
+    assert changed == {"weights": {"eager": 1, "compiled": 0}, "shadows": {"compiled": 12.5}}
+    message = refusal(capsys, "split", "--admin", admin.address, "--set-weights", "compiled=1")
+    assert 'arm "compiled" gets copies of 12.5 % of the requests and has weight 1' in message
     command.process.send_signal(signal.SIGINT)
     code, _, err = command.end(timeout_s=20.0)
     assert code == 0

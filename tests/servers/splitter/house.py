@@ -20,6 +20,7 @@ from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 T = TypeVar("T")
+INTERNAL = grpc.StatusCode.INTERNAL
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -43,7 +44,7 @@ class Loop:
 class Replica(inference_pb2_grpc.InferenceServicer):
     """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
 
-    A prompt that is the name of a status code aborts with it.
+    A prompt that is the name of a status code aborts with it, and every one with INTERNAL where the replica `fails`.
     """
 
     def __init__(self, arm: str, index: int) -> None:
@@ -51,6 +52,7 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.name = f"{arm}-{index}"
         self.calls = 0
         self.active = 0
+        self.fails = False
         self.release = asyncio.Event()
         self.metadata: list[dict[str, str | bytes]] = []
         self.health = health.aio.HealthServicer()
@@ -72,8 +74,8 @@ class Replica(inference_pb2_grpc.InferenceServicer):
             )
         )
         try:
-            if request.text in grpc.StatusCode.__members__:
-                await context.abort(grpc.StatusCode[request.text], "the engine failed")
+            if self.fails or request.text in grpc.StatusCode.__members__:
+                await context.abort(grpc.StatusCode.__members__.get(request.text, INTERNAL), "the engine failed")
             if request.text == "mute":
                 await self.release.wait()
             for index in range(request.max_tokens):
@@ -164,9 +166,15 @@ class House:
         for replica in self.all:
             loop.run(replica.start())
         weights: dict[str, int] = settings.pop("weights", {})
+        shadows: dict[str, float] = settings.pop("shadows", {})
         self.config = SplitterConfig(
             arms=tuple(
-                ArmTarget(name=arm, backends=tuple(item.address for item in items), weight=weights.get(arm, 1))
+                ArmTarget(
+                    name=arm,
+                    backends=tuple(item.address for item in items),
+                    weight=weights.get(arm, 1),
+                    shadow_percent=shadows.get(arm, 0.0),
+                )
                 for arm, items in self.replicas.items()
             ),
             **{"health_interval_s": 0.1, **settings},

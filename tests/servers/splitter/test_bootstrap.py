@@ -10,7 +10,7 @@ import pytest
 
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import envoy_path
-from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 
 def test_silent_streams_are_never_cut() -> None:
@@ -30,12 +30,11 @@ def test_silent_streams_are_never_cut() -> None:
         SplitterConfig(
             arms=(
                 ArmTarget(name="eager", backends=("eager.tailgate.svc:50051", "[::1]:50051")),
-                ArmTarget(name="Compiled_2.13", backends=("10.0.0.1:50051",), weight=0),
+                ArmTarget(name="Compiled_2.13", backends=("10.0.0.1:50051",), weight=0, shadow_percent=0.5),
             ),
             host="0.0.0.0",
             port=8080,
             stickiness="replica",
-            mirror=Mirror(arm="Compiled_2.13", percent=0.5),
             access_log="/dev/null",
             health_interval_s=0.25,
         ),

@@ -24,7 +24,7 @@ from servers.fields import ConfigError
 from servers.metadata import ARM_HEADER, SESSION_HEADER
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy, envoy_path
-from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.servers.splitter.house import (
     NOT_SERVING,
     SERVING,
@@ -123,13 +123,61 @@ def test_metadata_passes_untouched(shared: House) -> None:
     assert set(seen) - {"user-agent", "x-forwarded-proto"} == {ARM_HEADER, SESSION_HEADER}
 
 
-def test_mirrored_arm_gets_copies_and_answers_nobody(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, mirror=Mirror(arm="dark"))
-    answers = house.ask(*[{}] * 40)
+def test_shadow_gets_copies_and_answers_nobody(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
+    (eager,), (dark,) = house.replicas.values()
+    answers = house.ask(*[{"session": "one"}] * 40)
     assert {answer.arm for answer in answers} == {"eager"}
-    assert wait_for(lambda: house.replicas["dark"][0].calls == 40)
+    assert wait_for(lambda: dark.calls == 40)
+    assert eager.metadata[0].items() <= dark.metadata[0].items()
     house.ask(*[{"arm": "eager"}] * 5)
-    assert (house.replicas["eager"][0].calls, house.replicas["dark"][0].calls) == (45, 40)
+    assert (eager.calls, dark.calls) == (45, 40)
+
+
+def test_share_of_the_copies_holds_and_two_shadows_are_drawn_apart(build: Build) -> None:
+    house = build(
+        {"eager": 1, "dark": 1, "darker": 1},
+        weights={"eager": 1, "dark": 0, "darker": 0},
+        shadows={"dark": 25, "darker": 50},
+    )
+    house.ask(*[{}] * 600)
+    calls = {arm: replica.calls for arm, (replica,) in house.replicas.items()}
+    assert calls["eager"] == 600
+    assert abs(calls["dark"] - 150) < binomial_bound(600, 0.25)
+    assert abs(calls["darker"] - 300) < binomial_bound(600, 0.5)
+
+
+@pytest.mark.parametrize("trouble", ["stalls", "fails", "is gone"])
+def test_users_feel_nothing_of_a_shadow_in_trouble(build: Build, trouble: str) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
+    (eager,), (dark,) = house.replicas.values()
+    dark.fails = trouble == "fails"
+    if trouble == "is gone":
+        house.loop.run(dark.stop())
+    eager.release.set()
+    answers = house.ask(*[{"prompt": "mute", "tokens": 3}] * 200)
+    assert {(answer.code, answer.tokens, answer.arm) for answer in answers} == {(grpc.StatusCode.OK, 3, "eager")}
+    if trouble == "stalls":
+        assert wait_for(lambda: dark.active == 200)
+        dark.release.set()
+        assert wait_for(lambda: dark.active == 0)
+
+
+def test_a_copy_runs_to_its_end_when_the_user_gives_up(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 100})
+    (eager,), (dark,) = house.replicas.values()
+
+    async def give_up() -> None:
+        async with dial(house.envoy.target) as channel:
+            call = asyncio.create_task(ask(channel, prompt="hold", tokens=3))
+            while not (eager.active and dark.active):
+                await asyncio.sleep(0.005)
+            call.cancel()
+            while eager.active:
+                await asyncio.sleep(0.005)
+
+    house.loop.run(give_up())
+    assert dark.active == 1
 
 
 # --- Health -----------------------------------------------------------------------------------------------------------

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from servers.fields import ConfigError
-from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 
 def lonely_config(**settings: Any) -> SplitterConfig:
     return SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),), **settings)
+
+
+def shadow(percent: float, weight: int = 0) -> ArmTarget:
+    return ArmTarget(name="a", backends=("h:1",), weight=weight, shadow_percent=percent)
 
 
 @pytest.mark.parametrize(
@@ -23,15 +27,17 @@ def lonely_config(**settings: Any) -> SplitterConfig:
         (lambda: ArmTarget(name="a", backends=("h:1", "h:1")), 'arm "a" names a replica twice'),
         (lambda: ArmTarget(name="a", backends=("h",)), 'address "h" is not host:port'),
         (lambda: ArmTarget(name="a", backends=("h:99999",)), 'address "h:99999" is not host:port'),
-        (lambda: Mirror(arm="a", percent=0), "mirror.percent is 0"),
+        (lambda: shadow(101), 'shadow of arm "a" is 101 %: give 0 %, or from 0.0001 % to 100 %'),
+        (lambda: shadow(-1), 'shadow of arm "a" is -1 %'),
+        (lambda: shadow(0.00001), 'shadow of arm "a" is 1e-05 %'),
+        (lambda: shadow(float("nan")), 'shadow of arm "a" is nan %'),
+        (lambda: shadow(25, weight=3), 'arm "a" gets copies of 25 % of the requests and has weight 3: set one of them'),
         (lambda: SplitterConfig(arms=()), "the splitter has no arm"),
         (lambda: lonely_config(host="localhost"), 'splitter.host is "localhost"'),
         (lambda: lonely_config(port=-1), "splitter.port is -1"),
         (lambda: lonely_config(workers=0), "splitter.workers is 0"),
         (lambda: lonely_config(stickiness="host"), "splitter.stickiness is 'host'"),
         (lambda: lonely_config(health_interval_s=0), "splitter.health_interval_s is 0"),
-        (lambda: lonely_config(mirror=Mirror(arm="dark")), 'mirror.arm "dark" is unknown'),
-        (lambda: lonely_config(mirror=Mirror(arm="eager")), 'arm "eager" takes mirrored copies and has weight 1'),
         (
             lambda: SplitterConfig(
                 arms=(ArmTarget(name="a.b", backends=("h:1",)), ArmTarget(name="a_b", backends=("h:2",)))

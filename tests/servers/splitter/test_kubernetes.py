@@ -11,7 +11,7 @@ import yaml
 
 from servers.config import ArmConfig
 from servers.fields import ConfigError
-from servers.splitter.envoy_config import ArmTarget, Mirror, SplitterConfig
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from servers.splitter.kubernetes import grpc_route_manifest, service_name
 
 ROOT = Path(__file__).parents[3]
@@ -46,14 +46,26 @@ def test_arms_that_share_a_service_name_have_no_gateway_route() -> None:
         grpc_route_manifest(SplitterConfig(arms=arms))
 
 
-def test_gateway_route_mirrors_the_same_share() -> None:
-    arms = (ArmTarget(name="eager", backends=("h:1",)), ArmTarget(name="dark", backends=("h:2",), weight=0))
-    config = SplitterConfig(arms=arms, mirror=Mirror(arm="dark", percent=12.5))
-    (mirror,) = grpc_route_manifest(config)["spec"]["rules"][-1]["filters"]
-    assert mirror["requestMirror"] == {
-        "backendRef": {"name": "tailgate-dark", "port": 50051},
-        "fraction": {"numerator": 125_000, "denominator": 1_000_000},
-    }
+def test_gateway_route_copies_the_same_share_to_each_shadow() -> None:
+    shares = {"eager": 0.0, "dark": 12.5, "darker": 100.0}
+    arms = tuple(
+        ArmTarget(name=name, backends=("h:1",), weight=int(not percent), shadow_percent=percent)
+        for name, percent in shares.items()
+    )
+    *pinned, weighted = grpc_route_manifest(SplitterConfig(arms=arms))["spec"]["rules"]
+    assert not any("filters" in rule for rule in pinned)
+    assert [backend["weight"] for backend in weighted["backendRefs"]] == [1, 0, 0]
+    assert [(item["type"], item["requestMirror"]) for item in weighted["filters"]] == [
+        (
+            "RequestMirror",
+            {
+                "backendRef": {"name": "tailgate-dark", "port": 50051},
+                "fraction": {"numerator": 125_000, "denominator": 1_000_000},
+            },
+        ),
+        # All of them without a fraction: gateways older than 1.3 know none.
+        ("RequestMirror", {"backendRef": {"name": "tailgate-darker", "port": 50051}}),
+    ]
 
 
 def deployed(kind: str) -> dict[str, dict[str, Any]]:

@@ -8,9 +8,8 @@ import grpc
 import pytest
 
 from servers.fields import ConfigError
-from servers.splitter.envoy_config import Mirror
-from servers.splitter.weights import reweight
-from tests.servers.splitter.house import Build, House, binomial_bound
+from servers.splitter.weights import Shares, live_shares, live_weights, reshare, reweight
+from tests.servers.splitter.house import Build, House, binomial_bound, wait_for
 
 
 def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> None:
@@ -18,7 +17,7 @@ def test_reweighting_drops_no_stream_and_new_requests_follow(build: Build) -> No
     held = house.hold(50)
     for eager, compiled in ((1, 0), (0, 1), (9, 1), (0, 7), (1, 1)):
         reweight(house.envoy.admin, {"eager": eager, "compiled": compiled})
-        assert reweight(house.envoy.admin, {}) == {"eager": eager, "compiled": compiled}
+        assert live_weights(house.envoy.admin) == {"eager": eager, "compiled": compiled}
         counts = Counter(answer.arm for answer in house.ask(*[{}] * 200))
         share = eager / (eager + compiled)
         assert counts.total() == 200
@@ -53,11 +52,71 @@ def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
 def test_bad_weights_change_nothing(shared: House, weights: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
         reweight(shared.envoy.admin, weights)
-    assert reweight(shared.envoy.admin, {}) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
+    assert live_weights(shared.envoy.admin) == {"eager": 3, "compiled-padded": 1, "idle.arm": 0}
 
 
-def test_an_arm_that_takes_mirrored_copies_gets_no_weight(build: Build) -> None:
-    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, mirror=Mirror(arm="dark"))
-    with pytest.raises(ConfigError, match=r'^arm "dark" takes mirrored copies and has weight 1: set its weight to 0$'):
-        reweight(house.envoy.admin, {"dark": 1})
-    assert reweight(house.envoy.admin, {}) == {"eager": 1, "dark": 0}
+def copied(house: House, count: int) -> int:
+    """How many of `count` requests reach the shadow "dark"."""
+    (eager,), (dark,) = house.replicas.values()
+    eager_before, dark_before = eager.calls, dark.calls
+    assert Counter(answer.arm for answer in house.ask(*[{}] * count)) == {"eager": count}
+    assert eager.calls == eager_before + count
+    return dark.calls - dark_before
+
+
+def test_copies_follow_a_new_share_and_end_with_zero(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0})
+    admin = house.envoy.admin
+    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={})
+    assert copied(house, 50) == 0
+    assert reshare(admin, shadows={"dark": 100}).shadows == {"dark": 100}
+    assert wait_for(lambda: copied(house, 1) == 1)  # the first copy connects
+    assert wait_for(lambda: house.replicas["dark"][0].active == 0)
+    for percent in (100.0, 50.0, 12.3456):
+        assert reshare(admin, shadows={"dark": percent}).shadows == {"dark": percent}
+        assert live_shares(admin).shadows == {"dark": percent}
+        assert abs(copied(house, 400) - 4 * percent) <= binomial_bound(400, percent / 100)
+    assert reshare(admin, shadows={"dark": 0}).shadows == {}
+    assert live_shares(admin).shadows == {}
+    assert copied(house, 50) == 0
+
+
+def test_a_shadow_becomes_an_arm_in_one_step(build: Build) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    admin = house.envoy.admin
+    assert live_shares(admin).shadows == {"dark": 25}
+    both = r'^arm "dark" gets copies of 25 % of the requests and has weight 1: set one of them to 0$'
+    with pytest.raises(ConfigError, match=both):
+        reweight(admin, {"dark": 1})
+    with pytest.raises(ConfigError, match=r'^arm "eager" gets copies of 5 % of the requests and has weight 1: '):
+        reshare(admin, shadows={"eager": 5})
+    assert live_shares(admin) == Shares(weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    shares = reshare(admin, weights={"dark": 1, "eager": 0}, shadows={"dark": 0, "eager": 100})
+    assert shares == live_shares(admin) == Shares(weights={"eager": 0, "dark": 1}, shadows={"eager": 100})
+    assert {answer.arm for answer in house.ask(*[{}] * 20)} == {"dark"}
+
+
+@pytest.mark.parametrize(("by_hand", "percent"), [("40", 40.0), ("400", 100.0), ("nonsense", 25.0)])
+def test_a_share_that_was_set_by_hand_is_read_as_envoy_takes_it(build: Build, by_hand: str, percent: float) -> None:
+    house = build({"eager": 1, "dark": 1}, weights={"eager": 1, "dark": 0}, shadows={"dark": 25})
+    house.envoy.admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
+    assert live_shares(house.envoy.admin).shadows == {"dark": percent}
+    assert abs(copied(house, 400) - 4 * percent) <= binomial_bound(400, percent / 100)
+
+
+def test_a_split_of_one_arm_has_no_shadow(build: Build) -> None:
+    house = build({"eager": 1})
+    assert live_shares(house.envoy.admin) == Shares(weights={"eager": 1}, shadows={})
+
+
+@pytest.mark.parametrize(
+    ("shadows", "message"),
+    [
+        ({"drak": 5.0}, 'arm "drak" is unknown to the split at [0-9.:]+: use one of eager, compiled-padded, idle.arm'),
+        ({"idle.arm": 250.0}, 'shadow of arm "idle.arm" is 250 %: give 0 %, or from 0.0001 % to 100 %'),
+    ],
+)
+def test_a_bad_shadow_changes_nothing(shared: House, shadows: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        reshare(shared.envoy.admin, shadows=shadows)
+    assert live_shares(shared.envoy.admin).shadows == {}
