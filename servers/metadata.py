@@ -5,11 +5,34 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 INFERENCE_SERVICE = "tailgate.v1.Inference"
 
 # Request headers. The splitter answers with the first one as well: the arm that it chose.
 ARM_HEADER = "x-tailgate-arm"
 SESSION_HEADER = "x-tailgate-session"
+
+# How a call ended, by the number of its gRPC status.
+STATUS_NAMES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
 
 
 def trailing_key(field: str) -> str:

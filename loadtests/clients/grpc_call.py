@@ -13,7 +13,8 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from loadtests.clients import frames
-from loadtests.clients.call import STATUS_NAMES, Call
+from loadtests.clients.call import Call
+from servers.metadata import STATUS_NAMES
 from servers.rpc.inference_pb2 import GenerateChunk
 
 LARGEST_MESSAGE: Final = 4 * 1024 * 1024

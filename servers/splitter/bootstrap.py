@@ -17,6 +17,7 @@ from servers.splitter.envoy_config import (
     split_address,
     stat_name,
 )
+from servers.splitter.statistics import LATENCY_BOUNDS_MS
 
 LISTENER = "tailgate"
 # The runtime keys under which Envoy takes new weights and new shares of copies while it runs, one for each arm.
@@ -46,11 +47,29 @@ def bootstrap(config: SplitterConfig) -> dict[str, Any]:
                 {"name": "weights", "admin_layer": {}},
             ]
         },
+        # Latencies are gathered from Envoy's threads as often, and counters are always at hand; see statistics.py.
+        "stats_flush_interval": "1s",
+        "stats_config": {
+            "histogram_bucket_settings": [
+                {"match": {"suffix": ".upstream_rq_time"}, "buckets": list(LATENCY_BOUNDS_MS)},
+            ]
+        },
+        "bootstrap_extensions": [
+            _extension("bootstrap.internal_listener", "bootstrap.internal_listener.v3.InternalListener")
+        ],
         "static_resources": {
-            "listeners": [_listener(config)],
-            "clusters": [_cluster(arm, config) for arm in config.arms],
+            "listeners": [_listener(config), *map(_shadow_listener, _possible_shadows(config))],
+            "clusters": [
+                *(_cluster(arm, config) for arm in config.arms),
+                *map(_shadow_cluster, _possible_shadows(config)),
+            ],
         },
     }
+
+
+def _possible_shadows(config: SplitterConfig) -> list[ArmTarget]:
+    """Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs."""
+    return list(config.arms) if len(config.arms) > 1 else []
 
 
 def _socket_address(host: str, port: int) -> dict[str, Any]:
@@ -84,29 +103,15 @@ def _http2() -> dict[str, Any]:
 
 def _listener(config: SplitterConfig) -> dict[str, Any]:
     failed = ", replica %UPSTREAM_HOST%: %LOCAL_REPLY_BODY%"
-    manager = _extension(
-        "filters.network.http_connection_manager",
-        "filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix=LISTENER,
-        codec_type="HTTP2",
-        http2_protocol_options=_http2(),
-        common_http_protocol_options={"idle_timeout": "0s"},
-        # A stream may be silent for as long as a compile takes.
-        stream_idle_timeout="0s",
-        # Metadata passes as it was sent, without a request id or a server's name.
-        generate_request_id=False,
-        server_header_transformation="PASS_THROUGH",
+    manager = _manager(
+        LISTENER,
+        _routes(config),
         local_reply_config={
             "mappers": [
                 _reply_text(flag, f'arm "%UPSTREAM_CLUSTER_RAW%"{text}')
                 for flag, text in (("UH", " has no healthy replica: see its log"), ("UF", failed), ("UC", failed))
             ]
         },
-        route_config={
-            "name": LISTENER,
-            "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": _routes(config)}],
-        },
-        http_filters=[_extension("filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True)],
         **({"access_log": [_access_log(config)]} if config.access_log else {}),
     )
     return {
@@ -124,6 +129,70 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
             }
         ],
     }
+
+
+def _manager(name: str, routes: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The network filter that takes HTTP/2, counts gRPC statuses by arm and routes."""
+    return _extension(
+        "filters.network.http_connection_manager",
+        "filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=name,
+        codec_type="HTTP2",
+        http2_protocol_options=_http2(),
+        common_http_protocol_options={"idle_timeout": "0s"},
+        # A stream may be silent for as long as a compile takes.
+        stream_idle_timeout="0s",
+        # Metadata passes as it was sent, without a request id or a server's name.
+        generate_request_id=False,
+        server_header_transformation="PASS_THROUGH",
+        route_config={"name": name, "virtual_hosts": [{"name": name, "domains": ["*"], "routes": routes}]},
+        http_filters=[
+            # Of all methods together: clients name the methods, and each would get counters of its own.
+            _extension("filters.http.grpc_stats", "filters.http.grpc_stats.v3.FilterConfig"),
+            _extension("filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True),
+        ],
+        **more,
+    )
+
+
+def _shadow_listener(arm: ArmTarget) -> dict[str, Any]:
+    """Where the copies for an arm pass: a listener inside of Envoy.
+
+    Envoy sends copies straight to their cluster, past its HTTP filters, and grpc_stats runs nowhere else: without this
+    hop a shadow would have no gRPC statuses.
+    """
+    route = {
+        "match": {"prefix": "/"},
+        "route": {"cluster": arm.name, "timeout": "0s", "idle_timeout": "0s"},
+        # Envoy marks what it copies; the arm gets it as it was sent.
+        "request_headers_to_remove": ["x-envoy-internal", "x-forwarded-for"],
+    }
+    name = _shadow_name(arm)
+    return {
+        "name": name,
+        "internal_listener": {},
+        "per_connection_buffer_limit_bytes": 64 * 2**20,
+        "filter_chains": [{"filters": [_manager(name, [route])]}],
+    }
+
+
+def _shadow_cluster(arm: ArmTarget) -> dict[str, Any]:
+    name = _shadow_name(arm)
+    address = {"envoy_internal_address": {"server_listener_name": name}}
+    return {
+        "name": name,
+        "alt_stat_name": f"shadow@{stat_name(arm.name)}",
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+        **_unlimited_http2(),
+    }
+
+
+def _shadow_name(arm: ArmTarget) -> str:
+    return f"shadow@{arm.name}"  # "@" is in no arm's name
 
 
 def _listener_tls(tls: ServerTls) -> dict[str, Any]:
@@ -214,15 +283,14 @@ def _weighted_route(config: SplitterConfig) -> dict[str, Any]:
         # The session's hash, modulo the sum of weights, picks the arm; without the header the pick is random.
         weighted["use_hash_policy"] = True
     action = {"weighted_clusters": weighted, **_route_options(config)}
-    if len(config.arms) > 1:
-        # Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs.
-        action["request_mirror_policies"] = [_copies(arm) for arm in config.arms]
+    if shadows := _possible_shadows(config):
+        action["request_mirror_policies"] = [_copies(arm) for arm in shadows]
     return {"name": "weighted", "match": {"prefix": "/"}, "route": action}
 
 
 def _copies(arm: ArmTarget) -> dict[str, Any]:
     return {
-        "cluster": arm.name,
+        "cluster": _shadow_name(arm),
         "runtime_fraction": {
             "default_value": {"numerator": per_million(arm.shadow_percent), "denominator": "MILLION"},
             "runtime_key": f"{SHADOW_KEYS}.{arm.name}",
@@ -261,14 +329,7 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             # By default the second change within a second waits for that second's end.
             "update_merge_window": "0s",
         },
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
-                "upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http2_protocol_options": _http2()},
-                common_http_protocol_options={"idle_timeout": "0s"},
-            )
-        },
-        "per_connection_buffer_limit_bytes": 64 * 2**20,
+        **_unlimited_http2(),
         "health_checks": [
             {
                 "grpc_health_check": {"service_name": INFERENCE_SERVICE},
@@ -283,19 +344,25 @@ def _cluster(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
             }
         ],
         "outlier_detection": _ejection(),
-        "circuit_breakers": {
-            "thresholds": [
-                {
-                    "priority": "DEFAULT",
-                    **dict.fromkeys(
-                        ("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED
-                    ),
-                }
-            ]
-        },
         **({"transport_socket": _cluster_tls(tls, hosts)} if tls is not None else {}),
         # Statistics of every replica, not of the arm alone.
         "track_cluster_stats": {"per_endpoint_stats": True},
+    }
+
+
+def _unlimited_http2() -> dict[str, Any]:
+    """What each cluster has: HTTP/2, and no limit on what waits, runs or is buffered."""
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNLIMITED)
+    return {
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _typed(
+                "upstreams.http.v3.HttpProtocolOptions",
+                explicit_http_config={"http2_protocol_options": _http2()},
+                common_http_protocol_options={"idle_timeout": "0s"},
+            )
+        },
+        "per_connection_buffer_limit_bytes": 64 * 2**20,
+        "circuit_breakers": {"thresholds": [{"priority": "DEFAULT", **limits}]},
     }
 
 

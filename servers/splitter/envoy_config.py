@@ -94,12 +94,10 @@ class SplitterConfig:
     def __post_init__(self) -> None:
         if not self.arms:
             raise ConfigError("the splitter has no arm: give at least one")
-        keys = [stat_name(arm.name) for arm in self.arms]
-        for arm, key in zip(self.arms, keys, strict=True):
-            if keys.count(key) > 1:
-                raise ConfigError(
-                    f'arm name "{arm.name}" is taken: give each arm a name of its own ("." and "_" count as equal)'
-                )
+        names = [arm.name for arm in self.arms]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f'arm name "{name}" is taken: give each arm a name of its own')
         if not is_ip(self.host):
             raise ConfigError(f'splitter.host is "{self.host}": give an IP address, 127.0.0.1 or 0.0.0.0 for example')
         check_fields(self, "splitter")
@@ -159,6 +157,11 @@ def is_ip(host: str) -> bool:
     return True
 
 
-def stat_name(name: str) -> str:
-    """The arm's name in Envoy's statistics, which are cut at dots."""
-    return name.replace(".", "_")
+def stat_name(arm: str) -> str:
+    """The arm's name in Envoy's statistics, which are cut at dots: "~" stands for them, and is in no arm's name."""
+    return arm.replace(".", "~")
+
+
+def stat_arm(name: str) -> str:
+    """The arm whose name in Envoy's statistics is `name`."""
+    return name.replace("~", ".")

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.clients.call import STATUS_NAMES
 from loadtests.clients.openai import OpenAiClient
 from loadtests.clients.openai_call import Answer, OpenAiCall
 from loadtests.external.addresses import ExternalConfig, OpenAiOptions
 from loadtests.external.client_security import SecurityConfig
 from servers.clock import now_ns
 from servers.fields import ConfigError
+from servers.metadata import STATUS_NAMES
 from tests.fakes.certificates import make_certificates
 from tests.fakes.generating import until
 from tests.fakes.http1 import (

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.envoy import Envoy
-from servers.splitter.envoy_config import ArmTarget, SplitterConfig
+from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 
 T = TypeVar("T")
 INTERNAL = grpc.StatusCode.INTERNAL
@@ -41,10 +41,42 @@ class Loop:
         self._thread.join(5.0)
 
 
+class Wire:
+    """A TCP relay that can be cut: both sides then see what they see when the other process is killed."""
+
+    def __init__(self) -> None:
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def lead_to(self, address: str) -> str:
+        """The address of the near end."""
+        host, _, port = address.rpartition(":")
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+
+        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            self._writers += [writer, far_writer]
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+        self._server = await asyncio.start_server(connect, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+
 class Replica(inference_pb2_grpc.InferenceServicer):
     """Answers `max_tokens` chunks. The prompt "hold" waits for `release` after the first, "mute" before it.
 
-    A prompt that is the name of a status code aborts with it, and every one with INTERNAL where the replica `fails`.
+    A prompt that is the name of a status code aborts with it, after its chunks where "late " stands before the name;
+    every prompt aborts with INTERNAL where the replica `fails`.
     """
 
     def __init__(self, arm: str, index: int) -> None:
@@ -57,6 +89,7 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.health = health.aio.HealthServicer()
         self.server: grpc.aio.Server | None = None
+        self.wire: Wire | None = None
         self.address = ""
 
     async def Generate(  # noqa: N802
@@ -74,14 +107,18 @@ class Replica(inference_pb2_grpc.InferenceServicer):
             )
         )
         try:
-            if self.fails or request.text in grpc.StatusCode.__members__:
-                await context.abort(grpc.StatusCode.__members__.get(request.text, INTERNAL), "the engine failed")
+            prompt = request.text.removeprefix("late ")
+            code = INTERNAL if self.fails else grpc.StatusCode.__members__.get(prompt)
+            if code is not None and prompt == request.text:
+                await context.abort(code, "the engine failed")
             if request.text == "mute":
                 await self.release.wait()
             for index in range(request.max_tokens):
                 if index == 1 and request.text == "hold":
                     await self.release.wait()
                 yield inference_pb2.GenerateChunk(token_ids=[index])
+            if code is not None:
+                await context.abort(code, "the engine failed")
         finally:
             self.active -= 1
 
@@ -92,9 +129,13 @@ class Replica(inference_pb2_grpc.InferenceServicer):
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.health.set(INFERENCE_SERVICE, SERVING)
         await self.server.start()
+        if self.wire is not None:
+            self.address = await self.wire.lead_to(self.address)
 
     async def stop(self) -> None:
         assert self.server is not None
+        if self.wire is not None:
+            await self.wire.cut()
         await self.server.stop(0)
 
 
@@ -163,7 +204,9 @@ class House:
         self.loop = loop
         self.work_dir = work_dir
         self.replicas = {arm: [Replica(arm, index) for index in range(count)] for arm, count in replicas.items()}
+        wired: bool = settings.pop("wired", False)
         for replica in self.all:
+            replica.wire = Wire() if wired else None
             loop.run(replica.start())
         weights: dict[str, int] = settings.pop("weights", {})
         shadows: dict[str, float] = settings.pop("shadows", {})
@@ -193,11 +236,27 @@ class House:
 
     def hold(self, count: int, **request: Any) -> concurrent.futures.Future[list[Answer]]:
         """Starts `count` streams that stay open until the replicas release them; returns when all of them run."""
-        before = sum(replica.active for replica in self.all)
+        before = self._answering()
         requests = [{"prompt": "hold", "tokens": 3, **request}] * count
         held = asyncio.run_coroutine_threadsafe(ask_many(self.envoy.target, requests), self.loop.loop)
-        assert wait_for(lambda: sum(replica.active for replica in self.all) == before + count)
+        assert wait_for(lambda: self._answering() == before + count)
         return held
+
+    def _answering(self) -> int:
+        """Streams that replicas answer to users, copies left out."""
+        shadows = self.config.shadows
+        return sum(item.active for arm, items in self.replicas.items() if arm not in shadows for item in items)
+
+    def copies(self, arm: str) -> int:
+        """How many copies the shadow `arm` ever got; returns when none is on its way."""
+        name = f"cluster.shadow@{stat_name(arm)}.upstream_rq_"
+
+        def arrived() -> bool:
+            stats = self.envoy.stats(f"^{name}")
+            return stats[f"{name}total"] == sum(item.calls for item in self.replicas[arm])
+
+        assert wait_for(arrived)
+        return sum(item.calls for item in self.replicas[arm])
 
     def release(self) -> None:
         for replica in self.all:

@@ -40,7 +40,7 @@ def shadow(percent: float, weight: int = 0) -> ArmTarget:
         (lambda: lonely_config(health_interval_s=0), "splitter.health_interval_s is 0"),
         (
             lambda: SplitterConfig(
-                arms=(ArmTarget(name="a.b", backends=("h:1",)), ArmTarget(name="a_b", backends=("h:2",)))
+                arms=(ArmTarget(name="a.b", backends=("h:1",)), ArmTarget(name="a.b", backends=("h:2",)))
             ),
             'arm name "a.b" is taken',
         ),

@@ -94,7 +94,8 @@ def test_each_arms_certificate_must_carry_its_own_address(pem: Certificates) -> 
         ArmTarget(name="other", backends=("arm.example:50051",)),
     )
     document = bootstrap(SplitterConfig(arms=arms, upstream_tls=UpstreamTls(ca=pem.ca)))
-    eager, other = (cluster["transport_socket"]["typed_config"] for cluster in document["static_resources"]["clusters"])
+    clusters = document["static_resources"]["clusters"][:2]  # then come the ways inside of Envoy that copies take
+    eager, other = (cluster["transport_socket"]["typed_config"] for cluster in clusters)
     names = [
         (item["san_type"], item["matcher"]["exact"])
         for item in eager["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
