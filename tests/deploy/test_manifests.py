@@ -38,6 +38,22 @@ def test_a_key_that_does_not_exist_is_found() -> None:
         kubernetes_validate.validate({**job, "spec": {**job["spec"], "backofLimit": 0}}, VERSIONS[0], strict=True)
 
 
+def test_who_moves_weights_may_read_and_patch_the_deployed_route_alone() -> None:
+    known = {item["kind"]: item for name, item in DOCUMENTS if name.startswith("ramp/")}
+    (route,) = (item for _, item in DOCUMENTS if item["kind"] == "GRPCRoute")
+    assert known["Role"]["rules"] == [
+        {
+            "apiGroups": [route["apiVersion"].partition("/")[0]],
+            "resources": ["grpcroutes"],
+            "resourceNames": [route["metadata"]["name"]],
+            "verbs": ["get", "patch"],
+        }
+    ]
+    account = known["ServiceAccount"]["metadata"]["name"]
+    assert known["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert known["RoleBinding"]["roleRef"]["name"] == known["Role"]["metadata"]["name"]
+
+
 def test_the_job_judges_an_experiment_that_tailgate_reads(tmp_path: Path) -> None:
     known = {item["kind"]: item for name, item in DOCUMENTS if name.startswith("judge/")}
     pod = known["Job"]["spec"]["template"]["spec"]

@@ -1,0 +1,163 @@
+"""A Kubernetes API server that holds one GRPCRoute, over real HTTP or TLS: tokens, roles, JSON patches, conflicts.
+
+It follows the real one in what matters to a client: a patch is tried on the object as it is (422 where a path is gone),
+then a resourceVersion in it that is not the newest is a conflict (409), and each change counts the generation up.
+"""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.fakes.certificates import Certificates
+
+PREFIX = "/apis/gateway.networking.k8s.io/v1/namespaces/"
+Change = Callable[[dict[str, Any]], None]
+
+
+class FakeCluster:
+    """`rules` are those of a Role, None allows all. `token` is the one that is let in, "" for none.
+
+    `interfere` runs before each patch, as somebody else's change; `admit` changes what a patch asked for; `refusal` is
+    the message with which every patch is refused.
+    """
+
+    def __init__(
+        self,
+        route: Mapping[str, Any],
+        *,
+        namespace: str = "models",
+        token: str = "",
+        rules: list[dict[str, Any]] | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self.token = token
+        self.rules = rules
+        self.interfere: Change | None = None
+        self.admit: Change | None = None
+        self.refusal = ""
+        self.requests: list[tuple[str, int]] = []
+        self.route = copy.deepcopy(dict(route))
+        self.route["metadata"] |= {"namespace": namespace, "resourceVersion": "100", "generation": 1}
+
+    def change(self, change: Change) -> None:
+        """Somebody changes the route."""
+        change(self.route)
+        self._count_up()
+
+    def accept(self) -> None:
+        """The gateway's controller has taken the route as it is now."""
+        condition = {
+            "type": "Accepted",
+            "status": "True",
+            "observedGeneration": self.route["metadata"]["generation"],
+        }
+        self.route["status"] = {"parents": [{"controllerName": "fake/gateway", "conditions": [condition]}]}
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+        """(HTTP status, object)."""
+        status, document = self._answer(method, path, headers, body)
+        self.requests.append((method, status))
+        return status, document
+
+    def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+        if self.token and headers.get("Authorization") != f"Bearer {self.token}":
+            return _status(401, "Unauthorized")
+        namespace, _, rest = path.removeprefix(PREFIX).partition("/")
+        name = rest.removeprefix("grpcroutes/")
+        if not self._allowed(method.lower(), name):
+            return _status(403, f'grpcroutes "{name}" is forbidden: cannot {method.lower()}\nresource "grpcroutes"')
+        if (namespace, name) != (self.namespace, self.route["metadata"]["name"]):
+            return _status(404, f'grpcroutes.gateway.networking.k8s.io "{name}" not found')
+        if method == "GET":
+            return 200, self.route
+        if headers.get("Content-Type") != "application/json-patch+json":
+            return _status(415, "the body of the request was in an unknown format")
+        if self.interfere is not None:
+            self.interfere(self.route)
+        patched = copy.deepcopy(self.route)
+        try:
+            for operation in json.loads(body):
+                _apply(patched, operation)
+        except (KeyError, IndexError):
+            return _status(422, "the server rejected our request due to an error in our request")
+        if self.refusal:
+            return _status(422, self.refusal)
+        if patched["metadata"]["resourceVersion"] != self.route["metadata"]["resourceVersion"]:
+            return _status(409, "the object has been modified; please apply your changes to the latest version")
+        if self.admit is not None:
+            self.admit(patched)
+        self.route = patched
+        self._count_up()
+        return 200, self.route
+
+    def _allowed(self, verb: str, name: str) -> bool:
+        return self.rules is None or any(
+            verb in rule["verbs"]
+            and "grpcroutes" in rule["resources"]
+            and "gateway.networking.k8s.io" in rule["apiGroups"]
+            and name in rule.get("resourceNames", [name])
+            for rule in self.rules
+        )
+
+    def _count_up(self) -> None:
+        metadata = self.route["metadata"]
+        metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 7)
+        metadata["generation"] += 1
+
+
+@contextmanager
+def served(cluster: FakeCluster, certificates: Certificates | None = None) -> Iterator[int]:
+    """The port on 127.0.0.1 where the cluster's API is served, by TLS where there are certificates."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            status, document = cluster.answer(
+                self.command, self.path, dict(self.headers.items()), self.rfile.read(length)
+            )
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PATCH = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *_: object) -> None:
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that trusts another authority hangs up: not worth a traceback."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if certificates is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates.certificate, certificates.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def _apply(document: Any, operation: Mapping[str, Any]) -> None:
+    """RFC 6902: add and replace of members of objects."""
+    *parents, last = operation["path"].split("/")[1:]
+    for part in parents:
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    if operation["op"] == "replace" and last not in document:
+        raise KeyError(last)
+    document[last] = operation["value"]
+
+
+def _status(code: int, message: str) -> tuple[int, dict[str, Any]]:
+    return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
