@@ -21,6 +21,7 @@ from analysis.settings.metrics import JUDGED_METRICS, quantile_label
 from analysis.statistics.compare import Comparison, Sample, compare_quantiles, compare_typical, decide
 
 PHASES = ("steady", "cold", "all")
+STEP_QUANTILES = (0.5, 0.9)  # that a step of a ramp is left by: few requests say little of a tail
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _SMALLEST_MS = 1e-3
 MOST_GAPS = 1_000_000  # of an arm; p99.9 of as many is known far better than blocks agree on it
@@ -81,13 +82,27 @@ def gated_comparisons(run: Run) -> Comparisons:
     return Comparisons(gated=tuple(gated), paths=tuple(paths))
 
 
+def step_comparisons(run: Run, arm: str, margin: float) -> list[tuple[Comparison, Path]]:
+    """The arm at the quantiles that a step of a ramp asks for, each held to the margin of the steps."""
+    rows = _rows(run, arm, "steady")
+    found: list[tuple[Comparison, Path]] = []
+    for metric in run.limits.metrics:
+        samples = _samples(run, metric, rows)
+        items = _compared(run, arm, metric, "steady", rows.paired, samples, STEP_QUANTILES)
+        held = [replace(item, margin=margin) for item in items]
+        decided, paths = _looked_at(run, samples, held)
+        found += zip(decided, paths, strict=True)
+    return found
+
+
 def _looked_at(
     run: Run, samples: tuple[Sample, Sample], items: Sequence[Comparison]
 ) -> tuple[Sequence[Comparison], list[Path]]:
     """The comparisons as their evidence decides them, with its paths; as they are where there is one look alone."""
     if not run.limits.sequential:
         return items, []
-    gates = len(run.treatments) * len(run.limits.metrics) * len(run.limits.quantiles)
+    quantiles = {*run.limits.quantiles, *(STEP_QUANTILES if run.records.weights else ())}
+    gates = len(run.treatments) * len(run.limits.metrics) * len(quantiles)
     looked = [looked_at(run, item, samples, gates=gates) for item in items]
     return [item for item, _ in looked], [path for _, path in looked]
 

@@ -21,6 +21,7 @@ from analysis.judging.gates import (
 )
 from analysis.judging.load_steps import brackets, goodput_gate, is_search
 from analysis.judging.memory import memory_gates
+from analysis.judging.ramp_account import ramp_gate, ramp_of
 from analysis.judging.rates import RateComparison, compare_rates
 from analysis.judging.run_checks import checks_of_all, checks_of_arm, checks_of_machines
 from analysis.judging.run_gates import (
@@ -105,6 +106,8 @@ def judge(run: Run) -> Judgement:
         raw += death_gates(run, arm) if search else error_gates(run, arm)
         raw += parity_gates(run, arm)
         raw += memory_gates(memory, arm, run.control, run.limits)
+    if (ramp := ramp_of(run)) is not None:
+        raw.append(ramp_gate(ramp))
     gates = [with_needed(run, before, after) for before, after in zip(raw, apply_checks(raw, checks), strict=True)]
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(

@@ -86,7 +86,13 @@ def _left_s(at_s: Floats, evidence: Floats, needed: float) -> float | None:
 
 def looked_at(run: Run, item: Comparison, samples: tuple[Sample, Sample], *, gates: int) -> tuple[Comparison, Path]:
     """The comparison as the evidence decides it, one of `gates` gates of which any may fail by chance."""
-    groups = groups_for(*samples, q=item.quantile, blocks=GROUP_BLOCKS, restart_spread=start_spread(run, item.arm))
+    groups = groups_for(
+        *samples,
+        q=item.quantile,
+        blocks=GROUP_BLOCKS,
+        restart_spread=start_spread(run, item.arm),
+        exchange="requests" if run.records.weights else "arms",
+    )
     evidence = groups.evidence(item.margin)
     low, high = groups.limits(alpha=item.alpha)
     decision = evidence.decision(alpha=item.alpha, gates=gates)

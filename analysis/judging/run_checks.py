@@ -42,6 +42,7 @@ from analysis.judging.gates import (
 from analysis.judging.generators import check_generators
 from analysis.judging.load_steps import is_search
 from analysis.judging.overload import MOST_COUNTED, Load, load_of
+from analysis.judging.ramp_account import ramp_of, share_of_candidate
 from analysis.judging.run_gates import held_to
 from analysis.judging.validity import Check
 from analysis.run import pressure
@@ -87,7 +88,10 @@ def checks_of_all(run: Run) -> Iterable[Check]:
             yield replace(alone, arm=None if arm == run.control else arm, remedy=remedy)
     else:
         yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed, ended=run.ended_arms)
-    if run.design == "split":
+    ramp = ramp_of(run)
+    if ramp is not None:
+        yield share_of_candidate(run, ramp.candidate)
+    elif run.design == "split":
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
         if ratio is not None:
             yield ratio

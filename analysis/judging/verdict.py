@@ -29,6 +29,7 @@ KIND_ORDER = {
     "slo": 3,
     "cold": 4,
     "memory": 5,
+    "ramp": 6,
 }
 
 

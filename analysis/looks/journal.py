@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def row_of(look: Look, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
             }
             for item in look.arms
         },
+        **({} if look.step is None else {"step": asdict(look.step)}),
         "gates": [_gate(gate) for gate in look.gates],
         "checks": [
             {

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from analysis.judging.checks.compiled import check_compiled
 from analysis.judging.checks.telemetry import check_telemetry
-from analysis.judging.comparisons import gated_comparisons
+from analysis.judging.comparisons import gated_comparisons, step_comparisons
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.ramp_account import ramp_of
 from analysis.judging.run_checks import checks_of_all, checks_of_arm
 from analysis.judging.run_gates import (
     compile_facts,
@@ -48,12 +49,24 @@ class ArmOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutlook:
+    """What a ramp asks of a look. `safe`: the candidate is surely no slower than a step allows; `failed`: why it
+    surely is; `requests` of it were judged since the last change of weights; `uneven` says how its share differs."""
+
+    safe: bool
+    failed: str | None
+    requests: int
+    uneven: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What is known of the run after `seconds` that could be judged."""
 
     seconds: float
     trial: int
     arms: tuple[ArmOutlook, ...]
+    step: StepOutlook | None  # of a ramp
     gates: tuple[Gate, ...]
     checks: tuple[Check, ...]
 
@@ -99,8 +112,25 @@ def look_at(run: Run, *, left_s: float) -> Look:
             )
             for arm in run.treatments
         ),
+        step=step_outlook(run, checks),
         gates=tuple(gates),
         checks=tuple(checks),
+    )
+
+
+def step_outlook(run: Run, checks: Sequence[Check]) -> StepOutlook | None:
+    """What the look says of the step that the run's ramp is at; None where it is none."""
+    ramp = ramp_of(run)
+    if ramp is None:
+        return None
+    compared = step_comparisons(run, ramp.candidate, ramp.limits.step_margin)
+    uneven = [check.reason for check in checks if check.check == "sample ratio" and not check.ok]
+    own = run.of_arm(ramp.candidate) & run.usable
+    return StepOutlook(
+        safe=bool(compared) and all(path.outcome == PASS for _, path in compared),
+        failed=next((item.reason for item, path in compared if path.outcome == FAIL), None),
+        requests=int((own & (run.requests.start_ns >= ramp.last.at_ns)).sum()),
+        uneven=uneven[0] if uneven else None,
     )
 
 

@@ -39,6 +39,7 @@ from analysis.records.schemas import (
     STEPS,
 )
 from analysis.records.tables import RecordError, Take, read_pieces
+from analysis.records.weight_journal import WeightChange, read_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class RunRecords:
     stated: bool = False  # its files say what they should hold
     parity: dict[str, Any] | None = None  # parity.json: the arms measured before the first trial; None if they were not
     search: dict[str, Any] | None = None  # frontier.json: how a search, or several, went on; None where none was made
+    weights: tuple[WeightChange, ...] = ()  # what each arm was to get from when on; empty where it never changed
     runs: tuple[JoinedRun, ...] = ()  # that were read, in order of time; the one alone where none were joined
     differences: tuple[str, ...] = ()  # between runs that were joined all the same, in words
 
@@ -204,6 +206,7 @@ def _read(
         stated=all(files.stated for files in files_of.values()),
         parity=joined_parity(runs),
         search=joined_search(runs),
+        weights=() if joined else read_weights(runs[0].documents.directory),
         runs=tuple(runs),
         differences=tuple(differences),
     )

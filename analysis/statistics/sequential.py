@@ -13,6 +13,11 @@ much the variance of the sum exceeds that of independent groups. What lasts long
 latency of all requests; the slope of the scores carries it over to the quantile. That is an estimate and no theorem:
 `python benchmarks/judging.py sequential` says how often it errs.
 
+Where one arm has far fewer requests, swapping the arms changes more than a sign. There the requests are exchanged
+instead: of those of a group that exceed the quantile, the treatment's share is hypergeometric at the margin, and
+w^k / E[w^k] of its count k is an e-value for every odds ratio w. That counts each request by itself, so requests that
+share their fate are paid for too, by the variance of the scores over groups.
+
 References
 ----------
 [1] de la Peña, V. H. (1999). A general class of exponential inequalities for martingales and ratios.
@@ -27,6 +32,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy import stats
+from scipy.special import logsumexp
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
@@ -49,7 +56,11 @@ _STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.6])
 _TRIED = np.concatenate((-_STEPS[::-1], [0.0], _STEPS))
 
 
+# Log odds ratios of being slow, where requests are exchanged.
+_ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])
+
 Outcome = Literal["PASS", "FAIL"]
+Exchange = Literal["arms", "requests"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +111,7 @@ class Groups:
     trial: Ints
     q: float
     restart_spread: float
+    exchange: Exchange = "arms"
 
     def __len__(self) -> int:
         return len(self.last_block)
@@ -114,18 +126,26 @@ class Groups:
         anchor = math.log1p(margin)
         scores = np.zeros((3, len(self)))
         differences = np.zeros(len(self))
+        by_requests = self.exchange == "requests"
+        score = _exchanged if by_requests else _score
         for number, (one, two) in enumerate(zip(self.treatment, self.control, strict=True)):
             differences[number] = one.mean() - two.mean()
             for row, shift in enumerate((0.0, -_SPAN, _SPAN)):
-                scores[row, number] = _score(one - anchor - shift, two, self.q)
+                scores[row, number] = score(one - anchor - shift, two, self.q)
         payment = _payments(scores, differences, self.trial, self.restart_spread)
-        stakes = _STAKES[:, None] * scores[0]
-        lost = np.logaddexp(stakes, -stakes) - math.log(2.0)  # log cosh
+        if by_requests:
+            payment = payment * _design_effects(scores[0])
+            tables = [_table(one - anchor, two, self.q) for one, two in zip(self.treatment, self.control, strict=True)]
+            harm, safety = (np.array([_bets(table, sign * _ODDS) for table in tables]).T for sign in (1.0, -1.0))
+        else:
+            stakes = _STAKES[:, None] * scores[0]
+            lost = np.logaddexp(stakes, -stakes) - math.log(2.0)  # log cosh
+            harm, safety = stakes - lost, -stakes - lost
         return Evidence(
             margin=margin,
             last_block=self.last_block,
-            harm=_mixed(np.cumsum(stakes - lost, axis=1) / payment),
-            safety=_mixed(np.cumsum(-stakes - lost, axis=1) / payment),
+            harm=_mixed(np.cumsum(harm, axis=1) / payment),
+            safety=_mixed(np.cumsum(safety, axis=1) / payment),
             payment=payment,
             whole=np.exp(_wholes(self.treatment, self.q) - _wholes(self.control, self.q)),
         )
@@ -152,26 +172,47 @@ class Groups:
 
 
 def groups_for(
-    treatment: Sample, control: Sample, *, q: float, blocks: int, restart_spread: float = RESTART_SPREAD
+    treatment: Sample,
+    control: Sample,
+    *,
+    q: float,
+    blocks: int,
+    restart_spread: float = RESTART_SPREAD,
+    exchange: Exchange = "arms",
 ) -> Groups:
     """The groups of `blocks` blocks or more; none where the samples share no block.
 
     A group is closed once it holds a few requests beyond its quantile and no jam goes on, in which one piece of luck
     lasts; it never reaches over two trials. Which blocks make a group depends on both arms alike, not on which was
-    slow, and nothing depends on what comes later. `restart_spread` is the standard deviation of one arm's log latency
-    over starts that is taken for granted.
+    slow, and nothing depends on what comes later. `exchange` says what is swapped: arms of about equal share, or
+    requests of arms of any share. `restart_spread` is the standard deviation of one arm's log latency over starts that
+    is taken for granted.
     """
     numbered = _grouped(treatment, control, q=q, least=blocks)
     if numbered is None:
         none = np.zeros(0, dtype=np.int64)
-        return Groups(treatment=(), control=(), last_block=none, trial=none, q=q, restart_spread=restart_spread)
+        return Groups(
+            treatment=(),
+            control=(),
+            last_block=none,
+            trial=none,
+            q=q,
+            restart_spread=restart_spread,
+            exchange=exchange,
+        )
     groups, last_block, trial = numbered
     above, below = (
         _by_group(sample.values, group, len(last_block))
         for sample, group in zip((treatment, control), groups, strict=True)
     )
     return Groups(
-        treatment=above, control=below, last_block=last_block, trial=trial, q=q, restart_spread=restart_spread
+        treatment=above,
+        control=below,
+        last_block=last_block,
+        trial=trial,
+        q=q,
+        restart_spread=restart_spread,
+        exchange=exchange,
     )
 
 
@@ -266,6 +307,36 @@ def _score(treatment: Floats, control: Floats, q: float) -> float:
         return 0.0
     half = (len(treatment) + len(control)) / 2.0
     return (above * half / len(treatment) - below * half / len(control)) / math.sqrt(above + below)
+
+
+def _table(treatment: Floats, control: Floats, q: float) -> tuple[int, int, int, int]:
+    """(the treatment's requests beyond the quantile of both, all beyond it, the treatment's requests, all)."""
+    threshold = float(np.quantile(np.concatenate([treatment, control]), q))
+    above = int((treatment > threshold).sum())
+    return above, above + int((control > threshold).sum()), len(treatment), len(treatment) + len(control)
+
+
+def _exchanged(treatment: Floats, control: Floats, q: float) -> float:
+    """By how many standard deviations the treatment's share of the slow requests exceeds its share of all."""
+    above, slow, own, total = _table(treatment, control, q)
+    mean = slow * own / total
+    variance = mean * (1.0 - own / total) * (total - slow) / max(1, total - 1)
+    return (above - mean) / math.sqrt(variance) if variance > 0 else 0.0
+
+
+def _bets(table: tuple[int, int, int, int], odds: Floats) -> Floats:
+    """The logarithm of the e-value of each log odds ratio: w^k / E[w^k], k hypergeometric."""
+    above, slow, own, total = table
+    counts = np.arange(max(0, slow + own - total), min(slow, own) + 1)
+    chances = stats.hypergeom.logpmf(counts, total, slow, own)
+    expected = logsumexp(chances[None, :] + odds[:, None] * counts[None, :], axis=1)
+    return np.asarray(odds * above - expected)
+
+
+def _design_effects(scores: Floats) -> Floats:
+    """After each group: the variance of the scores so far over that of independent requests; at least 1."""
+    seen = np.arange(1, len(scores) + 1)
+    return np.maximum(1.0, np.cumsum(scores**2) / seen)
 
 
 def _payments(scores: Floats, differences: Floats, trial: Ints, restart_spread: float) -> Floats:

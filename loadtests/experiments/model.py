@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from analysis.settings.gate_limits import GateLimits
+from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.rollout import Rollout
 from loadtests.experiments.pressure import PressureConfig
 from loadtests.experiments.whole_checks import check_whole
@@ -170,6 +171,7 @@ class Experiment:
     goodput: Mapping[str, float] = field(default_factory=dict)
     gates: GateLimits = field(default_factory=GateLimits)
     rollout: Rollout = field(default_factory=Rollout)
+    ramp: RampLimits = field(default_factory=RampLimits)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
     bed: BedConfig = field(default_factory=BedConfig)

@@ -1,4 +1,4 @@
-"""Whether a trial that is looked at ends before its time, as a whole or for one arm. Pure."""
+"""Whether a trial that is looked at ends before its time, as a whole or for one arm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.judging.gates import FAIL
+from loadtests.trials.judge import Judge
+from loadtests.trials.steering import Steered
+from servers.clock import now_ns
+
+END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +35,28 @@ def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
         return EarlyEnd(why=f"decided after {minutes:.1f} minutes ({'; '.join(parts)})" if parts else None, arms={})
     failed = {arm: outlooks[arm]["reason"] for arm, decision in decided.items() if decision == FAIL}
     return EarlyEnd(why=None, arms={arm: reason for arm, reason in failed.items() if arm not in ended})
+
+
+class EarlyEnding:
+    """Ends the load of a trial, as a whole or for one arm, once what was looked at decides it. trial.json says why."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def poll(self, trial: Steered) -> None:
+        """What the last look decides was done."""
+        facts, status = trial.context.facts, trial.context.status
+        look = self._judge.last()
+        if facts.ended is not None or facts.start_ns is None or look is None or look["trial"] != trial.context.number:
+            return
+        end = early_end(look, facts.ended_arms or {})
+        if end.why is None and not end.arms:
+            return
+        at_ns = now_ns() + END_DELAY_NS
+        for arm, reason in end.arms.items():
+            facts.ended_arms = {**(facts.ended_arms or {}), arm: {"at_ns": at_ns, "why": reason}}
+            status.note(f"{arm} gets no more: {reason}")
+        if end.why is not None:
+            facts.ended = end.why
+            status.note(end.why)
+        trial.end_load(at_ns if end.why is not None else None)

@@ -19,6 +19,7 @@ from loadtests.experiments.writing import to_toml
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
+from loadtests.trials.early_end import EarlyEnding
 from loadtests.trials.environment import describe_environment
 from loadtests.trials.errors import RunError, StopRequestedError
 from loadtests.trials.judge import Judge
@@ -27,6 +28,7 @@ from loadtests.trials.preflight import check_experiment, check_writable
 from loadtests.trials.progress import Status
 from loadtests.trials.run_directory import new_run_dir
 from loadtests.trials.served_parity import ExpectedAnswers
+from loadtests.trials.steering import Steering
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
@@ -182,7 +184,7 @@ class Orchestrator:
             shared_cache=self._shared_cache,
             arm_command=self._arm_command,
             expected=expected,
-            judge=self._judge,
+            steering=self._steering(context),
         )
         clean = False
         try:
@@ -190,6 +192,10 @@ class Orchestrator:
             clean = True
         finally:
             trial.close(hurry=not clean)
+
+    def _steering(self, context: TrialContext) -> Steering | None:
+        """Who looks at the trials while their traffic flows; None where nobody does."""
+        return None if self._judge is None else EarlyEnding(self._judge)
 
     def _check(self) -> None:
         if self._interrupted:

@@ -25,6 +25,17 @@ _RETRY_S = 0.5
 MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedCompile:
+    """A compile event of an arm while it served."""
+
+    arm: str
+    kind: str
+    seconds: float
+    end_ns: int
+    shape: str
+
+
 @dataclass(slots=True)
 class _Follower:
     """One replica's stream of telemetry, and what has been taken from it."""
@@ -65,6 +76,7 @@ class Collector:
         self.failure: str | None = None
         self.failed_stage: dict[str, str] = {}
         self.serving_ns: dict[str, int] = {}
+        self.served_compiles: list[ServedCompile] = []  # while serving, in the order in which they were told
         self._flusher = threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)
         self._flusher.start()
 
@@ -140,6 +152,16 @@ class Collector:
             self._status.replicas[follower.replica].compiles = len(follower.events_seen)
             row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
             # The replica's own id is unique in it alone.
+            if event.compile.phase != "warmup":
+                self.served_compiles.append(
+                    ServedCompile(
+                        arm=follower.arm,
+                        kind=event.compile.kind,
+                        seconds=(event.compile.end_ns - event.compile.start_ns) / 1e9,
+                        end_ns=event.compile.end_ns,
+                        shape=event.compile.shape,
+                    )
+                )
             self._append("compile_events", {**row, "event_id": f"{self._trial}-{follower.replica}-{event_id}"})
         elif kind == "steps":
             for step in event.steps.records:

@@ -13,10 +13,8 @@ from loadtests.experiments.model import Experiment
 from loadtests.traffic.schedule import Schedule
 from loadtests.trials.bed_watch import BedWatch
 from loadtests.trials.context import TrialContext
-from loadtests.trials.early_end import early_end
 from loadtests.trials.errors import RunError
 from loadtests.trials.external_arms import find_external_arms
-from loadtests.trials.judge import Judge
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import describe_exit
@@ -32,8 +30,8 @@ from loadtests.trials.served_parity import (
     compared_vectors,
     questions,
 )
+from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
-from servers.clock import now_ns
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
@@ -41,7 +39,6 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
-_END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
 
 
 class Trial:
@@ -55,10 +52,10 @@ class Trial:
         shared_cache: Path,
         arm_command: Sequence[str],
         expected: ExpectedAnswers | None = None,
-        judge: Judge | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self._context = context
-        self._judge = judge
+        self._steering = steering
         self._expected = expected
         self._schedule = schedule
         self._fresh_cache = context.folder / "compile-cache"
@@ -157,36 +154,38 @@ class Trial:
             load.show()
             self._watch()
             self._pressure.step()
-            self._end_early(load)
+            if self._steering is not None:
+                self._steering.poll(self)
             time.sleep(_POLL_S)
         load.read()
 
-    def _end_early(self, load: LoadGenerator) -> None:
-        """The load ends, as a whole or for one arm, once what was looked at decides it. trial.json says why."""
+    @property
+    def context(self) -> TrialContext:
+        """The trial's facts and status."""
+        return self._context
+
+    @property
+    def collector(self) -> Collector:
+        """What replicas told."""
+        return self._collector
+
+    @property
+    def envoy(self) -> Envoy | None:
+        """The splitter, where requests go through one."""
+        return self._envoy
+
+    def end_load(self, at_ns: int | None) -> None:
+        """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say
+        what was due. None: only those arms end."""
         context, facts = self._context, self._context.facts
-        if self._judge is None or facts.ended is not None or facts.start_ns is None:
+        if self._load is None or facts.start_ns is None:
             return
-        look = self._judge.last()
-        if look is None or look["trial"] != context.number:
-            return
-        ended_arms = facts.ended_arms or {}
-        end = early_end(look, ended_arms)
-        if end.why is None and not end.arms:
-            return
-        at_ns = now_ns() + _END_DELAY_NS
-        if end.why is not None:
-            facts.ended = end.why
+        if at_ns is not None:
             facts.duration_s = min(facts.duration_s, (at_ns - facts.start_ns) / 1e9)
-            context.status.note(end.why)
-        for arm, reason in end.arms.items():
-            ended_arms[arm] = {"at_ns": at_ns, "why": reason}
-            context.status.note(f"{arm} gets no more: {reason}")
-        facts.ended_arms = ended_arms or None
-        arms = {arm: row["at_ns"] for arm, row in ended_arms.items()}
-        load.end(None if facts.ended is None else at_ns, arms)
-        until_ns = int(facts.duration_s * 1e9)
+        arms = {arm: int(row["at_ns"]) for arm, row in (facts.ended_arms or {}).items()}
+        self._load.end(at_ns, arms)
         facts.planned = self._schedule.planned_before(
-            until_ns, arms={arm: at - facts.start_ns for arm, at in arms.items()}
+            int(facts.duration_s * 1e9), arms={arm: at - facts.start_ns for arm, at in arms.items()}
         )
         context.status.planned = sum(facts.planned.values())
         context.write_facts()

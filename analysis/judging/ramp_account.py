@@ -1,0 +1,120 @@
+"""What became of a ramp: how it ended, and how many requests were exposed to the candidate and hurt by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.arrays import Bools
+from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.validity import ESTIMATES, Check
+from analysis.records.plain_values import table
+from analysis.records.weight_journal import WeightChange
+from analysis.run.run import Run
+from analysis.settings.ramp_limits import RampLimits
+
+_FAR = 4.5  # standard deviations that an arm's share may be from its weight by chance
+OUTCOMES = {"promoted": PASS, "rollback": FAIL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampAccount:
+    """`exposed` are the candidate's requests, `hurt` those of them that failed or that a compile held up."""
+
+    candidate: str
+    limits: RampLimits
+    changes: Sequence[WeightChange]
+    exposed: int
+    hurt: int
+
+    @property
+    def last(self) -> WeightChange:
+        """How it stands at the end."""
+        return self.changes[-1]
+
+    @property
+    def outcome(self) -> str:
+        """promoted, rollback, or hold where it ended in between."""
+        return self.last.action if self.last.action in OUTCOMES else "hold"
+
+    @property
+    def rollback_s(self) -> float | None:
+        """Seconds from what caused the rollback to the splitter's having taken it; None where there was none."""
+        last = self.last
+        if self.outcome != "rollback" or last.done_ns is None:
+            return None
+        return (last.done_ns - (last.cause_ns or last.at_ns)) / 1e9
+
+
+def ramp_of(run: Run) -> RampAccount | None:
+    """The account of the run's ramp; None where it was none."""
+    changes = [change for change in run.records.weights if change.step is not None]
+    if not changes:
+        return None
+    limits = RampLimits.from_table(table(run.records.experiment, "ramp"))
+    candidate = limits.candidate or next(iter(run.treatments), "")
+    own = run.of_arm(candidate) & ~run.requests.broken
+    hurt = own & (run.requests.failed | run.attribution.hit)
+    return RampAccount(
+        candidate=candidate, limits=limits, changes=changes, exposed=int(own.sum()), hurt=int(hurt.sum())
+    )
+
+
+def ramp_gate(account: RampAccount) -> Gate:
+    """Whether the candidate was promoted."""
+    last = account.last
+    seen = f"{account.exposed} requests were exposed to it and {account.hurt} hurt"
+    at = f"at {account.limits.steps[last.step or 0]:g} %"
+    reason = {
+        "promoted": f"It reached all of the traffic; {seen}.",
+        "rollback": f"It was rolled back {at}: {last.why.rstrip('.')}; {seen}.",
+        "hold": f"It was held {at}: {last.why.rstrip('.')}; {seen}.",
+    }[account.outcome]
+    return Gate(
+        arm=account.candidate,
+        gate="ramp",
+        kind="ramp",
+        value=account.limits.steps[last.step or 0] if account.outcome != "rollback" else 0.0,
+        limit=100.0,
+        unit="pct",
+        verdict=OUTCOMES.get(account.outcome, INCONCLUSIVE),
+        reason=reason,
+    )
+
+
+def share_of_candidate(run: Run, candidate: str) -> Check:
+    """The candidate got the share of requests that its weights gave it, step by step."""
+    due, variance, got = 0.0, 0.0, 0
+    for weights, rows in _stretches(run):
+        count, total = int(rows.sum()), sum(weights.values())
+        share = weights.get(candidate, 0) / total if total else 0.0
+        due += count * share
+        variance += count * share * (1.0 - share)
+        got += int((rows & run.of_arm(candidate)).sum())
+    apart = abs(got - due) / max(1.0, variance) ** 0.5
+    return Check(
+        check="sample ratio",
+        ok=apart <= _FAR,
+        value=apart,
+        limit=_FAR,
+        arm=candidate,
+        reason=f"{candidate} got {got} requests, and its weights gave it {due:.0f}"
+        + ("." if apart <= _FAR else ": farther than chance."),
+        affects=(*ESTIMATES, "error"),
+        remedy="Look for requests that pin an arm, for long sessions, and for weights that somebody else set.",
+    )
+
+
+def _stretches(run: Run) -> Sequence[tuple[Mapping[str, int], Bools]]:
+    """The weights of each stretch of time, and the requests that were sent in it."""
+    changes = run.records.weights
+    ends: list[Any] = [change.at_ns for change in changes[1:]] + [np.iinfo(np.int64).max]
+    sent = run.requests.start_ns
+    usable = ~run.requests.broken
+    return [
+        (change.weights, usable & (sent >= change.at_ns) & (sent < end))
+        for change, end in zip(changes, ends, strict=True)
+    ]

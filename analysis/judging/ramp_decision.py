@@ -1,0 +1,74 @@
+"""What a ramp does next: stay, go on to the next step, roll back, or end. Pure.
+
+A step is left upwards only by what is sure. Harm that is sure, or an alarm, rolls back from any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.settings.ramp_limits import RampLimits
+
+Action = Literal["stay", "advance", "rollback", "promoted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the ramp stands at a look. `step` counts from 0; `step_s` is how long it has lasted.
+
+    `failed` is the reason of a gate that has failed for good, `alarms` what happened since the ramp began. `safe`: the
+    candidate is surely no slower than a step allows; `passed`: every gate that may be looked at has passed. `requests`
+    of the candidate were judged in the step; `uneven` says how its share differs from its weight.
+    """
+
+    step: int
+    step_s: float
+    alarms: Sequence[str] = ()
+    failed: str | None = None
+    safe: bool = False
+    passed: bool = False
+    requests: int = 0
+    uneven: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the ramp does, and why."""
+
+    action: Action
+    why: str
+
+
+def decide(standing: Standing, limits: RampLimits) -> Decision:
+    """What follows from the standing."""
+    if len(standing.alarms) > limits.failure_limit:
+        return Decision(action="rollback", why=standing.alarms[limits.failure_limit])
+    if standing.failed is not None and standing.step_s >= limits.initial_delay_s:
+        return Decision(action="rollback", why=standing.failed)
+    last = standing.step == len(limits.steps) - 1
+    if standing.step_s < limits.step_s:
+        return Decision(action="stay", why=f"it lasts {limits.step_s:g} s at least")
+    if last:
+        return Decision(action="promoted", why="it holds all of the traffic without an alarm")
+    lacking = _lacking(standing, limits)
+    if lacking is None:
+        share = f"{limits.steps[standing.step + 1]:g} %"
+        return Decision(action="advance", why=f"nothing speaks against {share}")
+    if standing.step_s >= limits.most_step_s and limits.on_inconclusive == "rollback":
+        return Decision(action="rollback", why=f"still open after {limits.most_step_s:g} s: {lacking}")
+    return Decision(action="stay", why=lacking)
+
+
+def _lacking(standing: Standing, limits: RampLimits) -> str | None:
+    """What the next step lacks; None where it lacks nothing."""
+    if standing.requests < limits.least_requests:
+        return f"the candidate had {standing.requests} of {limits.least_requests} requests"
+    if standing.uneven is not None:
+        return standing.uneven
+    if limits.steps[standing.step + 1] == 100.0:
+        return None if standing.passed else "not every gate has passed, and beyond this step no control is left"
+    if not standing.safe:
+        return f"it is not sure that the candidate is at most {100.0 * limits.step_margin:g} % slower"
+    return None

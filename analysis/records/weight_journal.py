@@ -1,0 +1,73 @@
+"""weights.jsonl: what share of the traffic each arm had from which instant on, and why. One line a decision.
+
+A line is written before the splitter is told, so that it never sends more to an arm than the last line allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.records.plain_values import number
+
+JOURNAL = "weights.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChange:
+    """The weights from `at_ns` on, ns since the epoch. `step` counts from 0, None outside a ramp; `action` is start,
+    advance, rollback, promoted or hold; `cause_ns` is when what caused it was seen, `done_ns` when the splitter had
+    taken it, None where nobody knows."""
+
+    at_ns: int
+    weights: Mapping[str, int]
+    why: str
+    action: str = "start"
+    step: int | None = None
+    trial: int = 1
+    cause_ns: int | None = None
+    done_ns: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def append(directory: Path, change: WeightChange) -> None:
+    """The change is the last line of the journal, in the hands of the kernel."""
+    with (directory / JOURNAL).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(change)) + "\n")
+
+
+def read_weights(directory: Path) -> tuple[WeightChange, ...]:
+    """Every whole line of the journal, in order; empty where there is none."""
+    try:
+        text = (directory / JOURNAL).read_text(encoding="utf-8")
+    except OSError:
+        return ()
+    changes: dict[int, WeightChange] = {}
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+            weights = {str(arm): int(weight) for arm, weight in row["weights"].items()}
+            at_ns = int(row["at_ns"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # the line that was being written when the run was cut off
+        step = number(row.get("step"))
+        # A second line of the same instant says when it was done.
+        changes[at_ns] = WeightChange(
+            at_ns=at_ns,
+            weights=weights,
+            why=str(row.get("why", "")),
+            action=str(row.get("action", "start")),
+            step=None if step is None else int(step),
+            trial=int(number(row.get("trial")) or 1),
+            cause_ns=_whole(row.get("cause_ns")),
+            done_ns=_whole(row.get("done_ns")),
+            facts=row["facts"] if isinstance(row.get("facts"), dict) else {},
+        )
+    return tuple(changes.values())
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

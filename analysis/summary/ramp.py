@@ -1,0 +1,35 @@
+"""What became of a ramp, as a part of the summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.judging.ramp_account import ramp_of
+from analysis.run.run import Run
+
+
+def ramp_row(run: Run) -> dict[str, Any]:
+    """The `ramp` part of the summary; empty where the run was none. Offsets are seconds from the start of the trial."""
+    account = ramp_of(run)
+    if account is None:
+        return {}
+    return {
+        "candidate": account.candidate,
+        "steps_pct": list(account.limits.steps),
+        "outcome": account.outcome,
+        "reason": account.last.why,
+        "exposed": account.exposed,
+        "hurt": account.hurt,
+        "rollback_s": account.rollback_s,
+        "changes": [
+            {
+                "offset_s": run.offset_s(change.trial, change.at_ns),
+                "action": change.action,
+                "step": change.step,
+                "weights": dict(change.weights),
+                "reason": change.why,
+                "took_s": None if change.done_ns is None else (change.done_ns - change.at_ns) / 1e9,
+            }
+            for change in account.changes
+        ],
+    }

@@ -1,0 +1,162 @@
+"""What becomes of ramps on made-up servers: equal candidates, slow ones, and ones that stall.
+
+`python benchmarks/judging.py ramps` prints the table. Traffic goes to two servers by the ramp's weights; the candidate
+has fewer requests and an emptier queue until it has half of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from analysis.arrays import Floats
+from analysis.judging.ramp_decision import Standing, decide
+from analysis.settings.ramp_limits import RampLimits
+from analysis.statistics.compare import Sample
+from analysis.statistics.sequential import Evidence, groups_for
+from benchmarks.simulation.kinds import PREFILL_SHARE, Kind
+from benchmarks.simulation.promises import ALPHA, MARGIN
+from benchmarks.simulation.server import Served, serve
+from benchmarks.simulation.table import Table
+from benchmarks.simulation.weather import BLOCK_S, answers, arrivals, lasting_noise
+
+LIMITS = RampLimits()
+_LOOK_S = 60.0
+_QS, _STEP_QS = (0.99,), (0.5, 0.9)
+_METRICS = ("ttft_ms", "e2e_ms")
+
+# A server that holds all of the traffic: at 100 % it is as busy as "calm" is.
+SERVER = Kind(name="ramp", rate=16.0, slots=64, cox=0.1, shared=0.06, private=0.03, duration_s=LIMITS.longest_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a ramp ended: "promoted", "rollback" or "stay", at which step, after how many seconds; what was exposed."""
+
+    action: str
+    step: int
+    seconds: float
+    exposed: int
+
+
+def ramp(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0, stall_s: float = 2.0) -> Ended:
+    """One ramp. The candidate's work takes `ratio` times as long; a compile of `stall_s` comes every `stall_every_s`
+    on the average and is seen when it ends."""
+    rng = np.random.default_rng([seed, 11])
+    times = arrivals(SERVER, rng)
+    noise = lasting_noise(SERVER, SERVER.shared, rng)
+    work = answers(SERVER.work_s, len(times), rng) * np.exp(
+        noise[times.astype(int)] + rng.standard_normal(len(times)) * SERVER.jitter
+    )
+    own = [np.exp(lasting_noise(SERVER, SERVER.private, rng)) for _ in range(2)]
+    draw = rng.uniform(size=len(times))
+    gaps = rng.exponential(stall_every_s, 200) if stall_every_s else np.zeros(0)
+    alarm_s = float(gaps[0]) + stall_s if stall_every_s else math.inf
+    to_candidate = np.zeros(len(times), dtype=np.bool_)
+    began = 0.0
+    for step, percent in enumerate(LIMITS.steps):
+        # As if the step went on to the end: what comes later changes nothing that was.
+        to_candidate[times >= began] = (draw < percent / 100.0)[times >= began]
+        arms = [
+            _served(times[mine], work[mine] * noise_of[times[mine].astype(int)] * slow)
+            for mine, noise_of, slow in ((to_candidate, own[1], ratio), (~to_candidate, own[0], 1.0))
+        ]
+        failed_s, safe_s, passed_s = _times(arms)
+        at = began
+        while True:
+            at += _LOOK_S
+            exposed = int((to_candidate & (times < at)).sum())
+            if alarm_s <= at:  # an alarm does not wait for a look
+                return Ended(action="rollback", step=step, seconds=alarm_s, exposed=exposed)
+            standing = Standing(
+                step=step,
+                step_s=at - began,
+                failed="a gate" if failed_s <= at else None,
+                safe=safe_s <= at,
+                passed=passed_s <= at,
+                requests=int((to_candidate & (times >= began) & (times < at)).sum()),
+            )
+            decision = decide(standing, LIMITS)
+            if decision.action in ("rollback", "promoted") or at >= SERVER.duration_s:
+                return Ended(action=decision.action, step=step, seconds=at, exposed=exposed)
+            if decision.action == "advance":
+                began = at
+                break
+    raise AssertionError("the last step ends by itself")
+
+
+def _times(arms: list[Served]) -> tuple[float, float, float]:
+    """When a gate has failed, when the steps' gates have all passed, and when the others have; infinite: never."""
+    gates = len(_METRICS) * (len(_QS) + len(_STEP_QS))
+    failed: list[float] = []
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for metric in _METRICS:
+        samples = [_sample(served, metric) for served in arms]
+        for q in (*_QS, *_STEP_QS):
+            evidence = _evidence(samples, q, MARGIN if q in _QS else LIMITS.step_margin)
+            decision = evidence.decision(alpha=ALPHA, gates=gates)
+            at = math.inf if decision is None else (float(evidence.last_block[decision[1]]) + 1.0) * BLOCK_S
+            passes = decision is not None and decision[0] == "PASS"
+            times[q in _QS].append(at if passes else math.inf)
+            failed.append(math.inf if passes else at)
+    return min(failed), max(times[False]), max(times[True])
+
+
+def _evidence(samples: list[Sample], q: float, margin: float) -> Evidence:
+    return groups_for(samples[0], samples[1], q=q, blocks=2, exchange="requests").evidence(margin)
+
+
+def _served(times: Floats, work: Floats) -> Served:
+    return serve(times, work, np.zeros(len(times), dtype=np.int64), slots=SERVER.slots, prefill_share=PREFILL_SHARE)
+
+
+def _sample(served: Served, metric: str) -> Sample:
+    block = (served.arrival_s // BLOCK_S).astype(np.int64)
+    return Sample(values=getattr(served, metric), block=block, trial=np.ones(len(block), dtype=np.int64))
+
+
+def _outcomes(settings: dict[str, float], seed: int) -> Floats:
+    return outcomes(seed, **settings)
+
+
+def outcomes(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0) -> Floats:
+    """(promoted, rolled back, rolled back or held at 5 % or less, hours, requests exposed)."""
+    ended = ramp(seed, ratio=ratio, stall_every_s=stall_every_s)
+    early = LIMITS.steps[ended.step] <= 5.0
+    return np.array(
+        [
+            ended.action == "promoted",
+            ended.action == "rollback",
+            ended.action == "rollback" and early,
+            ended.seconds / 60.0,
+            ended.exposed,
+        ],
+        dtype=np.float64,
+    )
+
+
+def ramps_table(table: Table) -> None:
+    """All rows."""
+    scenarios: tuple[tuple[str, dict[str, float], tuple[tuple[str, float | None, float | None], ...]], ...] = (
+        ("equal arms", {}, (("promoted", None, None), ("rolled back", None, 0.05))),
+        ("0.8 times", {"ratio": 0.8}, (("promoted", None, None), ("rolled back", None, 0.05))),
+        (
+            "1.5 times",
+            {"ratio": 1.5},
+            (("promoted", None, 0.05), ("rolled back", None, None), ("at 5 % or less", 0.8, None)),
+        ),
+        (
+            "a 2 s compile every 5 minutes",
+            {"stall_every_s": 300.0},
+            (("promoted", None, 0.05), ("rolled back", None, None), ("at 5 % or less", 0.8, None)),
+        ),
+    )
+    for name, settings, rows in scenarios:
+        found = np.array(table.over_seeds(partial(_outcomes, settings)))
+        for place, (what, least, most) in enumerate(rows):
+            table.add(f"ramp, {name}: {what}", float(found[:, place].mean()), least=least, most=most)
+        table.add("  minutes until it ended, half of the ramps", float(np.median(found[:, 3])))
+        table.add("  requests exposed, half of the ramps", float(np.median(found[:, 4])))
