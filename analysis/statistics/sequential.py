@@ -132,7 +132,9 @@ class Groups:
             differences[number] = one.mean() - two.mean()
             for row, shift in enumerate((0.0, -_SPAN, _SPAN)):
                 scores[row, number] = score(one - anchor - shift, two, self.q)
-        payment = _payments(scores, differences, self.trial, self.restart_spread)
+        payment = _payments(
+            scores, differences, self.trial, self.restart_spread, doubt=_DOUBT if by_requests else 0.0
+        )
         if by_requests:
             payment = payment * _design_effects(scores[0])
             tables = [_table(one - anchor, two, self.q) for one, two in zip(self.treatment, self.control, strict=True)]
@@ -334,15 +336,20 @@ def _bets(table: tuple[int, int, int, int], odds: Floats) -> Floats:
 
 
 def _design_effects(scores: Floats) -> Floats:
-    """After each group: the variance of the scores so far over that of independent requests; at least 1."""
+    """After each group: the variance of the scores so far, around their mean, over that of independent requests; at
+    least 1."""
     seen = np.arange(1, len(scores) + 1)
-    return np.maximum(1.0, np.cumsum(scores**2) / seen)
+    around = np.cumsum(scores**2) - np.cumsum(scores) ** 2 / seen
+    return np.maximum(1.0, around / np.maximum(1, seen - 1))
 
 
-def _payments(scores: Floats, differences: Floats, trial: Ints, restart_spread: float) -> Floats:
+def _payments(
+    scores: Floats, differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0
+) -> Floats:
     """What the logarithm of the evidence is divided by after each group.
 
-    `scores` are those at the margin, and of ratios a span below and above it.
+    `scores` are those at the margin, and of ratios a span below and above it. Where the means of groups are of few
+    requests, their covariances are mostly luck: only what exceeds `doubt` standard errors is paid for.
     """
     payments = np.full(len(differences), math.inf)
     for seen in range(FEWEST_GROUPS, len(differences) + 1):
@@ -352,7 +359,8 @@ def _payments(scores: Floats, differences: Floats, trial: Ints, restart_spread: 
         lasting = 0.0
         for lag in range(1, min(_LAGS, seen // 3) + 1):
             # what taking the mean away takes from each covariance is given back
-            lasting += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + float(rest.var()) / seen)
+            luck = float(rest.var()) * (1.0 / seen - doubt / math.sqrt(seen))
+            lasting += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + luck)
         lasting += _luck_of_starts(differences[:seen], trial[:seen], restart_spread)
         payments[seen - 1] = 1.0 + slope**2 * lasting / variance + 2.0 * _neighbours(scores[0, :seen])
     return payments
