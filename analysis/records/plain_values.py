@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.records.tables import RecordError
 
+# C0 and C1 controls: illegal in XML 1.0 and able to drive a terminal. Marks that turn the direction of text, which can
+# make one name look like another. Tab and newline stay.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]"
+)
 _LONGEST_S = 1e9  # thirty years
 _LARGEST = 1e300
 

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from analysis.judging.wording import gate_label
 from analysis.records.event_kinds import EVENT_KINDS
+from analysis.records.plain_values import CONTROL
 from analysis.settings.metrics import METRIC_NAMES
 
 Row = Mapping[str, Any]
@@ -16,11 +17,6 @@ Row = Mapping[str, Any]
 DASH = "–"
 PHASE_NAMES = {"steady": "steady", "all": "all traffic", "cold": "cold"}
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
-# C0 and C1 controls: illegal in XML 1.0 and able to drive a terminal. Marks that turn the direction of text, which can
-# make one name look like another. Tab and newline stay.
-CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff\ud800-\udfff]"
-)
 
 
 def at(source: object, *keys: str) -> Any:

@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
@@ -17,6 +18,7 @@ from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
+from loadtests.trials.live_page import DEFAULT, OFF, LivePage, PageAddress
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
 from loadtests.trials.run_directory import has_requests
@@ -59,6 +61,12 @@ def add_arguments(parser: CommandParser) -> None:
         type=duration,
         metavar="TIME",
         help="with --until-decided: the traffic of all trials together ends by then, such as 60m or 2h",
+    )
+    parser.add_argument(
+        "--page",
+        default=DEFAULT,
+        metavar="HOST:PORT",
+        help=f"where the live page is served, or {OFF} (default %(default)s: this machine alone, a free port)",
     )
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
@@ -111,10 +119,22 @@ def main(options: argparse.Namespace) -> int:
     elif options.at_most is not None:
         raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
     status = Status()
+    address = PageAddress.of(options.page)
+    page = None if address is None else LivePage(address, status)
     orchestrator = Orchestrator(
-        experiment, out=Path(options.out), status=status, arm_command=options.arm_command or ARM_COMMAND
+        experiment, out=Path(options.out), status=status, page=page, arm_command=options.arm_command or ARM_COMMAND
     )
     orchestrator.prepare()
+    ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
+    try:
+        return _run(orchestrator, status, ended, as_json=options.json)
+    finally:
+        if page is not None:
+            page.close(ended)
+
+
+def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, as_json: bool) -> int:
+    """The experiment was run and judged, and `ended` says how it ended; the exit code."""
     with stopping(orchestrator.interrupt, orchestrator.kill, status.note), Display(status):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
@@ -122,14 +142,17 @@ def main(options: argparse.Namespace) -> int:
         complain(outcome.error, EXIT_BROKE)
     elif outcome.interrupted:
         complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
-    if outcome.failed_parity is not None:
-        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=options.json)
-    ended = {
+    ended.clear()
+    ended |= {
         "complete": outcome.complete,
         **({"interrupted": True} if outcome.interrupted else {}),
         **({"error": outcome.error} if outcome.error else {}),
     }
+    if outcome.failed_parity is not None:
+        ended["error"] = "the arms do not compute the same: see parity.json"
+        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=as_json)
     if not outcome.complete and not has_requests(outcome.run_dir):
-        return without_verdict(outcome.run_dir, ended, as_json=options.json)
+        return without_verdict(outcome.run_dir, ended, as_json=as_json)
+    status.phase = "judging"
     print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
+    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)

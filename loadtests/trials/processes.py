@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
+from loadtests.page.access import TOKEN_VARIABLE as PAGE_TOKEN_VARIABLE
 from loadtests.workers.channel_token import TOKEN_VARIABLE
 from servers.clock import anchored_environment
 from servers.config import ArmConfig
@@ -20,8 +21,10 @@ from servers.launcher import launched
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment with the shared clock, and without variables of Locust and its channel."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key != TOKEN_VARIABLE}
+    """This process's environment with the shared clock, without variables of Locust and without the secrets of its
+    channel and of the live page."""
+    secrets = {TOKEN_VARIABLE, PAGE_TOKEN_VARIABLE}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key not in secrets}
     return {**kept, **anchored_environment()}
 
 

@@ -82,6 +82,7 @@ class Status:
     duration_s: float = 0.0
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
+    page: str = ""  # address of the live page, with its token where the page was given a new one
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -192,6 +193,7 @@ def live_table(status: Status, elapsed_s: float) -> Group:
             )
         parts.append(numbers)
     parts += [Text(note, style="yellow") for note in status.notes[-5:]]
+    parts += [Text(f"live page: {status.page}", style="cyan")] if status.page else []
     return Group(*parts)
 
 
@@ -245,12 +247,15 @@ class Display:
                     return
 
     def _show_lines(self) -> None:
-        phase, notes, shown_at = "", 0, -self._every_s
+        phase, page, notes, shown_at = "", "", 0, -self._every_s
         while True:
             status, elapsed = self._status, self._elapsed_s()
             if status.phase != phase or elapsed - shown_at >= self._every_s:
                 phase, shown_at = status.phase, elapsed
                 print(plain_line(status, elapsed), file=self._stream, flush=True)
+            if status.page != page:
+                page = status.page
+                print(f"[{_clock(elapsed)}] live page: {page}", file=self._stream, flush=True)
             for note in status.notes[notes:]:
                 print(f"[{_clock(elapsed)}] {note}", file=self._stream, flush=True)
                 notes += 1

@@ -23,6 +23,7 @@ from loadtests.trials.early_end import EarlyEnding
 from loadtests.trials.environment import describe_environment
 from loadtests.trials.errors import RunError, StopRequestedError
 from loadtests.trials.judge import Judge
+from loadtests.trials.live_page import LivePage
 from loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 from loadtests.trials.preflight import check_experiment, check_writable
 from loadtests.trials.progress import Status
@@ -54,7 +55,8 @@ class RunOutcome:
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
-    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir.
+    `page` is opened with the run directory and stays until its owner closes it. `arm_command` is what starts an arm
+    replica, in front of --config, --port, --replica and --cache-dir.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Orchestrator:
         *,
         out: Path,
         status: Status | None = None,
+        page: LivePage | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
         parity_command: Sequence[str] = PARITY_COMMAND,
     ) -> None:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
+        self._page = page
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
         self._parity_command = tuple(parity_command)
@@ -91,6 +95,8 @@ class Orchestrator:
             self._running.kill()
         if self._judge is not None:
             self._judge.kill()
+        if self._page is not None:
+            self._page.kill()
 
     def prepare(self) -> TrialSchedules:
         """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
@@ -112,6 +118,8 @@ class Orchestrator:
         run_dir = new_run_dir(self._out, experiment.name)
         (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(experiment)), encoding="utf-8")
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
+        if self._page is not None:
+            self._page.open(run_dir)
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:

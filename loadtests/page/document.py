@@ -1,0 +1,43 @@
+"""The page as one HTML file, made of the report's own style, icons and drawing, and of what only a live page needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+STYLES = ("report.css", "page.css")
+SCRIPTS = ("plot.js", "curves.js", "tiles.js", "sections.js", "page.js")
+
+
+def template_text(name: str) -> str:
+    """A template of the page, or else of the report. The report's package is not imported: that takes a second."""
+    own = files("loadtests.page").joinpath("templates", name)
+    source = own if own.is_file() else files("analysis").joinpath("report", "templates", name)
+    return source.read_text(encoding="utf-8")
+
+
+def page() -> tuple[bytes, str]:
+    """(the page, the Content-Security-Policy to send with it). It holds nothing of any run."""
+    environment = Environment(
+        loader=FunctionLoader(template_text),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = "\n".join(map(template_text, STYLES))
+    script = '(() => {\n"use strict";\n' + "\n".join(map(template_text, SCRIPTS)) + "})();\n"
+    text = environment.get_template("page.html").render(style=Markup(style), script=Markup(script))
+    policy = (
+        f"default-src 'none'; img-src data:; connect-src 'self'; style-src '{_digest(style)}'; "
+        f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+def _digest(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

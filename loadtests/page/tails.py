@@ -1,0 +1,116 @@
+"""Files that grow, read on from where the last reading ended: JSON Lines, and Arrow tables beside their sums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from analysis.records.documents import parse_json
+from analysis.records.sums import sums_path
+
+_AT_ONCE = 4 << 20
+_LONGEST_LINE = 1 << 20
+_LARGEST_PIECE = 64 << 20
+
+
+class LinesTail:
+    """The whole lines of the file at `path` that were not read yet. A file that shrank or was replaced is read anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self._file = 0
+        self.restarts = 0
+
+    def new(self) -> Iterator[bytes]:
+        """The lines that came since, without their ends, some MiB at most; none where there is no file yet."""
+        try:
+            with self._path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._file or state.st_size < self._at:
+                    self.restarts += self._file != 0
+                    self._file, self._at = state.st_ino, 0
+                if state.st_size == self._at:
+                    return
+                file.seek(self._at)
+                content = file.read(_AT_ONCE)
+        except OSError:
+            return
+        end = content.rfind(b"\n") + 1
+        if not end and len(content) > _LONGEST_LINE:
+            self._at += len(content)  # no line of ours
+        self._at += end
+        yield from content[:end].splitlines()
+
+
+class DocumentsTail:
+    """The JSON objects of a JSON Lines file that were not read yet. What is none is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LinesTail(path)
+
+    @property
+    def restarts(self) -> int:
+        """How often the file was begun anew."""
+        return self._lines.restarts
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines.new():
+            with suppress(ValueError):
+                document = parse_json(line.decode("utf-8", "replace"))
+                if isinstance(document, dict):
+                    yield document
+
+
+class TableTail:
+    """The rows of an Arrow stream that were not read yet, found by the sums beside it: no byte is read twice, and with
+    `newest_only` only the last pieces are read at all."""
+
+    def __init__(self, path: Path, columns: Collection[str], *, newest_only: bool = False) -> None:
+        self._path = path
+        self._columns = columns
+        self._newest_only = newest_only
+        self._sums = LinesTail(sums_path(path))
+        self._restarts = 0
+        self._schema: pa.Schema | None = None
+
+    def new(self) -> list[dict[str, Any]]:
+        """The rows that came since, in the order of the file."""
+        pieces = [_piece(line) for line in self._sums.new()]
+        if self._sums.restarts != self._restarts:
+            self._restarts, self._schema = self._sums.restarts, None
+        known = [piece for piece in pieces if piece is not None]
+        if not known:
+            return []
+        rows: list[dict[str, Any]] = []
+        try:
+            with self._path.open("rb") as file:
+                if self._schema is None:
+                    head = known.pop(0) if known[0][0] == 0 else None
+                    if head is None:
+                        return []
+                    self._schema = pa.ipc.read_schema(pa.py_buffer(os.pread(file.fileno(), head[1], 0)))
+                for at, size in known[-1:] if self._newest_only else known:
+                    if size <= _LARGEST_PIECE:
+                        rows += self._decoded(os.pread(file.fileno(), size, at))
+        except (OSError, pa.ArrowException):
+            return rows
+        return rows
+
+    def _decoded(self, piece: bytes) -> list[dict[str, Any]]:
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(piece)), self._schema)
+        wanted = [name for name in batch.schema.names if name in self._columns]
+        return list(batch.select(wanted).to_pylist())
+
+
+def _piece(line: bytes) -> tuple[int, int] | None:
+    """(offset, bytes) of a line `piece OFFSET BYTES ROWS CRC32 OWN`; None for any other."""
+    words = line.split()
+    if len(words) != 6 or words[0] != b"piece" or not (words[1].isdigit() and words[2].isdigit()):
+        return None
+    return int(words[1]), int(words[2])

@@ -1,0 +1,149 @@
+// Takes what the run tells, draws what changed, says aloud what changed for good, and becomes the report at the end.
+
+const seen = { run: null, now: null, look: null, compiles: null, notes: null, lost: false, series: { looks: [], load: [], events: [], bed: [], weights: [] } };
+const EVERY_MS = 2000; // a chart is drawn again at most so often
+const LOST_MS = 4000; // without a word from the run
+
+const parts = [
+  { on: ["now", "look", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
+  { on: ["now", "look", "run", "load", "compiles", "weights"], every: 0, draw: showCards },
+  { on: ["looks", "look", "run"], every: 0, draw: withIndex(gateTiles(at("[data-tiles]"))) },
+  { on: ["look"], every: 0, draw: checkTables() },
+  { on: ["load", "events", "run"], every: EVERY_MS, draw: latencyChart() },
+  { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
+  { on: ["load", "weights", "run"], every: EVERY_MS, draw: loadCharts() },
+  { on: ["bed"], every: EVERY_MS, draw: showBed },
+  { on: ["notes"], every: 0, draw: showNotes },
+  { on: ["run"], every: 0, draw: showRun },
+  { on: ["look"], every: 0, draw: showLooks },
+].map((part) => ({ ...part, waits: false, drawnAt: -Infinity }));
+
+function withIndex(draw) {
+  return () => {
+    const names = armNames(seen);
+    draw(seen, (name) => Math.max(0, names.indexOf(name)));
+  };
+}
+
+function showRun({ run }) {
+  for (const node of document.querySelectorAll("[data-run]")) node.textContent = run[node.dataset.run];
+}
+
+function showLooks({ look }) {
+  const said = look.look ? `Look ${count(look.look)}, after ${span(look.seconds)} of judged traffic${look.groups ? ` in ${count(look.groups)} groups` : ""}.` : "";
+  const valid = look.sequential ? " Intervals and decisions hold however often somebody looks." : " These figures decide nothing yet.";
+  at("[data-looks]").textContent = said ? said + valid : "";
+}
+
+function take(message) {
+  const changed = new Set();
+  for (const name of ["run", "now", "look", "compiles", "notes"])
+    if (name in message) {
+      seen[name] = message[name];
+      changed.add(name);
+    }
+  for (const [name, [from, items]] of Object.entries(message.series ?? {})) {
+    seen.series[name].splice(from, Infinity, ...items);
+    if (items.length) changed.add(name);
+  }
+  for (const part of parts) part.waits ||= part.on.some((name) => changed.has(name));
+  requestAnimationFrame(drawn); // not while the page is hidden
+}
+
+let later = null;
+function drawn() {
+  const now = performance.now();
+  let next = Infinity;
+  for (const part of parts) {
+    if (!part.waits) continue;
+    const rest = part.drawnAt + part.every - now;
+    if (rest > 0) {
+      next = Math.min(next, rest);
+      continue;
+    }
+    part.waits = false;
+    part.drawnAt = now;
+    try {
+      part.draw(seen);
+    } catch (error) {
+      console.error(error);
+    }
+  }
+  clearTimeout(later);
+  if (next < Infinity) later = setTimeout(() => requestAnimationFrame(drawn), next);
+  document.documentElement.dataset.ready = "yes";
+}
+
+// --- what is said aloud: changes of state, and nothing that changes each second ---------------------------------------
+
+let saidState = "";
+function spoken(state) {
+  const { now, look } = seen;
+  const troubled = (look?.checks ?? []).filter((check) => standing(check) !== "ok").map((check) => check.check);
+  const dead = (now?.replicas ?? []).filter((one) => one.stage === "dead").map((one) => one.name);
+  const key = JSON.stringify([state.word, now?.decided, now?.state, troubled, dead]);
+  document.title = `${now?.state === "load" && !now.decided && isNumber(now.t_s) ? clock(now.t_s) : state.word} · ${seen.run?.name ?? "run"} · tailgate`;
+  if (key === saidState) return;
+  saidState = key;
+  const said = [`${state.word}. ${state.line}`];
+  if (troubled.length) said.push(`Checks that limit the run or are near it: ${troubled.join(", ")}.`);
+  if (dead.length) said.push(`${dead.join(", ")} ${dead.length > 1 ? "are" : "is"} dead.`);
+  at("[data-said]").textContent = said.join(" ");
+}
+
+// --- the connection ---------------------------------------------------------------------------------------------------
+
+const link = at("[data-link]"),
+  LINKS = { waiting: "connecting", live: "live", lost: "no connection", ended: "ended" };
+function linked(state) {
+  link.dataset.link = state;
+  at("[data-link-text]").textContent = LINKS[state];
+}
+
+let source = null,
+  silent = null;
+function listen() {
+  source = new EventSource("events");
+  source.onmessage = (event) => {
+    const message = JSON.parse(event.data);
+    clearTimeout(silent);
+    silent = null;
+    seen.lost = false;
+    take(message);
+    linked("live");
+    if (message.last) end();
+  };
+  source.onerror = () => {
+    silent ??= setTimeout(lose, LOST_MS);
+    if (source.readyState === EventSource.CLOSED) setTimeout(listen, LOST_MS); // it was refused, and does not ask again
+  };
+}
+
+function lose() {
+  seen.lost = true;
+  linked("lost");
+  take({ now: seen.now });
+}
+
+// The report is fetched while the run still serves it, and shown from the browser's own copy.
+async function end() {
+  source.close();
+  linked("ended");
+  if (!seen.now?.ended?.report) return;
+  try {
+    const answer = await fetch("report.html");
+    if (!answer.ok) return;
+    await answer.text();
+    location.replace("report.html");
+  } catch (error) {
+    console.error(error);
+  }
+}
+
+at("[data-theme-toggle]").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
+addEventListener("scroll", () => tip.hide(), { passive: true });
+listen();

@@ -1,0 +1,445 @@
+// The parts of the page beside the tiles. Each is given what is known and changes its own place.
+
+const at = (selector) => document.querySelector(selector);
+const fact = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null));
+
+// --- what state the run is in -----------------------------------------------------------------------------------------
+
+const WORDS = { starting: "Starting", load: "Under load", closing: "Stopping", judging: "Judging" };
+const TONES_OF = { PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive" };
+
+// { word, tone, icon, line } of the run as it is.
+function stateOf({ now, look, run, lost }) {
+  if (!now) return { word: "Connecting", tone: "none", icon: "running", line: "The run has not said anything yet." };
+  if (now.ended) {
+    const { verdict, headline, error, interrupted, report } = now.ended;
+    if (verdict) return { word: verdict, tone: TONES_OF[verdict], icon: verdict, line: headline || "The run has ended." };
+    const why = error || (interrupted ? "It was interrupted." : report ? "" : "Nothing was judged.");
+    return { word: error ? "Broke" : "Ended", tone: error ? "fail" : "none", icon: error ? "FAIL" : "running", line: `The run has ended. ${why}` };
+  }
+  if (lost)
+    return { word: "No connection", tone: "none", icon: "lost", line: "The run does not answer: it may have been killed. What is below is as it was last known." };
+  const line = [traffic(now), decisions(look, run), now.decided ? "" : failing(look)].filter(Boolean).join(" ");
+  if (now.decided)
+    return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
+  return { word: WORDS[now.state] ?? "Running", tone: "running", icon: "running", line };
+}
+
+function traffic(now) {
+  if (now.state === "load" && isNumber(now.t_s) && isNumber(now.duration_s) && now.t_s <= now.duration_s) {
+    const of = now.trials > 1 ? ` in trial ${now.trial} of ${now.trials}` : "";
+    return `${clock(now.t_s)} of ${clock(now.duration_s)} of traffic${of}.`;
+  }
+  const said = `${now.phase} ${now.detail}`.trim();
+  return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "";
+}
+
+function decisions(look, run) {
+  const controls = new Set((run?.arms ?? []).filter((arm) => arm.control).map((arm) => arm.name));
+  const arms = Object.entries(look?.arms ?? {}).filter(([name]) => !controls.has(name));
+  if (!arms.length) return "";
+  const decided = arms.filter(([, arm]) => arm.decision === "PASS" || arm.decision === "FAIL");
+  const failed = decided.filter(([, arm]) => arm.decision === "FAIL").map(([name]) => name);
+  const open = arms.filter(([, arm]) => arm.decision !== "PASS" && arm.decision !== "FAIL").map(([, arm]) => arm.outlook_s);
+  const outlooks = open.filter(isNumber);
+  const said = [`${decided.length} of ${arms.length} arms decided${failed.length ? `, ${failed.join(" and ")} failed` : ""}.`];
+  if (open.length && outlooks.length === open.length) said.push(`Likely decided in about ${span(Math.max(...outlooks))}.`);
+  return said.join(" ");
+}
+
+// Which arms fail gates as things stand, where nothing is decided.
+function failing(look) {
+  const failed = new Map();
+  for (const gate of look?.gates ?? []) if (gate.verdict === "FAIL") failed.set(gate.arm, (failed.get(gate.arm) ?? 0) + 1);
+  return failed.size ? `As it stands, ${[...failed].map(([arm, number]) => `${arm} fails ${number} ${number > 1 ? "gates" : "gate"}`).join(", ")}.` : "";
+}
+
+function showState(seen) {
+  const { now } = seen,
+    state = stateOf(seen);
+  const section = at("#state");
+  section.className = `verdict verdict-${state.tone}`;
+  const host = at("[data-state-icon]");
+  if (host.dataset.stateIcon !== state.icon) {
+    host.dataset.stateIcon = state.icon;
+    host.replaceChildren(icon(state.icon));
+  }
+  const title = at("#state-title");
+  if (title.textContent !== state.word) title.textContent = state.word;
+  at("[data-headline]").textContent = state.line;
+  if (!now) return state;
+  const advance = at("[data-advance]");
+  const known = isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
+  advance.hidden = !known;
+  if (known) advance.value = Math.min(1, (now.trial - 1 + Math.min(1, now.t_s / now.duration_s)) / now.trials);
+  showFacts(seen);
+  return state;
+}
+
+function showFacts({ now, look, run, series }) {
+  const inflight = Object.values(last(series.load)?.arms ?? {}).reduce((sum, arm) => sum + (arm.inflight ?? 0), 0);
+  const outlooks = Object.values(look?.arms ?? {}).filter((arm) => !arm.decision).map((arm) => arm.outlook_s).filter(isNumber);
+  const late = isNumber(now.lag_ms) && isNumber(run?.max_lag_ms) && now.lag_ms > run.max_lag_ms;
+  at("[data-facts]").replaceChildren(
+    fact("Phase", now.phase || DASH, now.detail),
+    fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
+    fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
+    fact("In flight", count(inflight)),
+    fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
+    fact("Likely decision", now.decided ? now.decided : outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : ""),
+  );
+}
+
+const last = (list) => (list?.length ? list[list.length - 1] : null);
+
+// --- arms at a glance -------------------------------------------------------------------------------------------------
+
+function showCards(seen) {
+  const { run, now, look, compiles, series } = seen;
+  if (!run?.arms.length || !now) return;
+  const load = last(series.load),
+    weights = last(series.weights)?.weights;
+  at("[data-cards]").replaceChildren(
+    ...run.arms.map((arm, index) => {
+      const own = load?.arms?.[arm.name] ?? {},
+        built = compiles?.[arm.name],
+        decided = look?.arms?.[arm.name];
+      const runs = now.running?.[arm.name],
+        waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
+      const weight = weights?.[arm.name] ?? (run.design === "split" ? arm.weight : null);
+      const replicas = now.replicas.filter((one) => one.name === arm.name || one.name.startsWith(`${arm.name}-`));
+      const streams = Object.values(load?.arms ?? {}).some((one) => isNumber(one.ttft_p99_ms)) || !load;
+      const stages = [...new Set(replicas.map((one) => one.text || one.stage))];
+      const pairs = [
+        ...(streams ? [["p99 TTFT", ms(own.ttft_p99_ms), "last 10 s"]] : []),
+        ["p99 E2E", ms(own.e2e_p99_ms), streams ? "" : "last 10 s"],
+        ["In flight", count(own.inflight), isNumber(waits) ? `${count(waits)} wait` : ""],
+        ["Done", count(own.finished), own.failed ? `${count(own.failed)} failed` : ""],
+        ["Compiles while serving", count(built?.serving ?? 0), built?.serving ? sec(built.serving_s) : ""],
+        ...(isNumber(weight) ? [["Weight", figure(weight), ""]] : []),
+        ["Replica", stages.join(", ") || DASH, ""],
+      ];
+      return el(
+        "article",
+        { class: `card ${armClass(index)}` },
+        el(
+          "header",
+          {},
+          el("h2", {}, armTag(index, arm.name)),
+          el("p", {}, arm.control ? chip(null, "control") : chip(decided?.decision, decided?.decision ?? "not decided"), arm.preset && arm.preset !== arm.name ? el("small", {}, ` ${arm.preset}`) : null),
+        ),
+        el("dl", {}, pairs.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null)))),
+      );
+    }),
+  );
+}
+
+// --- latency, load and weights over time ------------------------------------------------------------------------------
+
+// Seconds since the first traffic; trials stand one after the other.
+const sinceStart = (series) => {
+  const first = series.load[0]?.at_ns ?? series.looks[0]?.at_ns ?? 0;
+  return (ns) => (ns - first) / 1e9;
+};
+
+function overTime(chart, seen, { label: text, parts, bands, none, log }) {
+  const { series, run } = seen,
+    since = sinceStart(series);
+  const names = armNames(seen);
+  const end = Math.max(1, ...series.load.slice(-1).map((one) => since(one.at_ns)));
+  const lines = names.flatMap((name, arm) => parts(name).map((part) => ({ arm, faint: part.faint, steps: part.steps, parts: partsOf(part.points, part.apart) })));
+  chart.update({
+    label: text,
+    none,
+    x: [0, end],
+    xs: series.load.map((one) => since(one.at_ns)),
+    lines,
+    bands: bands ?? [],
+    tip: (at) => names.map((name, arm) => tip.row(arm, name, parts(name).map((part) => part.show(valueAt(part.points, at))).join(" / "))),
+  });
+}
+
+const valueAt = (points, at) => points.find((point) => Math.abs(point[0] - at) < 1e-6)?.[1];
+const armNames = ({ run, series }) => {
+  const names = (run?.arms ?? []).map((arm) => arm.name);
+  for (const name of Object.keys(last(series.load)?.arms ?? {})) if (!names.includes(name)) names.push(name);
+  return names;
+};
+
+function latencyChart() {
+  let chart = null,
+    metric = "ttft",
+    seen = null,
+    offered = "";
+  const controls = at("[data-latency-controls]");
+  function draw() {
+    const { series, run } = seen,
+      since = sinceStart(series);
+    const streams = series.load.some((one) => Object.values(one.arms ?? {}).some((arm) => isNumber(arm.ttft_p99_ms)));
+    if (!streams && series.load.length) metric = "e2e";
+    const key = JSON.stringify([streams, armNames(seen)]);
+    if (key !== offered) {
+      offered = key;
+      const choices = Object.entries(run?.metrics ?? {}).filter(([name]) => streams || name === "e2e");
+      controls.replaceChildren(
+        segments("Metric", choices, metric, (value) => {
+          metric = value;
+          draw();
+        }),
+        el("span", { class: "legend" }, armNames(seen).map((name, arm) => armTag(arm, name))),
+      );
+    }
+    chart ??= curves(at('[data-chart="latency"]'), { height: 300, xText: clock, y: { log: true, format: ms } });
+    const trials = new Map(series.load.map((one) => [since(one.at_ns), one.trial]));
+    const apart = (before, after) => trials.get(before[0]) !== trials.get(after[0]);
+    const values = (name, quantile) => series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.[`${metric}_${quantile}_ms`]]);
+    const names = armNames(seen),
+      newest = last(series.load)?.arms ?? {};
+    const told = names.map((name) => `${name} p50 ${ms(newest[name]?.[`${metric}_p50_ms`])}, p99 ${ms(newest[name]?.[`${metric}_p99_ms`])}`);
+    overTime(chart, seen, {
+      label: `${run?.metrics?.[metric] ?? metric} by arm over time, now ${told.join("; ")}`,
+      none: "no answer yet",
+      parts: (name) => [
+        { points: values(name, "p50"), faint: true, apart, show: ms },
+        { points: values(name, "p99"), apart, show: ms },
+      ],
+      bands: series.events
+        .filter((event) => event.seconds > 0.02 && since(event.at_ns) >= 0)
+        .map((event) => ({ arm: names.indexOf(event.arm), from: since(event.at_ns), to: since(event.at_ns) + event.seconds })),
+    });
+  }
+  return (next) => {
+    seen = next;
+    draw();
+  };
+}
+
+function loadCharts() {
+  let inflight = null,
+    weighted = null;
+  return (seen) => {
+    const { series, now } = seen,
+      since = sinceStart(series);
+    inflight ??= curves(at('[data-chart="inflight"]'), { height: 180, xText: clock, y: { zero: true, format: count } });
+    const trials = new Map(series.load.map((one) => [since(one.at_ns), one.trial]));
+    const newest = last(series.load)?.arms ?? {};
+    const told = armNames(seen).map((name) => {
+      const runs = now?.running?.[name];
+      return `${name} ${count(newest[name]?.inflight)}${isNumber(runs) ? `, of which ${count(runs)} run` : ""}`;
+    });
+    overTime(inflight, seen, {
+      label: `Requests in flight by arm over time, now ${told.join("; ")}`,
+      none: "no traffic yet",
+      parts: (name) => [{ points: series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.inflight]), apart: (a, b) => trials.get(a[0]) !== trials.get(b[0]), show: count }],
+    });
+    at("[data-weights]").hidden = !series.weights.length;
+    if (!series.weights.length) return;
+    weighted ??= curves(at('[data-chart="weights"]'), { height: 140, xText: clock, y: { zero: true, format: figure } });
+    const end = last(series.load)?.at_ns ?? last(series.weights).at_ns;
+    const why = last(series.weights).why;
+    overTime(weighted, seen, {
+      label: `Weights by arm over time, now ${Object.entries(last(series.weights).weights).map(([name, weight]) => `${name} ${figure(weight)}`).join("; ")}. ${why}`,
+      parts: (name) => {
+        const points = series.weights.map((one) => [since(one.at_ns), one.weights?.[name]]);
+        return [{ points: [...points, [Math.max(since(end), last(points)[0]), last(points)[1]]], steps: true, show: figure }];
+      },
+    });
+  };
+}
+
+// --- compiles ---------------------------------------------------------------------------------------------------------
+
+function cells(heads, rows, attributes, caption) {
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el(
+      "table",
+      attributes,
+      el("caption", { class: "visually-hidden" }, caption),
+      el("thead", {}, el("tr", {}, heads.map(([text, kind]) => el("th", { scope: "col", class: kind }, text)))),
+      ...rows,
+    ),
+  );
+}
+const MOST_EVENTS = 60;
+
+function showCompiles(seen) {
+  const { series, compiles, run } = seen,
+    since = sinceStart(series),
+    names = armNames(seen);
+  const counted = names.filter((name) => compiles?.[name]);
+  at("[data-compiles]").replaceChildren(
+    ...(counted.length
+      ? [
+          cells(
+            [["Arm"], ["While serving", "num"], ["They took", "num"], ["Longest", "num"], ["Requests hit", "num"], ["In warm-ups", "num"], ["They took", "num"]],
+            [
+              el(
+                "tbody",
+                {},
+                counted.map((name) => {
+                  const own = compiles[name];
+                  const shown = [count(own.serving), sec(own.serving_s), sec(own.longest_s), count(own.hit), count(own.warmup), sec(own.warmup_s)];
+                  return el("tr", {}, el("th", { scope: "row" }, armTag(names.indexOf(name), name)), shown.map((value) => el("td", { class: "num" }, value)));
+                }),
+              ),
+            ],
+            { class: "counts" },
+            "Compiles by arm",
+          ),
+        ]
+      : []),
+  );
+  const newest = series.events.slice(-MOST_EVENTS).reverse();
+  if (!newest.length) return;
+  at("[data-events]").replaceChildren(
+    cells(
+      [["When", "num"], ["Arm"], ["Kind"], ["Took", "num"], ["Requests", "num"], ["Shape"]],
+      newest.map((event) =>
+        el(
+          "tbody",
+          {},
+          el(
+            "tr",
+            {},
+            el("td", { class: "num" }, clock(since(event.at_ns))),
+            el("th", { scope: "row" }, armTag(Math.max(0, names.indexOf(event.arm)), event.arm)),
+            el("td", {}, event.kind),
+            el("td", { class: "num" }, sec(event.seconds)),
+            el("td", { class: "num" }, count(event.hit)),
+            el("td", { class: "reason" }, el("code", {}, event.shape || DASH)),
+          ),
+          el("tr", {}, el("td", {}), el("td", { class: "reason", colspan: 5 }, event.reason || "no reason is known")),
+        ),
+      ),
+      { class: "events" },
+      "Compiles while serving, the newest first",
+    ),
+  );
+}
+
+// --- checks -----------------------------------------------------------------------------------------------------------
+
+const NEAR = 0.75; // of the limit, from which on a check is said to be near
+
+// "limits" | "near" | "ok"
+function standing(check) {
+  if (!check.ok) return "limits";
+  const below = isNumber(check.value) && isNumber(check.limit) && check.limit > 0 && check.value <= check.limit;
+  return below && check.value >= NEAR * check.limit ? "near" : "ok";
+}
+const STANDINGS = {
+  limits: () => chip("INCONCLUSIVE", "limits"),
+  near: () => el("span", { class: "chip chip-near" }, "▲ near its limit"),
+  ok: () => chip("PASS", "ok"),
+};
+
+function checkRows(checks) {
+  return cells(
+    [["Check"], ["Name"], ["Value", "num"], ["Limit", "num"], ["Reason"]],
+    [
+      el(
+        "tbody",
+        {},
+        checks.map(([stands, check]) =>
+          el(
+            "tr",
+            {},
+            el("td", {}, STANDINGS[stands]()),
+            el("th", { scope: "row" }, check.arm ? `${check.check} (${check.arm})` : check.check),
+            el("td", { class: "num" }, figure(check.value)),
+            el("td", { class: "num" }, figure(check.limit)),
+            el("td", { class: "reason" }, [check.reason, stands === "limits" ? check.remedy : ""].filter(Boolean).join(" ")),
+          ),
+        ),
+      ),
+    ],
+    { class: "checks" },
+    "Checks",
+  );
+}
+
+function checkTables() {
+  let open = false;
+  return ({ look }) => {
+    if (!look?.checks?.length) return;
+    const all = look.checks.map((check) => [standing(check), check]);
+    const order = ["limits", "near"];
+    const bad = order.flatMap((stands) => all.filter((one) => one[0] === stands)),
+      good = all.filter((one) => one[0] === "ok");
+    const fold = el("details", { class: "fold", open, ontoggle: () => (open = fold.open) }, el("summary", {}, `${good.length} of ${all.length} checks pass`), checkRows(good));
+    at("[data-checks]").replaceChildren(...(bad.length ? [checkRows(bad)] : [el("p", { class: "empty" }, "No check limits this run.")]), ...(good.length ? [fold] : []));
+  };
+}
+
+// --- test bed ---------------------------------------------------------------------------------------------------------
+
+function spark(values, limit) {
+  const known = values.filter(isNumber);
+  if (known.length < 3) return null;
+  const high = Math.max(...known, isNumber(limit) ? limit : -Infinity),
+    low = Math.min(...known, 0);
+  const x = scale([0, values.length - 1], [1, 95]),
+    y = scale([low, high], [20, 2]);
+  return svg(
+    "svg",
+    { class: "spark", viewBox: "0 0 96 22", "aria-hidden": "true" },
+    ...partsOf(values.map((value, i) => [x(i), value])).map((part) => svg("path", { class: "line", d: pathOf(part.map(([px, value]) => [px, y(value)])) })),
+  );
+}
+
+function showBed({ series }) {
+  const samples = series.bed.slice(-300),
+    newest = last(samples)?.things;
+  if (!newest) return;
+  const names = Object.keys(newest);
+  const history = (name, key) => samples.map((sample) => sample.things[name]?.[key]);
+  const cell = (name, key, show, limitKey) => {
+    const own = newest[name],
+      limit = own[limitKey];
+    if (!isNumber(own[key])) return el("td", { class: "num" }, DASH);
+    return el("td", { class: "num" }, show(own[key]), isNumber(limit) ? el("small", {}, ` of ${show(limit)}`) : null, spark(history(name, key), limit));
+  };
+  const mhz = (value) => `${count(value)}\u00a0MHz`,
+    watts = (value) => `${count(value)}\u00a0W`,
+    degrees = (value) => `${count(value)}\u00a0°C`;
+  at("[data-bed]").replaceChildren(
+    cells(
+      [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Held back"]],
+      [
+        el(
+          "tbody",
+          {},
+          names.map((name) => {
+            const own = newest[name],
+              device = own.kind === "device";
+            const held = device
+              ? [...own.throttle.map((reason) => reason.replaceAll("_", " ")), ...(own.foreign ? [`${count(own.foreign)} processes of others`] : [])]
+              : isNumber(own.steal_pct) && own.steal_pct >= 1 ? [`${pct(own.steal_pct)} stolen`] : [];
+            return el(
+              "tr",
+              {},
+              el("th", { scope: "row" }, device ? name : "host", device ? null : el("small", {}, ` ${count(own.cpus)} processors`)),
+              cell(name, device ? "sm_mhz" : "frequency_mhz", mhz),
+              cell(name, device ? "utilisation_pct" : "busy_pct", pct),
+              cell(name, "power_w", watts, "power_limit_w"),
+              cell(name, "memory_bytes", bytes, "memory_limit_bytes"),
+              cell(name, "temperature_c", degrees),
+              el("td", { class: held.length ? "warned" : "" }, held.join(", ") || "no"),
+            );
+          }),
+        ),
+      ],
+      { class: "bed-now" },
+      "The machines now",
+    ),
+  );
+}
+
+// --- notes ------------------------------------------------------------------------------------------------------------
+
+function showNotes({ notes }) {
+  if (!notes?.length) return;
+  at("[data-notes]").replaceChildren(...notes.slice().reverse().map((note) => el("li", {}, note)));
+}

@@ -1,0 +1,115 @@
+// Tiles of the gates: one for each, made once and changed in place, so that focus and place stay.
+
+const icon = (name) => document.querySelector(`template[data-icon="${name}"]`).content.firstElementChild.cloneNode(true);
+const CHIPS = { PASS: "chip-pass", FAIL: "chip-fail", INCONCLUSIVE: "chip-inconclusive" };
+const chip = (verdict, text) =>
+  el("span", { class: `chip ${CHIPS[verdict] ?? "chip-none"}` }, verdict in CHIPS ? icon(verdict) : null, text ?? verdict ?? "open");
+const armTag = (index, name) => el("span", { class: `arm-tag ${armClass(index)}` }, swatch(index), name);
+
+function outlook(gate) {
+  if (isNumber(gate.decided_s)) return `Decided after ${span(gate.decided_s)} for good.`;
+  if (isNumber(gate.outlook_s)) return `Likely decided in about ${span(gate.outlook_s)}.`;
+  return "";
+}
+
+function evidence(gate) {
+  const said = [];
+  if (isNumber(gate.safety)) said.push(`for a PASS ${figure(gate.safety)}`);
+  if (isNumber(gate.harm)) said.push(`for a FAIL ${figure(gate.harm)}`);
+  return said.length ? `Evidence ${said.join(", ")}.` : "";
+}
+
+function tile(index) {
+  const name = el("h4", {}),
+    verdict = el("span", { class: "tile-verdict" }),
+    value = el("b", {}),
+    interval = el("span", { class: "interval" }),
+    limit = el("span", { class: "of-limit" }),
+    when = el("p", { class: "outlook" }),
+    reason = el("p", { class: "reason" }),
+    host = el("div", { class: "chart" });
+  const node = el("article", { class: "tile" }, el("header", {}, name, verdict), el("p", { class: "tile-figure" }, value, " ", interval, " ", limit), host, when, reason);
+  let drawing = null,
+    unit = null;
+  return {
+    node,
+    update(gate, points) {
+      const show = (number) => quantity(number, gate.unit);
+      node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
+      name.textContent = gate.label;
+      verdict.replaceChildren(chip(gate.verdict));
+      value.textContent = show(gate.value);
+      const bounded = isNumber(gate.low) || isNumber(gate.high);
+      interval.textContent = bounded ? `[${show(gate.low)}, ${show(gate.high)}]`.replaceAll("×", "") : "";
+      limit.textContent = isNumber(gate.limit) ? `limit ${show(gate.limit)}` : "";
+      when.textContent = outlook(gate);
+      when.hidden = !when.textContent;
+      reason.textContent = [gate.reason, evidence(gate)].filter(Boolean).join(" ");
+      reason.title = reason.textContent;
+      if (!drawing || unit !== gate.unit) {
+        unit = gate.unit;
+        const log = unit === "ratio";
+        drawing = curves(host, { height: 132, compact: true, xText: clock, y: { log, zero: !log, format: (tick) => quantity(tick, unit).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") } });
+      }
+      const known = points.filter((point) => isNumber(point[1]));
+      const first = points.length ? points[0][0] : 0,
+        last = points.length ? points.at(-1)[0] : 1;
+      const banded = points.filter((point) => isNumber(point[2]) || isNumber(point[3]));
+      drawing.update({
+        label: `${gate.label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.verdict ?? "not judged"}, over ${points.length} looks`,
+        x: [first === last ? 0 : first, last],
+        xs: points.map((point) => point[0]),
+        lines: [{ arm: index, parts: partsOf(known) }],
+        areas: banded.length ? [{ arm: index, points: banded.map(([at, , low, high]) => [at, low, high]) }] : [],
+        limit: gate.limit,
+        unity: unit === "ratio" ? 1 : null,
+        lowest: isNumber(gate.value) && isNumber(gate.limit) && (gate.verdict === "PASS" ? gate.value > gate.limit : gate.verdict === "FAIL" && gate.value < gate.limit),
+        tip: (at) => {
+          const here = points.find((point) => point[0] === at);
+          return here ? [tip.row(index, gate.label, show(here[1])), el("div", { class: "tip-row" }, el("span", {}, "interval"), el("b", {}, `[${show(here[2])}, ${show(here[3])}]`.replaceAll("×", "")))] : [];
+        },
+      });
+    },
+  };
+}
+
+function gateTiles(host) {
+  const groups = new Map(); // of arms
+  return (seen, indexOf) => {
+    const { look, series } = seen;
+    if (!look?.gates?.length) return;
+    if (!groups.size) host.replaceChildren();
+    const points = new Map();
+    series.looks.forEach((one) => {
+      if (!isNumber(one.seconds)) return;
+      for (const [arm, gate, ...rest] of one.gates) {
+        const key = JSON.stringify([arm, gate]);
+        if (!points.has(key)) points.set(key, []);
+        points.get(key).push([one.seconds, ...rest]);
+      }
+    });
+    for (const gate of look.gates) {
+      const index = indexOf(gate.arm);
+      if (!groups.has(gate.arm)) {
+        const head = el("h3", {}),
+          said = el("p", { class: "shared" }),
+          grid = el("div", { class: "tiles" });
+        host.append(el("section", { class: "tile-group", "aria-label": `Gates of ${gate.arm}` }, head, said, grid));
+        groups.set(gate.arm, { head, said, grid, tiles: new Map() });
+      }
+      const group = groups.get(gate.arm);
+      if (!group.tiles.has(gate.gate)) {
+        const made = tile(index);
+        group.tiles.set(gate.gate, made);
+        group.grid.append(made.node);
+      }
+      group.tiles.get(gate.gate).update(gate, points.get(JSON.stringify([gate.arm, gate.gate])) ?? []);
+    }
+    for (const [arm, group] of groups) {
+      const decided = look.arms?.[arm] ?? {};
+      group.head.replaceChildren(armTag(indexOf(arm), arm), chip(decided.decision, decided.decision ?? "not decided"));
+      group.said.textContent = [outlook(decided), decided.reason].filter(Boolean).join(" ");
+      group.said.hidden = !group.said.textContent;
+    }
+  };
+}

@@ -1,0 +1,268 @@
+"""A run directory as it looks in the middle of a run: what the page reads, written step by step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.records.documents import write_document
+from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
+from analysis.records.tables import RecordWriter
+
+SECOND = 1_000_000_000
+GIB = 1 << 30
+START_NS = 1_700_000_000 * SECOND
+REASON = "tensor 'input_ids' size mismatch at index 1. expected 64, actual 81"
+
+
+@dataclass(kw_only=True)
+class WatchedRun:
+    """A run of a control and two treatments on two devices, of which the second recompiles; `text` is what arms, shapes
+    and reasons are called beside that."""
+
+    folder: Path
+    naive: str = "compiled-naive"
+    text: str = ""
+    duration_s: float = 900.0
+    streams: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.trial = self.folder / "trial-01"
+        self.trial.mkdir(parents=True)
+        self.arms = ["eager", "compiled-padded", self.naive]
+        tables = "".join(
+            f"[[arms]]\nname = {json.dumps(arm)}\npreset = {json.dumps(arm)}\ncontrol = {str(not index).lower()}\n"
+            for index, arm in enumerate(self.arms)
+        )
+        head = f"name = {json.dumps(self.text or 'canary')}\n"
+        head += f'[traffic]\ndesign = "mirrored"\nduration_s = {self.duration_s}\n'
+        (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
+        self.writers = {
+            name: RecordWriter(self.trial / f"{name}.arrow", schema)
+            for name, schema in (("compile_events", COMPILE_EVENTS), ("steps", STEPS), ("bed", BED))
+        }
+        self.at_s = 0
+
+    def now_ns(self) -> int:
+        return START_NS + self.at_s * SECOND
+
+    def status(self, phase: str = "traffic", detail: str = "", ended: Mapping[str, Any] | None = None) -> None:
+        """status.json is as the run is now."""
+        streaming = phase == "traffic"
+        states = {f"{arm}-0": {"stage": "serving", "text": "ready", "compiles": 0} for arm in self.arms}
+        content = {
+            "at_ns": self.now_ns(),
+            "began_ns": START_NS - 60 * SECOND,
+            "phase": phase,
+            "detail": detail or (f"{self.at_s} of {self.duration_s:g} s" if streaming else ""),
+            "trial": 1,
+            "trials": 1,
+            "planned": int(self.duration_s * 12),
+            "duration_s": self.duration_s,
+            "replicas": states,
+            "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s)},
+            "notes": self.notes,
+            "ended": ended,
+        }
+        write_document(self.folder / "status.json", content)
+        lag = {"p50": 0.4, "p99": 3.1, "max": 9.0}
+        write_document(self.trial / "generator-0.json", {"lag_ms": lag})
+
+    def second(self) -> None:
+        """Another second of traffic: the load, the machines and the steps."""
+        self.at_s += 1
+        at = self.at_s
+        arms = {}
+        for index, arm in enumerate(self.arms):
+            wave = 1 + 0.12 * math.sin(at / 17 + index) + 0.05 * math.sin(at / 3.1)
+            stall = 14.0 if index == 2 and at % 95 < 12 and at > 30 else 1.0
+            base = (180, 150, 155)[index] * wave
+            first = {"ttft_p50_ms": base, "ttft_p99_ms": base * 2.4 * stall}
+            arms[arm] = {
+                "finished": at * 4,
+                "failed": at // 120 if index == 2 else 0,
+                "inflight": int(6 * wave * (4 if stall > 1 else 1)),
+                **(first if self.streams else {"ttft_p50_ms": None, "ttft_p99_ms": None}),
+                "e2e_p50_ms": base * 5,
+                "e2e_p99_ms": base * 9 * (1 + stall / 6),
+            }
+        line = {"at_ns": self.now_ns(), "trial": 1, "t_s": float(at), "arms": arms}
+        with (self.folder / "load.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        for index, arm in enumerate(self.arms):
+            step = {"trial": 1, "arm": arm, "replica": f"{arm}-0", "step_id": at, "kind": "decode", "batch": 4 + index}
+            self.writers["steps"].append({**step, "start_ns": self.now_ns() - 10**7, "end_ns": self.now_ns()})
+        shared = {"trial": 1, "host": "run", "at_ns": self.now_ns()}
+        wave = math.sin(at / 11)
+        host = {
+            "kind": "host",
+            "name": "run",
+            "cpus": 16,
+            "cpu_s": at * (5 + wave),
+            "frequency_mhz": 2900.0 + 60 * wave,
+        }
+        memory = {"memory_bytes": int((40 + wave) * GIB), "memory_limit_bytes": 128 * GIB}
+        self.writers["bed"].append({**shared, **host, **memory, "steal_s": at * 0.01})
+        for number in range(2):
+            hot = number == 1 and 200 < at % 400 < 260
+            device = {
+                "kind": "device",
+                "name": f"cuda:{number}",
+                "sm_mhz": 1500 if hot else 1980,
+                "power_w": 540.0 + 60 * wave + 20 * number,
+                "power_limit_w": 700.0,
+                "temperature_c": 61 + int(5 * wave),
+                "utilisation_pct": 78 + int(9 * wave),
+                "memory_bytes": 61 * GIB,
+                "memory_limit_bytes": 80 * GIB,
+                "throttle": ["sw_thermal_slowdown"] if hot else [],
+                "foreign_processes": 0,
+            }
+            self.writers["bed"].append({**shared, **device})
+        if at > 30 and at % 95 == 0:
+            self.compiled(4.2 + at / 400)
+        for writer in self.writers.values():
+            writer.flush()
+
+    def compiled(self, seconds: float, *, phase: str = "serving", arm: str = "") -> None:
+        """The third arm compiled something until now."""
+        row = {
+            "event_id": f"1-{self.at_s}",
+            "trial": 1,
+            "arm": arm or self.naive,
+            "replica": f"{arm or self.naive}-0",
+            "kind": "recompile" if phase == "serving" else "compile",
+            "start_ns": self.now_ns() - int(seconds * SECOND),
+            "end_ns": self.now_ns(),
+            "shape": self.text or f"prefill 4×{self.at_s}",
+            "reason": self.text or REASON,
+            "request_ids": [f"r{number}" for number in range(int(seconds * 3))],
+            "phase": phase,
+            "cache": "miss",
+        }
+        self.writers["compile_events"].append(row)
+        self.writers["compile_events"].flush()
+
+    def look(self, number: int, *, decided: bool = False) -> None:
+        """One more look at the verdict."""
+        grown = 1 - math.exp(-number / 6)
+        width = 0.55 / math.sqrt(number)
+        gates = []
+        for index, arm in enumerate(self.arms[1:]):
+            for metric, label in (("ttft", "p99"), ("e2e", "p99")):
+                value = (0.86, 1.0 + 1.4 * grown)[index] + (0.03 if metric == "e2e" else 0.0) + 0.02 * math.sin(number)
+                verdict = "INCONCLUSIVE" if not decided else ("PASS", "FAIL")[index]
+                gates.append(
+                    {
+                        "arm": arm,
+                        "gate": f"noninferiority {label}_{metric}",
+                        "kind": "noninferiority",
+                        "unit": "ratio",
+                        "limit": 1.1,
+                        "value": value,
+                        "low": value * math.exp(-width),
+                        "high": value * math.exp(width),
+                        "verdict": verdict,
+                        "reason": self.text
+                        or f"Its interval {'is clear of' if decided else 'crosses'} the margin of 10 %.",
+                        "decided_s": number * 60.0 if decided else None,
+                        "harm": (0.2, 30.0)[index] * grown,
+                        "safety": (24.0, 0.01)[index] * grown,
+                        "outlook_s": None if decided else 300.0 - 10 * number,
+                    }
+                )
+            count = 0 if index == 0 else number // 2
+            stall = 0.0 if index == 0 else 0.4 + number * 0.5
+            for gate, unit, limit, value in (
+                ("recompiles", "count", 0, count),
+                ("longest stall", "s", 1.0, stall),
+                ("requests hit", "pct", 1.0, min(9.0, stall)),
+                ("error_pct", "pct", 0.5, 0.02 * number),
+            ):
+                gates.append(
+                    {
+                        **{"arm": arm, "gate": gate, "kind": "limit", "unit": unit, "limit": limit, "value": value},
+                        **{
+                            "low": None,
+                            "high": None,
+                            "decided_s": None,
+                            "harm": None,
+                            "safety": None,
+                            "outlook_s": None,
+                        },
+                        "verdict": "PASS" if value <= limit else "FAIL",
+                        "reason": self.text or f"{value:g} of at most {limit:g}.",
+                    }
+                )
+        arms = {
+            arm: {
+                "decision": (("PASS", "FAIL")[index] if decided else None),
+                "decided_s": number * 60.0 if decided else None,
+                "outlook_s": None if decided else 300.0 - 10 * number,
+                "reason": "",
+            }
+            for index, arm in enumerate(self.arms[1:])
+        }
+        checks = [
+            {
+                "check": "blocks",
+                "arm": None,
+                "ok": number > 9,
+                "value": number * 2,
+                "limit": 18,
+                "reason": f"{number * 2} blocks of 30 s, where 18 carry a verdict.",
+                "remedy": "Let it run on.",
+            },
+            {
+                "check": "generator lag",
+                "arm": None,
+                "ok": True,
+                "value": 41.0,
+                "limit": 50.0,
+                "reason": "The load was 41 ms late at p99.",
+                "remedy": "Give the load more processors.",
+            },
+            {
+                "check": "error rate",
+                "arm": self.naive,
+                "ok": True,
+                "value": 0.1,
+                "limit": 0.5,
+                "reason": self.text or "0.1 % of requests failed.",
+                "remedy": "",
+            },
+            {
+                "check": "sample ratio",
+                "arm": None,
+                "ok": True,
+                "value": 0.61,
+                "limit": 0.001,
+                "reason": "Arms got equal shares.",
+                "remedy": "",
+            },
+        ]
+        line = {
+            **{"look": number, "at_ns": self.now_ns(), "trial": 1, "seconds": number * 60.0, "groups": number},
+            **{"sequential": True, "arms": arms, "gates": gates, "checks": checks, "latency": {}},
+        }
+        with (self.folder / "looks.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def minutes(self, number: int, *, decided: bool = False) -> None:
+        """So many minutes of traffic with a look after each, the last of which decides, if `decided`."""
+        for _ in range(number):
+            for _ in range(60):
+                self.second()
+            self.look(self.at_s // 60, decided=decided and self.at_s == number * 60)
+        self.status()
+
+    def end(self, report: str = "<!doctype html><title>FAIL</title><h1>The report</h1>") -> None:
+        """The run is judged, and has ended."""
+        write_document(self.folder / "summary.json", {"overall": "FAIL", "headline": "compiled-naive may not ship."})
+        (self.folder / "report.html").write_text(report)
+        self.status("judging", ended={"complete": True})
