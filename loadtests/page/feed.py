@@ -6,6 +6,7 @@ import json
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,7 +47,7 @@ class Feed:
         self._every_s = every_s
         self._listeners: list[Listener] = []
         self._changed = threading.Condition()
-        self._ending = False
+        self._ending = self._complained = False
         self.ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
@@ -99,7 +100,12 @@ class Feed:
                 return
 
     def _tell(self, listeners: list[Listener], *, last: bool) -> None:
-        self._state.refresh()
+        try:
+            self._state.refresh()
+        except Exception:  # what was known before is still shown
+            if not self._complained:
+                self._complained = True
+                traceback.print_exc()
         change = encoded(self._state.changes(), last=last)
         whole: bytes | None = None
         for listener in listeners:
