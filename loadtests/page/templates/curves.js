@@ -34,7 +34,7 @@ function curves(host, { height, y: rule, xText, compact }) {
       parts.push(rect(x(band.from), top, Math.max(1.5, x(band.to) - x(band.from)), base - top, { class: `band ${armClass(band.arm)}` }));
     if (isNumber(shown.limit) && !shown.lowest) parts.push(rect(left, top, width - right - left, clip(shown.limit) - top, { class: "worse" }));
     for (const tick of ticks) parts.push(line(left, y(tick), width - right, y(tick), "grid"), label(left - 6, y(tick) + 4, rule.format(tick), "end"));
-    const times = ticksApart(timeTicks(shown.x, compact ? 3 : width / 110), x, xText);
+    const times = ticksApart(timeTicks(shown.x, compact ? 4 : width / 110), x, xText);
     for (const tick of times) parts.push(labelWithin(width, x(tick), height - 4, xText(tick), "middle"));
     parts.push(line(left, base, width - right, base, "axis"));
     for (const area of shown.areas ?? []) {

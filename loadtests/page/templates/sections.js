@@ -86,7 +86,7 @@ function showFacts({ now, look, run, series }) {
     fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
     fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
-    fact("Likely decision", now.decided ? now.decided : outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : ""),
+    fact(now.decided ? "Decision" : "Likely decision", now.decided ? now.decided : outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : ""),
   );
 }
 
@@ -375,11 +375,12 @@ function checkTables() {
 
 // --- test bed ---------------------------------------------------------------------------------------------------------
 
-function spark(values, limit) {
+function spark(values) {
   const known = values.filter(isNumber);
   if (known.length < 3) return null;
-  const high = Math.max(...known, isNumber(limit) ? limit : -Infinity),
-    low = Math.min(...known, 0);
+  // A tenth of what there is fills the height at least: what hardly moves looks as if it hardly moved.
+  const high = Math.max(...known),
+    low = Math.min(...known, high - 0.1 * Math.abs(high || 1));
   const x = scale([0, values.length - 1], [1, 95]),
     y = scale([low, high], [20, 2]);
   return svg(
@@ -399,7 +400,7 @@ function showBed({ series }) {
     const own = newest[name],
       limit = own[limitKey];
     if (!isNumber(own[key])) return el("td", { class: "num" }, DASH);
-    return el("td", { class: "num" }, show(own[key]), isNumber(limit) ? el("small", {}, ` of ${show(limit)}`) : null, spark(history(name, key), limit));
+    return el("td", { class: "num" }, show(own[key]), isNumber(limit) ? el("small", {}, ` of ${show(limit)}`) : null, spark(history(name, key)));
   };
   const mhz = (value) => `${count(value)}\u00a0MHz`,
     watts = (value) => `${count(value)}\u00a0W`,

@@ -7,7 +7,7 @@ const chip = (verdict, text) =>
 const armTag = (index, name) => el("span", { class: `arm-tag ${armClass(index)}` }, swatch(index), name);
 
 function outlook(gate) {
-  if (isNumber(gate.decided_s)) return `Decided after ${span(gate.decided_s)} for good.`;
+  if (isNumber(gate.decided_s)) return `Decided for good after ${span(gate.decided_s)}.`;
   if (isNumber(gate.outlook_s)) return `Likely decided in about ${span(gate.outlook_s)}.`;
   return "";
 }
@@ -21,14 +21,15 @@ function evidence(gate) {
 
 function tile(index) {
   const name = el("h4", {}),
-    verdict = el("span", { class: "tile-verdict" }),
+    verdict = el("span", {}),
     value = el("b", {}),
     interval = el("span", { class: "interval" }),
     limit = el("span", { class: "of-limit" }),
     when = el("p", { class: "outlook" }),
     reason = el("p", { class: "reason" }),
     host = el("div", { class: "chart" });
-  const node = el("article", { class: "tile" }, el("header", {}, name, verdict), el("p", { class: "tile-figure" }, value, " ", interval, " ", limit), host, when, reason);
+  const head = el("header", {}, name, el("p", { class: "tile-verdict" }, verdict, limit));
+  const node = el("article", { class: "tile" }, head, el("p", { class: "tile-figure" }, value, " ", interval), host, when, reason);
   let drawing = null,
     unit = null;
   return {
