@@ -18,38 +18,25 @@ class History:
         self._every = 1
         self._came = 0
         self._items: list[Item] = []
-        self._provisional = False  # the last item is there only until the next
+        self._last = 0  # which of all that came is the last item
         self._changed_from: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     @property
     def items(self) -> list[Item]:
         return self._items
 
-    @property
-    def came(self) -> int:
-        """How many items came, kept or not."""
-        return self._came
-
     def add(self, items: Iterable[Item]) -> None:
         """The items are the newest."""
         for item in items:
-            if self._provisional:
-                self._items.pop()
+            if self._items and self._last % self._every:
+                self._items.pop()  # it was there only until the next
             at = len(self._items)
-            self._provisional = bool(self._came % self._every)
+            self._last = self._came
             self._came += 1
             self._items.append(item)
             self._changed_from = at if self._changed_from is None else min(at, self._changed_from)
             if len(self._items) >= self._most:
                 self._thin()
-
-    def clear(self) -> None:
-        """There is nothing, as at the beginning."""
-        self._items, self._every, self._came, self._provisional = [], 1, 0, False
-        self._changed_from = 0
 
     def take_changes(self) -> tuple[int, list[Item]] | None:
         """(index, items from there on) of what changed since the last call; None where nothing did."""
@@ -64,6 +51,5 @@ class History:
         last = self._items[-1]
         self._items = self._items[::2]
         self._every *= 2
-        self._provisional = self._items[-1] is not last
-        if self._provisional:
+        if self._items[-1] is not last:
             self._items.append(last)

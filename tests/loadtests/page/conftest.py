@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from loadtests.page.server import PageServer
+
+Serve = Callable[..., PageServer]
+
+
+@contextmanager
+def serving(run_dir: Path, host: str, token: str) -> Iterator[PageServer]:
+    server = PageServer(run_dir, host, 0, token=token)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serves the page of a run directory until the test ends."""
+    with ExitStack() as stack:
+
+        def start(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> PageServer:
+            return stack.enter_context(serving(run_dir, host, token))
+
+        yield start

@@ -1,0 +1,167 @@
+import base64
+import hashlib
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from loadtests.page.server import PageServer
+from tests.fakes.watched import WatchedRun
+from tests.loadtests.page.conftest import Serve
+
+ROOT = Path(__file__).resolve().parents[3]
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WatchedRun:
+    return WatchedRun(folder=tmp_path / "run")
+
+
+@contextmanager
+def asked(server: PageServer, path: str, method: str = "GET", **headers: str) -> Iterator[HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, headers=names)
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def status_of(server: PageServer, path: str, method: str = "GET", **headers: str) -> int:
+    with asked(server, path, method, **headers) as answer:
+        return answer.status
+
+
+def test_the_page_runs_its_own_script_alone_and_is_not_framed(run: WatchedRun, serve: Serve) -> None:
+    with asked(serve(run.folder), "/") as answer:
+        text = answer.read().decode()
+        policy = answer.headers["Content-Security-Policy"]
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert (len(scripts), len(styles)) == (1, 1)
+    for kind, source in (("script", scripts[0]), ("style", styles[0])):
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= set(policy.split("; "))
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_only_what_is_there_is_served(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    assert status_of(server, "/report.html") == 404
+    for path in (
+        "/status.json",
+        "/../experiment.toml",
+        "/experiment.toml",
+        "//etc/passwd",
+        "/%2e%2e/x",
+        "/report.html/",
+    ):
+        assert status_of(server, path) == 404
+    assert status_of(server, "/", "POST") == 501
+    assert status_of(server, "/", "HEAD") == status_of(server, "/events", "HEAD") == 200
+    run.end()
+    with asked(server, "/report.html") as answer:
+        assert b"The report" in answer.read()
+        assert answer.headers["Cache-Control"] == "private, max-age=3600"
+
+
+def test_a_name_that_was_bound_anew_to_this_machine_is_refused(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    assert status_of(server, "/", Host="evil.example") == 403
+    assert status_of(server, "/events", Host=f"evil.example:{server.port}") == 403
+    assert status_of(server, "/", Host=f"localhost:{server.port}") == 200
+    assert status_of(server, "/", Host="localhost:9999") == 200  # through a tunnel
+
+
+def test_another_site_may_link_to_the_page_and_not_read_it(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    assert status_of(server, "/events", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="cors") == 403
+    assert status_of(server, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200
+
+
+def test_with_a_token_nothing_is_served_without_it(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder, token=TOKEN)
+    run.end()
+    for path in ("/", "/events", "/report.html", "/none", f"/?token={TOKEN}x"):
+        assert status_of(server, path) == 401
+    with asked(server, f"/?token={TOKEN}") as answer:
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    assert status_of(server, "/", Cookie=cookie) == 200
+    assert status_of(server, "/report.html", Authorization=f"Bearer {TOKEN}", Host="bench-host") == 200
+
+
+def test_events_are_a_stream_that_ends_with_the_run(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    run.minutes(1)
+    with asked(server, "/events") as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.readline() == b"retry: 1000\n"
+        assert answer.readline() == b"\n"
+        first = json.loads(answer.readline()[6:])
+        assert first["now"]["finished"] == 720
+        run.end()
+        finishing = threading.Thread(target=server.finish, args=(20.0,))
+        finishing.start()
+        told = [json.loads(line[6:]) for line in answer if line.startswith(b"data: ")]
+        assert told[-1]["last"]
+        assert told[-1]["now"]["ended"]["verdict"] == "FAIL"
+        assert finishing.is_alive()  # until the report is with whoever watched
+        assert status_of(server, "/report.html") == 200
+        finishing.join(20)
+        assert not finishing.is_alive()
+
+
+def test_a_browser_that_wants_no_report_delays_the_end_by_little(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    with asked(server, "/events") as answer:
+        answer.readline()
+        run.end()
+        began = time.monotonic()
+        server.finish(0.5)
+        assert time.monotonic() - began < 5
+
+
+def test_without_a_browser_the_end_is_at_once(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    began = time.monotonic()
+    server.finish(20.0)
+    assert time.monotonic() - began < 1
+
+
+def test_garbage_and_silence_stop_nobody(run: WatchedRun, serve: Serve) -> None:
+    server = serve(run.folder)
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as silent,
+        socket.create_connection(("127.0.0.1", server.port)) as rude,
+    ):
+        rude.sendall(b"\x16\x03\x01\x00\xff" + b"\0" * 600 + b"\r\n\r\n")
+        silent.sendall(b"GET /")
+        assert status_of(server, "/") == 200
+
+
+def test_until_a_browser_comes_only_the_server_is_imported() -> None:
+    code = (
+        "import sys; import loadtests.page.__main__\n"
+        "heavy = {'pyarrow', 'numpy', 'jinja2', 'torch', 'locust', 'gevent', 'grpc', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "import loadtests.page.document, loadtests.page.feed\n"
+        "print(sorted((heavy - {'pyarrow', 'numpy', 'jinja2'}) & set(sys.modules)))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["[]", "[]"]

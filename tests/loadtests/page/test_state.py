@@ -1,0 +1,202 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.documents import write_document
+from loadtests.page.state import RunState
+from tests.fakes.watched import START_NS, WatchedRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WatchedRun:
+    return WatchedRun(folder=tmp_path / "20260101T000000Z-canary")
+
+
+def told(run: WatchedRun) -> dict[str, Any]:
+    state = RunState(run.folder)
+    state.refresh()
+    whole = state.whole()
+    json.dumps(whole, allow_nan=False)
+    return whole
+
+
+def test_an_empty_directory_is_a_run_that_starts(tmp_path: Path) -> None:
+    state = RunState(tmp_path)
+    state.refresh()
+    whole = state.whole()
+    assert whole["now"]["state"] == "starting"
+    assert whole["run"]["arms"] == []
+    assert whole["series"] == {name: [0, []] for name in ("looks", "load", "events", "bed", "weights")}
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"),
+    [
+        ("starting arms", "starting"),
+        ("traffic", "load"),
+        ("waiting for the last answers", "load"),
+        ("stopping", "closing"),
+        ("judging", "judging"),
+    ],
+)
+def test_a_phase_is_part_of_a_state(run: WatchedRun, phase: str, state: str) -> None:
+    run.status(phase)
+    assert told(run)["now"]["state"] == state
+
+
+def test_what_is_now_comes_from_the_small_files(run: WatchedRun) -> None:
+    run.minutes(1)
+    whole = told(run)
+    assert whole["run"] == {
+        "name": "canary",
+        "id": run.folder.name,
+        "arms": [
+            {"name": name, "preset": name, "control": name == "eager", "weight": None}
+            for name in ("eager", "compiled-padded", "compiled-naive")
+        ],
+        "design": "mirrored",
+        "max_lag_ms": 50.0,
+        "metrics": {"ttft": "TTFT", "e2e": "E2E"},
+    }
+    now = whole["now"]
+    assert (now["t_s"], now["finished"], now["failed"], now["lag_ms"]) == (60.0, 720, 1, 3.1)
+    assert now["running"] == {"eager": 4, "compiled-padded": 5, "compiled-naive": 6}
+    assert [replica["text"] for replica in now["replicas"]] == ["ready"] * 3
+    at, load = whole["series"]["load"]
+    assert (at, len(load)) == (0, 60)
+    assert load[-1]["arms"]["eager"]["inflight"] > 0
+
+
+def test_rows_of_a_last_step_long_ago_do_not_run_any_more(run: WatchedRun) -> None:
+    run.minutes(1)
+    run.at_s += 10
+    run.status()
+    assert set(told(run)["now"]["running"].values()) == {0}
+
+
+def test_looks_are_slim_but_for_the_newest(run: WatchedRun) -> None:
+    run.minutes(3)
+    whole = told(run)
+    looks = whole["series"]["looks"][1]
+    assert [look["seconds"] for look in looks] == [60.0, 120.0, 180.0]
+    assert looks[0]["gates"][0][:2] == ["compiled-padded", "noninferiority p99_ttft"]
+    newest = whole["look"]
+    assert newest["look"] == 3
+    assert newest["gates"][0]["label"] == "non-inferiority p99 TTFT"
+    assert newest["gates"][0]["verdict"] == "INCONCLUSIVE"
+    assert newest["gates"][0]["outlook_s"] == 270.0
+    assert [check["check"] for check in newest["checks"] if not check["ok"]] == ["blocks"]
+    assert whole["now"]["decided"] is None
+
+
+def test_one_failed_arm_decides_and_all_must_pass(run: WatchedRun) -> None:
+    run.minutes(2, decided=True)
+    assert told(run)["now"]["decided"] == "FAIL"
+    line = {"look": 3, "seconds": 180.0, "arms": {name: {"decision": "PASS"} for name in run.arms[1:]}}
+    with (run.folder / "looks.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert told(run)["now"]["decided"] == "PASS"
+    with (run.folder / "looks.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "arms": {**line["arms"], run.naive: {"decision": None}}}) + "\n")  # type: ignore[dict-item]
+    assert told(run)["now"]["decided"] is None
+
+
+def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: WatchedRun) -> None:
+    run.compiled(20.0, phase="warmup", arm="compiled-padded")
+    run.at_s = 50
+    run.compiled(4.0)
+    run.compiled(2.0)
+    whole = told(run)
+    events = whole["series"]["events"][1]
+    assert [(event["arm"], event["seconds"], event["hit"]) for event in events] == [
+        ("compiled-naive", 4.0, 12),
+        ("compiled-naive", 2.0, 6),
+    ]
+    assert events[0]["shape"] == "prefill 4×50"
+    assert "size mismatch" in events[0]["reason"]
+    assert events[0]["at_ns"] == START_NS + 46 * 10**9
+    padded, naive = whole["compiles"]["compiled-padded"], whole["compiles"]["compiled-naive"]
+    assert (padded["warmup"], padded["warmup_s"], padded["serving"]) == (1, 20.0, 0)
+    assert (naive["serving"], naive["serving_s"], naive["longest_s"], naive["hit"]) == (2, 6.0, 4.0, 18)
+
+
+def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: WatchedRun) -> None:
+    for _ in range(201):
+        run.second()
+    bed = told(run)["series"]["bed"][1]
+    assert len(bed) == 201
+    newest = bed[-1]["things"]
+    rise = 201 * (5 + math.sin(201 / 11)) - 200 * (5 + math.sin(200 / 11))
+    assert newest["run"]["busy_pct"] == pytest.approx(100 * rise / 16, abs=0.1) or newest["run"]["busy_pct"] == 100.0
+    assert newest["run"]["steal_pct"] == pytest.approx(0.1, abs=0.05)
+    assert bed[0]["things"]["run"]["busy_pct"] is None
+    assert newest["cuda:1"]["throttle"] == ["sw_thermal_slowdown"]
+    assert newest["cuda:0"]["throttle"] == []
+    assert newest["cuda:0"]["power_limit_w"] == 700.0
+
+
+def test_changes_alone_are_told_after_the_first_time(run: WatchedRun) -> None:
+    run.minutes(1)
+    state = RunState(run.folder)
+    state.refresh()
+    state.changes()
+    state.refresh()
+    assert state.changes() == {"series": {}}
+    run.second()
+    run.status()
+    state.refresh()
+    change = state.changes()
+    assert set(change) == {"now", "series"}
+    assert {name: (at, len(items)) for name, (at, items) in change["series"].items()} == {
+        "load": (60, 1),
+        "bed": (60, 1),
+    }
+
+
+def test_weights_are_steps(run: WatchedRun) -> None:
+    line = {"at_ns": START_NS, "weights": {"eager": 90, "compiled-padded": 10, "x": "y"}, "why": "it passed"}
+    (run.folder / "weights.jsonl").write_text(json.dumps(line) + "\n")
+    weights = {"eager": 90.0, "compiled-padded": 10.0, "x": None}
+    assert told(run)["series"]["weights"][1] == [{"at_ns": START_NS, "weights": weights, "why": "it passed"}]
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_run_that_has_ended_says_how(run: WatchedRun, report: bool) -> None:
+    if report:
+        run.end()
+    else:
+        run.status("stopped", ended={"complete": False, "error": "Envoy ended with SIGKILL"})
+    now = told(run)["now"]
+    assert now["state"] == "ended"
+    assert now["ended"] == {
+        "report": report,
+        "verdict": "FAIL" if report else None,
+        "headline": "compiled-naive may not ship." if report else "",
+        "error": "" if report else "Envoy ended with SIGKILL",
+        "interrupted": False,
+    }
+
+
+@pytest.mark.parametrize("content", [None, 3, "x", [], [[]], {"a": {"b": []}}, float("1e308"), -1, True])
+def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> None:
+    keys = ("phase", "detail", "trial", "trials", "replicas", "load", "notes", "at_ns", "ended", "planned")
+    write_document(run.folder / "status.json", dict.fromkeys(keys, content))
+    keys = ("look", "seconds", "arms", "gates", "checks", "groups", "sequential")
+    gate = dict.fromkeys(("arm", "gate", "value", "low", "limit", "verdict", "reason"), content)
+    lines = [dict.fromkeys(keys, content), {"gates": [gate], "checks": [gate], "arms": {"a": content}}]
+    for name in ("looks.jsonl", "load.jsonl", "weights.jsonl"):
+        (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.folder / "experiment.toml").write_text("[[")
+    (run.folder / "trial-x").mkdir()
+    told(run)
+
+
+def test_what_would_turn_or_drive_a_terminal_is_left_out(run: WatchedRun) -> None:
+    run.notes = ["a\x1b[2Jb\u202ec", "d" * 9000]
+    run.status()
+    notes = told(run)["notes"]
+    assert notes[0] == "a[2Jbc"
+    assert len(notes[1]) == 2000
