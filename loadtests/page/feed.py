@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from loadtests.page.state import RunState
 
 MOST_LISTENERS = 64
+END = b""  # after the last message
 _BEHIND = 8  # messages that a browser may leave lying; one that leaves more asks anew, and gets all
 
 
@@ -115,6 +116,8 @@ class Feed:
                 whole = whole or encoded(self._state.whole(), last=last)
                 listener.began = True
                 listener.put(whole)
+            if last:
+                listener.put(END)
 
 
 def encoded(message: dict[str, object], *, last: bool) -> bytes:

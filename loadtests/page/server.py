@@ -163,8 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"retry: 1000\n\n")
             self.wfile.flush()
             while not listener.lost:
-                message = listener.next(_SILENCE_S if not feed.ended.is_set() else 0.0)
-                if message is None and feed.ended.is_set():
+                message = listener.next(_SILENCE_S)
+                if message == b"":  # it was the last one
                     return
                 self.wfile.write(message or b": still here\n\n")
                 self.wfile.flush()

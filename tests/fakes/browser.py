@@ -21,7 +21,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe"),
 )
-_PATIENCE_S = 60.0
+_PATIENCE_S = 30.0
 # The pipe has to be files 3 and 4 of the browser.
 _PIPED = """\
 import fcntl, os, sys
@@ -166,7 +166,7 @@ class Tab:
         deadline = time.monotonic() + within_s
         while True:
             try:
-                if self.evaluate(expression):
+                if self.evaluate(f"!!({expression})"):
                     return
             except BrowserError:  # in the middle of a navigation
                 pass

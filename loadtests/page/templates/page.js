@@ -131,7 +131,7 @@ async function end() {
   linked("ended");
   if (!seen.now?.ended?.report) return;
   try {
-    const answer = await fetch("report.html");
+    const answer = await fetch("report.html", { cache: "reload" });
     if (!answer.ok) return;
     await answer.text();
     location.replace("report.html");

@@ -1,0 +1,246 @@
+"""The page in a real browser: it shows the run, says what changes, and becomes the report. Skipped where there is
+none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report.html import html_report
+from tests.fakes.browser import CHROMIUM, Browser, Tab
+from tests.fakes.watched import WatchedRun
+from tests.loadtests.page.conftest import Serve
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "demo" / "summary.json"
+HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><b>bold</b>\"'`&amp;"
+READY = "document.documentElement.dataset.ready === 'yes'"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WatchedRun:
+    return WatchedRun(folder=tmp_path / "20260101T000000Z-canary", notes=["cuda:1 is not idle"])
+
+
+@pytest.fixture
+def open_page(browser: Browser, serve: Serve) -> Any:
+    def opened(run: WatchedRun, **window: Any) -> Tab:
+        tab = browser.open(serve(run.folder).url("127.0.0.1"), **window)
+        tab.wait_for(READY)
+        return tab
+
+    return opened
+
+
+def test_one_look_tells_the_state_of_the_run(run: WatchedRun, open_page: Any) -> None:
+    run.compiled(20.0, phase="warmup", arm="compiled-padded")
+    run.minutes(9)
+    tab = open_page(run)
+    state = tab.text("#state")
+    assert state.startswith("Under load 9:00 of 15:00 of traffic. 0 of 2 arms decided. Likely decided in about 4 min.")
+    assert "As it stands, compiled-naive fails 3 gates." in state
+    assert "Generator lag 3.1 ms p99, of 50 ms" in state
+    assert tab.evaluate("document.querySelector('progress').value") == pytest.approx(0.6)
+    assert tab.evaluate("document.title") == "9:00 · canary · tailgate"
+    assert tab.evaluate("document.querySelectorAll('.tile').length") == 12
+    assert tab.text(".tile").startswith("non-inferiority p99 TTFT INCONCLUSIVE limit ×1.100 ×0.8")
+    assert tab.evaluate(
+        "[...document.querySelectorAll('.tile svg.plot')].every((plot) => plot.querySelector('.limit'))"
+    )
+    assert "near its limit generator lag" in tab.text("#checks")
+    assert "recompile 5.39 s 16 prefill 4×475" in tab.text("#compiles")
+    assert "cuda:1 1,980 MHz" in tab.text("#bed")
+    assert "cuda:1 is not idle" in tab.text("#notes")
+    assert tab.complaints == []
+
+
+def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(2)
+    tab = open_page(run)
+    assert tab.text("h1") == "Under load"
+    for _ in range(60):
+        run.second()
+    run.look(3, decided=True)
+    run.status()
+    tab.wait_for("document.querySelector('h1').innerText === 'FAIL'")
+    assert "2 of 2 arms decided, compiled-naive failed." in tab.text("#state")
+    assert "Decided for good after 3 min." in tab.text("#gates")
+    assert tab.text(".card.arm-1 .chip") == "PASS"
+
+
+def test_only_changes_of_state_are_said_aloud(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(1)
+    tab = open_page(run)
+    tab.evaluate(
+        "window.said = []; new MutationObserver(() => said.push(document.querySelector('[data-said]').textContent))"
+        ".observe(document.querySelector('[data-said]'), { childList: true })"
+    )
+    for _ in range(3):
+        before = tab.text(".facts div:nth-child(2)")
+        run.second()
+        run.status()
+        tab.wait_for(
+            f"document.querySelector('.facts div:nth-child(2)').innerText.replace(/\\s+/g, ' ') !== {before!r}"
+        )
+    assert tab.evaluate("said") == []
+    run.status("judging")
+    tab.wait_for("said.length")
+    assert tab.evaluate("said[0]").startswith("Judging.")
+    live = "[...document.querySelectorAll('[aria-live]')].map((node) => node.getAttribute('aria-live'))"
+    assert set(tab.evaluate(live)) == {"polite"}
+
+
+def test_the_page_has_landmarks_headings_and_words_for_every_chart(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(2)
+    tab = open_page(run)
+    assert tab.evaluate("document.querySelectorAll('main, header.top, footer, nav[aria-label]').length") == 4
+    headings = tab.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map((node) => Number(node.tagName[1]))")
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(headings))
+    tab.wait_for("document.querySelectorAll('svg.plot[aria-label]').length >= 14")
+    labels = tab.evaluate("[...document.querySelectorAll('svg.plot')].map((plot) => plot.getAttribute('aria-label'))")
+    assert any(text.startswith("TTFT by arm over time, now eager p50 ") for text in labels)
+    assert any(re.match(r"Requests in flight by arm over time, now eager \d+, of which 4 run", text) for text in labels)
+    assert any(
+        re.match(r"non-inferiority p99 E2E: ×0\.\d+ \[0\.\d+, 1\.\d+\], limit ×1\.100, INCONCLUSIVE", text)
+        for text in labels
+    )
+
+
+def test_a_chart_is_walked_by_keyboard_and_keeps_the_focus_while_it_grows(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(2)
+    tab = open_page(run)
+    tab.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    tab.wait_for("document.querySelector('[data-chart=latency] svg .line')")
+    tab.evaluate("document.querySelector('[data-chart=latency] svg').focus()")
+    tab.press("End")
+    newest = tab.text(".tip")
+    assert re.match(r"1:59 eager ?\d+ ms / \d+ ms compiled-padded", newest.replace("\u00a0", " ")), newest
+    tab.press("ArrowLeft")
+    assert tab.text(".tip").startswith("1:58")
+    for _ in range(3):
+        run.second()
+    run.status()
+    tab.wait_for("[...document.querySelectorAll('[data-facts] dd')].some((node) => node.innerText.startsWith('3:03'))")
+    assert tab.evaluate("document.activeElement.closest('[data-chart]')?.dataset.chart") == "latency"
+    tab.press("Escape")
+    assert tab.evaluate("document.querySelector('.tip').hidden")
+
+
+def test_hostile_text_is_text(tmp_path: Path, open_page: Any) -> None:
+    run = WatchedRun(folder=tmp_path / "run", naive=HOSTILE, text=HOSTILE, notes=[HOSTILE])
+    run.minutes(2, decided=True)
+    line = {"at_ns": run.now_ns(), "weights": {HOSTILE: 5}, "why": HOSTILE}
+    (run.folder / "weights.jsonl").write_text(json.dumps(line) + "\n")
+    tab = open_page(run)
+    tab.wait_for("document.querySelector('[data-chart=weights] svg .line')")
+    assert tab.evaluate("document.querySelectorAll('img, b:not([class]) b, main script').length") == 0
+    assert tab.evaluate("document.title").endswith("tailgate")
+    words = " ".join(HOSTILE.split())
+    tab.evaluate("document.querySelector('#checks details').open = true")
+    for place in (".run", ".cards", "#gates", "#checks", "#compiles", "#notes", "#state"):
+        assert words in tab.text(place), place
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("width", [360, 800, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_the_window_and_no_label_is_cut(
+    tmp_path: Path, width: int, dark: bool, open_page: Any
+) -> None:
+    long = "an-arm-whose-name-has-as-many-characters-as-a-name-may-have-here"
+    run = WatchedRun(folder=tmp_path / "run", naive=long)
+    run.minutes(9, decided=True)
+    tab = open_page(run, width=width, dark=dark)
+    tab.wait_for("document.querySelector('[data-chart=latency] svg .line')")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    faults = tab.evaluate(
+        """[...document.querySelectorAll("svg.plot")].flatMap((plot) => {
+          const frame = plot.getBoundingClientRect();
+          return [...plot.querySelectorAll("text")].filter((node) => {
+            const box = node.getBoundingClientRect();
+            return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
+          }).map((node) => node.textContent);
+        })"""
+    )
+    assert faults == []
+    shade = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (shade == "rgb(15, 18, 22)") is dark
+
+
+def test_five_browsers_see_the_run_and_then_its_report(run: WatchedRun, browser: Browser, serve: Serve) -> None:
+    run.minutes(1)
+    server = serve(run.folder)
+    tabs = [browser.open(server.url("127.0.0.1")) for _ in range(5)]
+    for tab in tabs:
+        tab.wait_for(READY)
+        assert tab.text("h1") == "Under load"
+    assert server.feed.listeners == 5
+    run.end(html_report(json.loads(GOLDEN.read_text(encoding="utf-8"))))
+    finishing = threading.Thread(target=server.finish, args=(60.0,))
+    finishing.start()
+    finishing.join(70)
+    assert not finishing.is_alive()
+    server.shutdown()
+    server.server_close()  # what was fetched is shown from the browser's own copy
+    for tab in tabs:
+        tab.wait_for("location.pathname === '/report.html' && document.documentElement.dataset.ready === 'yes'")
+        assert tab.text("h1") == "FAIL"
+        assert tab.complaints == []
+
+
+def test_a_run_without_a_report_says_how_it_ended(run: WatchedRun, browser: Browser, serve: Serve) -> None:
+    run.minutes(1)
+    server = serve(run.folder)
+    tab = browser.open(server.url("127.0.0.1"))
+    tab.wait_for(READY)
+    run.status("stopped", ended={"complete": False, "error": "every arm died: see logs"})
+    server.finish(20.0)
+    tab.wait_for("document.querySelector('h1').innerText === 'Broke'")
+    assert "The run has ended. every arm died: see logs" in tab.text("#state")
+    assert tab.text(".link") == "ended"
+
+
+def test_a_run_that_was_killed_leaves_the_page_saying_so(run: WatchedRun, browser: Browser) -> None:
+    run.minutes(1)
+    command = [sys.executable, "-P", "-m", "loadtests.page", str(run.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as page:
+        assert page.stdout is not None
+        tab = browser.open(json.loads(page.stdout.readline())["url"])
+        tab.wait_for(READY)
+        page.kill()
+    tab.wait_for("document.querySelector('h1').innerText === 'No connection'")
+    assert tab.text(".link") == "no connection"
+    assert "The run does not answer" in tab.text("[data-said]")
+    assert tab.text(".card.arm-0 h2") == "eager"  # what was known stays
+
+
+def test_the_token_leaves_the_address(run: WatchedRun, browser: Browser, serve: Serve) -> None:
+    run.minutes(1)
+    server = serve(run.folder, token="0123456789abcdef")
+    tab = browser.open(f"{server.url('127.0.0.1')}?token=0123456789abcdef")
+    tab.wait_for(READY)
+    assert tab.evaluate("location.search") == ""
+    assert tab.evaluate("document.cookie") == ""  # HttpOnly
+    assert tab.text("h1") == "Under load"
+    assert tab.complaints == []
