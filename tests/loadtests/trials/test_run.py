@@ -17,6 +17,7 @@ from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import from_table
 from loadtests.experiments.writing import to_table, to_toml
 from loadtests.trials import replicas
+from loadtests.trials.live_page import LivePage
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.clock import ANCHOR_NS
@@ -45,10 +46,12 @@ def experiment(**tables: dict[str, Any]) -> Experiment:
     return from_table(table)
 
 
-def run(what: Experiment, out: Path, *flags: str) -> tuple[RunOutcome, Status]:
-    status = Status()
+def run(
+    what: Experiment, out: Path, *flags: str, status: Status | None = None, page: LivePage | None = None
+) -> tuple[RunOutcome, Status]:
+    status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
-    return Orchestrator(what, out=out, status=status, arm_command=command).run(), status
+    return Orchestrator(what, out=out, status=status, page=page, arm_command=command).run(), status
 
 
 def trial_facts(outcome: RunOutcome, number: int = 1) -> dict[str, Any]:
