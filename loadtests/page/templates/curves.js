@@ -15,10 +15,11 @@ function curves(host, { height, y: rule, xText, compact }) {
     if (!shown || !width) return;
     root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     root.setAttribute("aria-label", shown.label);
+    const drawable = (value) => isNumber(value) && (!rule.log || value > 0);
     const values = shown.lines.flatMap((one) => one.parts.flat().map((point) => point[1]));
-    const ends = [...values, shown.limit, shown.unity].filter((value) => isNumber(value) && (!rule.log || value > 0));
+    const ends = [...values, shown.limit, shown.unity].filter(drawable);
     if (!ends.length) return root.replaceChildren(labelWithin(width, width / 2, height / 2, shown.none ?? "no values yet", "middle"));
-    const spread = shown.areas?.flatMap((area) => area.points.flatMap((point) => point.slice(1))).filter((value) => isNumber(value) && (!rule.log || value > 0)) ?? [];
+    const spread = shown.areas?.flatMap((area) => area.points.flatMap((point) => point.slice(1))).filter(drawable) ?? [];
     const domain = yDomain(ends, spread, rule);
     const ticks = (rule.log ? logTicks : linearTicks)(domain, compact ? 3 : 5).filter((tick) => tick >= domain[0] && tick <= domain[1]);
     const left = Math.max(...ticks.map((tick) => textWidth(rule.format(tick))), 20) + 8,
@@ -27,12 +28,12 @@ function curves(host, { height, y: rule, xText, compact }) {
       base = height - 20;
     const x = scale(shown.x, [left, width - right]),
       y = scale(domain, [base, top], rule.log),
-      clip = (value, otherwise) => Math.max(top, Math.min(base, isNumber(value) && (!rule.log || value > 0) ? y(value) : otherwise));
+      clip = (value, otherwise) => Math.max(top, Math.min(base, drawable(value) ? y(value) : otherwise));
     place = { x, left, right: width - right, top, base };
     const parts = [];
     for (const band of shown.bands ?? [])
       parts.push(rect(x(band.from), top, Math.max(1.5, x(band.to) - x(band.from)), base - top, { class: `band ${armClass(band.arm)}` }));
-    if (isNumber(shown.limit) && !shown.lowest) parts.push(rect(left, top, width - right - left, clip(shown.limit) - top, { class: "worse" }));
+    if (drawable(shown.limit) && !shown.lowest) parts.push(rect(left, top, width - right - left, clip(shown.limit) - top, { class: "worse" }));
     for (const tick of ticks) parts.push(line(left, y(tick), width - right, y(tick), "grid"), label(left - 6, y(tick) + 4, rule.format(tick), "end"));
     const times = ticksApart(timeTicks(shown.x, compact ? 4 : width / 110), x, xText);
     for (const tick of times) parts.push(labelWithin(width, x(tick), height - 4, xText(tick), "middle"));
@@ -43,16 +44,17 @@ function curves(host, { height, y: rule, xText, compact }) {
       if (area.points.length > 1) parts.push(svg("path", { class: `range ${armClass(area.arm)}`, d: `${pathOf([...up, ...down])}Z` }));
       else if (up.length) parts.push(svg("g", { class: armClass(area.arm) }, line(up[0][0], up[0][1], down[0][0], down[0][1], "whisker")));
     }
-    if (isNumber(shown.unity)) parts.push(line(left, y(shown.unity), width - right, y(shown.unity), "unity"));
-    if (isNumber(shown.limit)) parts.push(line(left, clip(shown.limit), width - right, clip(shown.limit), "limit"));
+    if (drawable(shown.unity)) parts.push(line(left, y(shown.unity), width - right, y(shown.unity), "unity"));
+    if (drawable(shown.limit)) parts.push(line(left, clip(shown.limit), width - right, clip(shown.limit), "limit"));
     for (const one of shown.lines) {
       const group = svg("g", { class: armClass(one.arm) });
       for (const part of one.parts) {
-        const points = part.map(([at, value]) => [x(at), clip(value)]);
+        const points = part.filter((point) => drawable(point[1])).map(([at, value]) => [x(at), clip(value)]);
+        if (!points.length) continue;
         group.append(svg("path", { class: one.faint ? "line faint" : "line", d: pathOf(one.steps ? stepped(points) : points) }));
       }
       const last = one.parts.at(-1)?.at(-1);
-      if (last && !one.faint) group.append(marker(one.arm, x(last[0]), clip(last[1])));
+      if (last && drawable(last[1]) && !one.faint) group.append(marker(one.arm, x(last[0]), clip(last[1])));
       parts.push(group);
     }
     const cross = svg("g", { "data-cross": true });

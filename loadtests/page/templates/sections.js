@@ -92,6 +92,12 @@ function showFacts({ now, look, run, series }) {
 
 const last = (list) => (list?.length ? list[list.length - 1] : null);
 
+// Whether answers have first tokens, as far as any answer shows: a vector has none.
+function streaming(series) {
+  const arms = series.load.flatMap((one) => Object.values(one.arms ?? {}));
+  return arms.some((arm) => isNumber(arm.ttft_p99_ms)) || !arms.some((arm) => isNumber(arm.e2e_p99_ms));
+}
+
 // --- arms at a glance -------------------------------------------------------------------------------------------------
 
 function showCards(seen) {
@@ -108,7 +114,7 @@ function showCards(seen) {
         waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
       const weight = weights?.[arm.name] ?? (run.design === "split" ? arm.weight : null);
       const replicas = now.replicas.filter((one) => one.name === arm.name || one.name.startsWith(`${arm.name}-`));
-      const streams = Object.values(load?.arms ?? {}).some((one) => isNumber(one.ttft_p99_ms)) || !load;
+      const streams = streaming(series);
       const stages = [...new Set(replicas.map((one) => one.text || one.stage))];
       const pairs = [
         ...(streams ? [["p99 TTFT", ms(own.ttft_p99_ms), "last 10 s"]] : []),
@@ -175,8 +181,8 @@ function latencyChart() {
   function draw() {
     const { series, run } = seen,
       since = sinceStart(series);
-    const streams = series.load.some((one) => Object.values(one.arms ?? {}).some((arm) => isNumber(arm.ttft_p99_ms)));
-    if (!streams && series.load.length) metric = "e2e";
+    const streams = streaming(series);
+    if (!streams) metric = "e2e";
     const key = JSON.stringify([streams, armNames(seen)]);
     if (key !== offered) {
       offered = key;

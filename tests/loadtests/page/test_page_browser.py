@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from analysis.report.html import html_report
+from loadtests.experiments.writing import to_toml
 from tests.fakes.browser import CHROMIUM, Browser, Tab
 from tests.fakes.watched import WatchedRun
 from tests.loadtests.page.conftest import Serve
+from tests.loadtests.trials.test_run import FAKE_ARM, experiment
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
 
@@ -50,6 +52,32 @@ def open_page(browser: Browser, serve: Serve) -> Any:
     return opened
 
 
+def test_values_that_no_axis_holds_are_left_out(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(2)
+    gates = [
+        {
+            "arm": "eager",
+            "gate": f"g{number}{unit}",
+            "unit": unit,
+            "limit": limit,
+            "value": value,
+            "low": low,
+            "high": None,
+        }
+        for number, (limit, value, low) in enumerate(
+            ((0, 0, None), (-1, -2.5, -9), (1e300, 1e-300, 0), (None, None, 1))
+        )
+        for unit in ("ratio", "ms", "count", "", "parsecs")
+    ]
+    for seconds in (180.0, 240.0):
+        with (run.folder / "looks.jsonl").open("a") as file:
+            file.write(json.dumps({"look": 3, "seconds": seconds, "gates": gates, "arms": {"eager": None}}) + "\n")
+    tab = open_page(run)
+    assert tab.evaluate("document.querySelectorAll('.tile').length") == len(gates)
+    assert tab.evaluate("document.querySelector('main').innerHTML.match(/NaN|undefined|Infinity/g)?.length ?? 0") == 0
+    assert tab.complaints == []
+
+
 def test_one_look_tells_the_state_of_the_run(run: WatchedRun, open_page: Any) -> None:
     run.compiled(20.0, phase="warmup", arm="compiled-padded")
     run.minutes(9)
@@ -70,6 +98,15 @@ def test_one_look_tells_the_state_of_the_run(run: WatchedRun, open_page: Any) ->
     assert "cuda:1 1,980 MHz" in tab.text("#bed")
     assert "cuda:1 is not idle" in tab.text("#notes")
     assert tab.complaints == []
+
+
+def test_vectors_have_no_first_token(tmp_path: Path, open_page: Any) -> None:
+    run = WatchedRun(folder=tmp_path / "run", streams=False)
+    run.minutes(1)
+    tab = open_page(run)
+    tab.wait_for("document.querySelector('[data-chart=latency] svg .line')")
+    assert "p99 E2E" in tab.text(".cards")
+    assert "TTFT" not in tab.text(".cards") + tab.text("#latency")
 
 
 def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Any) -> None:
@@ -233,6 +270,30 @@ def test_a_run_that_was_killed_leaves_the_page_saying_so(run: WatchedRun, browse
     assert tab.text(".link") == "no connection"
     assert "The run does not answer" in tab.text("[data-said]")
     assert tab.text(".card.arm-0 h2") == "eager"  # what was known stays
+
+
+def test_a_run_that_is_watched_ends_with_its_report_on_the_screen(tmp_path: Path, browser: Browser) -> None:
+    (tmp_path / "small.toml").write_text(to_toml(experiment(traffic={"duration_s": 3})), encoding="utf-8")
+    code = (
+        "import sys; from loadtests.commands.main import main\n"
+        f"sys.exit(main(['run', 'small.toml'], arm_command=[sys.executable, {str(FAKE_ARM)!r}]))"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as running:
+        assert running.stderr is not None
+        addresses = (re.search(r"live page: (http://\S+)", line) for line in running.stderr)
+        tab = browser.open(next(found[1] for found in addresses if found))
+        tab.wait_for(READY)
+        tab.wait_for("document.querySelector('h1').innerText === 'Under load'")
+        assert "live page" not in running.stderr.read()  # said once
+        assert running.wait(60) == 99
+    tab.wait_for("location.pathname === '/report.html' && document.documentElement.dataset.ready === 'yes'")
+    assert tab.text("h1") == "FAIL"
+    assert "naive must not replace eager" in tab.text("#verdict")
+    assert tab.complaints == []
 
 
 def test_the_token_leaves_the_address(run: WatchedRun, browser: Browser, serve: Serve) -> None:

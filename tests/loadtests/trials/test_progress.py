@@ -47,10 +47,19 @@ def test_live_table_holds_replicas_arms_and_notes() -> None:
     status = Status(phase="traffic", planned=10, load=Load(finished=5, arms={"eager": ArmLoad(finished=5)}))
     status.replicas = {"eager-0": ReplicaState(stage="ready", compiles=3)}
     status.note("naive-0 died")
+    status.page = "http://127.0.0.1:8080/"
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(live_table(status, 1.0))
     text = console.export_text()
-    for expected in ("traffic", "5/10 requests", "eager-0", "ready", "ttft p99", "naive-0 died"):
+    for expected in (
+        "traffic",
+        "5/10 requests",
+        "eager-0",
+        "ready",
+        "ttft p99",
+        "naive-0 died",
+        "live page: http://127.0.0.1:8080/",
+    ):
         assert expected in text
 
 
@@ -62,11 +71,13 @@ def test_display_without_a_terminal_shows_every_phase_and_note_in_lines() -> Non
     status = Status(phase="second")
     with Display(status, stream=out, every_s=60.0):
         status.note("an arm died")
+        status.page = "http://127.0.0.1:8080/"
         status.phase = "third"
     lines = out.getvalue().splitlines()
     assert lines[0] == "[0:00] · first"
     assert any("an arm died" in line for line in lines)
     assert any("third" in line for line in lines)
+    assert sum("live page: http://127.0.0.1:8080/" in line for line in lines) == 1
 
 
 def test_a_closed_stream_does_not_break_the_run() -> None:
