@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.summary_schema import faults
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
+
+SCHEMA = "docs/schema/summary-1.schema.json"
 
 Edit = tuple[str, str, str]  # file, what stands there, what stands there then
 
@@ -20,12 +24,15 @@ Edit = tuple[str, str, str]  # file, what stands there, what stands there then
 def files_of(change: str) -> set[str]:
     """The files that the page names for `change`."""
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {change} |"))
-    return set(re.findall(r"`([\w/.]+)`", row.split("|")[2]))
+    return set(re.findall(r"`([\w/.-]+)`", row.split("|")[2]))
 
 
 def test_every_file_that_the_page_names_is_there() -> None:
     named = {
-        name for line in PAGE.splitlines() if line.startswith("| ") for name in re.findall(r"`([\w/.]+/[\w/.]*)`", line)
+        name
+        for line in PAGE.splitlines()
+        if line.startswith("| ")
+        for name in re.findall(r"`([\w/.-]+/[\w/.-]*)`", line)
     }
     assert len(named) > 15
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
@@ -34,7 +41,7 @@ def test_every_file_that_the_page_names_is_there() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what judging needs."""
-    for folder in ("analysis", "servers", "tests/fakes"):
+    for folder in ("analysis", "servers", "tests/fakes", "docs/schema"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
@@ -60,7 +67,7 @@ directory = write_run(Path("run"), {run})
 for path in directory.glob("trial-*/trial.json"):  # as a trial writes it
     path.write_text(json.dumps(json.loads(path.read_text()) | {{"stalling_kinds": STALLING_KINDS}}))
 summary = analyze(directory)
-write_summary(summary, directory / "summary.json")
+write_summary(summary, directory / "judged.json")  # summary.json is held to the schema of this tree
 write_reports(summary, directory)
 """
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -74,7 +81,8 @@ write_reports(summary, directory)
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    summary = json.loads((tree / "run" / "summary.json").read_text())
+    summary = json.loads((tree / "run" / "judged.json").read_text())
+    assert list(faults(summary, json.loads((tree / SCHEMA).read_text(encoding="utf-8")))) == []
     return summary, (tree / "run" / "report.md").read_text() + (tree / "run" / "report.html").read_text()
 
 
@@ -96,6 +104,7 @@ def test_a_metric_is_added_in_the_files_that_the_page_names(tree: Path) -> None:
             '    "max_itl": "max ITL",\n',
             '    "max_itl": "max ITL",\n    "decode": "decode time",\n',
         ),
+        (SCHEMA, '"examples": ["ttft", "e2e",', '"examples": ["decode", "ttft", "e2e",'),
     ]
     assert {name for name, _, _ in edits} == files_of("metric (a latency of a request)")
     change(tree, edits)
@@ -151,6 +160,7 @@ def test_a_compile_event_kind_is_added_in_the_files_that_the_page_names(tree: Pa
             '"graph_capture", "autotune", "limit_hit", "jit")',
             '"graph_capture", "autotune", "limit_hit", "jit", "relink")',
         ),
+        (SCHEMA, '"graph_capture",\n', '"graph_capture",\n"relink",\n'),
     ]
     measured = {"servers/compiler/recorder.py"}
     assert {name for name, _, _ in edits} | measured == files_of("compile event kind")
