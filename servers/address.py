@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from servers.fields import ConfigError
 
+FREE_PORT = "free"  # where 0 means none
+
 
 def host_port(text: str, otherwise: str = "") -> tuple[str, int]:
     """(host, port) of `host:port` or `[v6]:port`. Raises ConfigError for anything else, in the words of `otherwise`."""

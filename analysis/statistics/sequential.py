@@ -132,9 +132,7 @@ class Groups:
             differences[number] = one.mean() - two.mean()
             for row, shift in enumerate((0.0, -_SPAN, _SPAN)):
                 scores[row, number] = score(one - anchor - shift, two, self.q)
-        payment = _payments(
-            scores, differences, self.trial, self.restart_spread, doubt=_DOUBT if by_requests else 0.0
-        )
+        payment = _payments(scores, differences, self.trial, self.restart_spread, doubt=_DOUBT if by_requests else 0.0)
         if by_requests:
             payment = payment * _design_effects(scores[0])
             tables = [_table(one - anchor, two, self.q) for one, two in zip(self.treatment, self.control, strict=True)]
@@ -343,9 +341,7 @@ def _design_effects(scores: Floats) -> Floats:
     return np.maximum(1.0, around / np.maximum(1, seen - 1))
 
 
-def _payments(
-    scores: Floats, differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0
-) -> Floats:
+def _payments(scores: Floats, differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0) -> Floats:
     """What the logarithm of the evidence is divided by after each group.
 
     `scores` are those at the margin, and of ratios a span below and above it. Where the means of groups are of few

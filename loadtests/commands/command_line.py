@@ -172,6 +172,16 @@ def add_slo(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """--metrics."""
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="show run, arms and splitter to Prometheus here while it lasts, such as 127.0.0.1:9465 (default: nowhere)",
+    )
+
+
 def add_allow_different(parser: argparse.ArgumentParser) -> None:
     """--allow-different, for runs that are judged together."""
     parser.add_argument(

@@ -14,6 +14,7 @@ from loadtests.commands.command_line import (
     CommandParser,
     add_allow_different,
     add_experiment,
+    add_metrics,
     add_set,
     add_slo,
     real,
@@ -26,6 +27,7 @@ from loadtests.commands.joined_folder import check_continued, check_outside, joi
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
+from loadtests.trials.exporter import exporting
 from loadtests.trials.frontier import FrontierSearch, check_budget
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND
@@ -80,6 +82,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
+    add_metrics(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -125,12 +128,17 @@ def _search(
         gated=asks_for_verdicts(plan.experiment),
         status=status,
         arm_command=options.arm_command or ARM_COMMAND,
+        metrics=bool(options.metrics),
         began=began,
     )
     search.prepare()
     for item in plan.dropped:
         status.note(f"{item.arm} is left out: {item.reason}")
-    with stopping(search.interrupt, search.kill, status.note), Display(status):
+    with (
+        exporting(status, options.metrics),
+        stopping(search.interrupt, search.kill, status.note),
+        Display(status),
+    ):
         outcome = search.run()
         status.phase = "recorded" if outcome.complete else "stopped"
     if outcome.error is not None:

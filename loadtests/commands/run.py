@@ -11,13 +11,24 @@ from typing import Any
 
 from analysis.records.tables import RecordError
 from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, count, duration, real, seed
+from loadtests.commands.command_line import (
+    CommandParser,
+    add_experiment,
+    add_metrics,
+    add_set,
+    add_slo,
+    count,
+    duration,
+    real,
+    seed,
+)
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
+from loadtests.trials.exporter import exporting
 from loadtests.trials.live_page import DEFAULT, OFF, LivePage, PageAddress
 from loadtests.trials.progress import Display, Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
@@ -70,6 +81,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
+    add_metrics(parser)
     _add_field_names(parser)
 
 
@@ -122,12 +134,18 @@ def main(options: argparse.Namespace) -> int:
     address = PageAddress.of(options.page)
     page = None if address is None else LivePage(address, status)
     orchestrator = Orchestrator(
-        experiment, out=Path(options.out), status=status, page=page, arm_command=options.arm_command or ARM_COMMAND
+        experiment,
+        out=Path(options.out),
+        status=status,
+        page=page,
+        arm_command=options.arm_command or ARM_COMMAND,
+        metrics=bool(options.metrics),
     )
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     try:
-        return _run(orchestrator, status, ended, as_json=options.json)
+        with exporting(status, options.metrics):
+            return _run(orchestrator, status, ended, as_json=options.json)
     finally:
         if page is not None:
             page.close(ended)

@@ -17,7 +17,7 @@ class TrialContext:
     """Trial number `number` (from 1) in `folder`.
 
     The experiment has its arms on the devices of this trial. `check` is called often, and raises StopRequestedError
-    when the user wants an end.
+    when the user wants an end. `metrics`: replicas show a page to Prometheus.
     """
 
     experiment: Experiment
@@ -26,6 +26,7 @@ class TrialContext:
     facts: TrialFacts
     status: Status
     check: Callable[[], None]
+    metrics: bool = False
 
     @property
     def logs(self) -> Path:

@@ -87,10 +87,11 @@ class FrontierSearch(Orchestrator):
         gated: bool = False,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
+        metrics: bool = False,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        super().__init__(experiment, out=out, status=status, arm_command=arm_command)
+        super().__init__(experiment, out=out, status=status, arm_command=arm_command, metrics=metrics)
         self._clock = clock
         self._budget_s = budget_s
         self._dropped = tuple(dropped)

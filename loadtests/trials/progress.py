@@ -70,9 +70,22 @@ class Load:
         return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsPage:
+    """Where a process of the trial shows its metrics to Prometheus. `arm` is empty where it belongs to none."""
+
+    host: str
+    port: int
+    path: str
+    arm: str = ""
+
+
 @dataclass(slots=True)
 class Status:
-    """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go."""
+    """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go.
+
+    `pages` are those of the trial's processes, by name.
+    """
 
     phase: str = "preparing"
     detail: str = ""  # of the phase; its change alone starts no new line
@@ -84,6 +97,8 @@ class Status:
     load: Load = field(default_factory=Load)
     page: str = ""  # address of the live page, with its token where the page was given a new one
     notes: list[str] = field(default_factory=list)
+    run_dir: Path | None = None
+    pages: Mapping[str, MetricsPage] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
         """One line for the user that stays on the screen, such as an arm's death."""

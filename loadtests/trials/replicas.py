@@ -22,9 +22,11 @@ from loadtests.trials.channels import arm_channel, is_serving
 from loadtests.trials.context import TrialContext
 from loadtests.trials.errors import RunError, StartError
 from loadtests.trials.processes import Child, child_environment, describe_exit, thread_variables
+from loadtests.trials.progress import MetricsPage
 from loadtests.trials.served_parity import STILL_S, TIMEOUT_S, Question
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.telemetry import Collector
+from servers.address import FREE_PORT
 from servers.clock import now_ns
 from servers.rpc.telemetry_pb2 import SnapshotResponse
 
@@ -104,6 +106,8 @@ class Replicas:
         command += ["--cache-dir", str(cache.resolve())]
         if security.token_env:
             command += ["--token-env", security.token_env]
+        if self._trial.metrics:
+            command += ["--metrics-port", FREE_PORT]
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
         child = Child(name, command, log_path=self._trial.logs / f"{name}.log", environment=environment)
@@ -144,10 +148,14 @@ class Replicas:
 
     def _find_port(self, replica: _Replica) -> None:
         try:
-            port = int(json.loads(replica.child.line(0.05) or "")["port"])
-        except (ValueError, KeyError, TypeError):
+            said = json.loads(replica.child.line(0.05) or "")
+            port, metrics_port = int(said["port"]), int(said.get("metrics_port") or 0)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return  # nothing was printed, or something else, which is in the log
         replica.target = f"127.0.0.1:{port}"
+        if metrics_port:
+            page = MetricsPage(host="127.0.0.1", port=metrics_port, path="/metrics", arm=replica.arm.name)
+            self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
         # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security
         token = bearer_token(security) if security.token_env else ""

@@ -56,7 +56,8 @@ class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
     `page` is opened with the run directory and stays until its owner closes it. `arm_command` is what starts an arm
-    replica, in front of --config, --port, --replica and --cache-dir.
+    replica, in front of --config, --port, --replica and --cache-dir. With `metrics` replicas show their pages to
+    Prometheus, and `status` says where.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Orchestrator:
         page: LivePage | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
         parity_command: Sequence[str] = PARITY_COMMAND,
+        metrics: bool = False,
     ) -> None:
         self.experiment = experiment
+        self._metrics = metrics
         self.status = status or Status()
         self._out = out
         self._page = page
@@ -115,7 +118,7 @@ class Orchestrator:
         status.trials = experiment.trials.count
         status.duration_s = experiment.traffic.duration_s
         schedules = self.prepare()
-        run_dir = new_run_dir(self._out, experiment.name)
+        status.run_dir = run_dir = new_run_dir(self._out, experiment.name)
         (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(experiment)), encoding="utf-8")
         write_document(run_dir / "environment.json", describe_environment(), indent=2)
         if self._page is not None:
@@ -182,6 +185,7 @@ class Orchestrator:
             facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
             check=self._check,
+            metrics=self._metrics,
         )
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: ExpectedAnswers | None = None) -> None:

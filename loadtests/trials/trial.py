@@ -18,7 +18,7 @@ from loadtests.trials.external_arms import find_external_arms
 from loadtests.trials.load import LoadGenerator
 from loadtests.trials.pressure import Pressure
 from loadtests.trials.processes import describe_exit
-from loadtests.trials.progress import Load, ReplicaState
+from loadtests.trials.progress import Load, MetricsPage, ReplicaState
 from loadtests.trials.references import References
 from loadtests.trials.replicas import Replicas
 from loadtests.trials.served_parity import (
@@ -39,6 +39,7 @@ from servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
+ENVOY_METRICS = "/stats/prometheus?usedonly"
 
 
 class Trial:
@@ -95,6 +96,7 @@ class Trial:
         """Every process of the trial is gone and its records are complete. `hurry`: answers are not waited for, and the
         machines not measured again."""
         self._context.status.phase, self._context.status.detail = "stopping", ""
+        self._context.status.pages = {}
         take_all(
             lambda: self._end_records(hurry=hurry),
             lambda: self._stop_splitter(hurry=hurry),
@@ -130,6 +132,9 @@ class Trial:
         config = splitter_config(experiment, targets, logs=context.logs)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._bed.name("splitter", envoy.pid)
+        if context.metrics:
+            page = MetricsPage(host=envoy.admin.host, port=envoy.admin.port, path=ENVOY_METRICS)
+            context.status.pages = {**context.status.pages, "splitter": page}
         deadline = time.monotonic() + _ENVOY_READY_S
         while True:
             context.check()

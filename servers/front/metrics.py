@@ -14,6 +14,10 @@ from servers.engine.messages import MemoryReading, Ready, startup_groups
 
 M = TypeVar("M", Counter, Gauge)
 
+# Of graph breaks and skips, by place and text: a label must have a bound.
+MOST_CAUSES = 50
+OTHER_CAUSES = "others"
+
 
 class FrontMetrics:
     """Counters and gauges of the gRPC front, each labelled with arm and replica."""
@@ -53,8 +57,9 @@ class FrontMetrics:
             (self.graph_breaks, now.graph_breaks, before.graph_breaks),
             (self.cudagraph_skips, now.cudagraph_skips, before.cudagraph_skips),
         ):
+            named = dict.fromkeys(list(counts)[:MOST_CAUSES])  # they are reported in the order in which they came up
             for cause, count in counts.items():
-                counter(cause=cause).inc(count - known.get(cause, 0))
+                counter(cause=cause if cause in named else OTHER_CAUSES).inc(count - known.get(cause, 0))
 
     def show_memory(self, reading: MemoryReading) -> None:
         """Show what the engine holds now."""

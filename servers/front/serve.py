@@ -1,7 +1,7 @@
 """Serve one arm replica: `python -m servers.front.serve --config ARM.json --port 50051`.
 
-Prints one JSON line {"port": …, "pid": …} once the port listens; health turns SERVING when the engine is warm and has
-answered a request.
+Prints one JSON line {"port": …, "pid": …} once the port listens, with a "metrics_port" where metrics are served; health
+turns SERVING when the engine is warm and has answered a request.
 SIGTERM drains: no new request, running ones finish within the grace time, exit 0.
 """
 
@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from servers import stdout
-from servers.address import joined
+from servers.address import FREE_PORT, joined
 from servers.clock import anchored_environment, now_ns
 from servers.complaint import named
 from servers.config import ArmConfig
@@ -83,8 +83,11 @@ async def serve(
     server = _server(front, health_service, token)
     port = _listen(server, options.host, options.port, tls)
     await server.start()
-    if options.metrics_port:
-        start_http_server(options.metrics_port, addr=options.host, registry=front.metrics.registry)
+    places = {"port": port, "pid": os.getpid()}
+    if options.metrics_port != "0":
+        wanted = 0 if options.metrics_port == FREE_PORT else int(options.metrics_port)
+        page, _ = start_http_server(wanted, addr=options.host, registry=front.metrics.registry)
+        places["metrics_port"] = page.server_port
 
     os.environ.update(anchored_environment())
     engine.start()
@@ -123,7 +126,7 @@ async def serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     log.info("%s listens on %s:%d (pid %d) and warms up", replica, options.host, port, os.getpid())
-    stdout.write("", {"port": port, "pid": os.getpid()}, as_json=options.json)
+    stdout.write("", places, as_json=options.json)
 
     waits = [asyncio.create_task(event.wait()) for event in (stop, engine_gone, unready)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -185,6 +188,10 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
 
+def _metrics_port(text: str) -> str:
+    return text if text == FREE_PORT else str(int(text))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -195,7 +202,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (default)")
     parser.add_argument("--replica", default="", help="name in records; defaults to the arm's name and -0")
     parser.add_argument("--cache-dir", default="", help="keep compile artifacts here; default: a fresh one each start")
-    parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics here; 0 is off")
+    parser.add_argument(
+        "--metrics-port",
+        type=_metrics_port,
+        default="0",
+        metavar="PORT",
+        help=f'serve Prometheus metrics here; 0 is off, "{FREE_PORT}" takes a free one and says which',
+    )
     parser.add_argument("--tls-certificate", default=None, help="serve TLS with this certificate chain (PEM)")
     parser.add_argument("--tls-key", default=None, help="the certificate's key (PEM)")
     parser.add_argument(

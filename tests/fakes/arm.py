@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import start_http_server
 
 from servers.clock import now_ns
 from servers.config import ArmConfig
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--replica", required=True)
     parser.add_argument("--cache-dir", default="")
+    parser.add_argument("--metrics-port", default="0", help='"free": a page that says that the arm is there')
     parser.add_argument("--stall-s", type=float, default=0.4)
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
@@ -291,7 +293,11 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.append(number))
     server.start()
-    print(json.dumps({"port": port, "pid": os.getpid()}), flush=True)
+    places = {"port": port, "pid": os.getpid()}
+    if arguments.metrics_port != "0":
+        page, _ = start_http_server(0, addr=arguments.host)
+        places["metrics_port"] = page.server_port
+    print(json.dumps(places), flush=True)
     arm.progress("load")
     shapes = 3 if config.compile.enabled else 1
     for index in range(shapes):

@@ -11,7 +11,7 @@ from servers.compiler.events import CompileEvent, CompilerFacts
 from servers.config import ArmConfig, CompileConfig
 from servers.engine.messages import MemoryReading, Ready, StepOutput, StepRecord
 from servers.front.front import Front
-from servers.front.metrics import FrontMetrics
+from servers.front.metrics import MOST_CAUSES, FrontMetrics
 from servers.front.service import TelemetryService, telemetry_event
 from servers.front.tokenizer import load_tokenizer
 from servers.rpc import telemetry_pb2
@@ -64,6 +64,15 @@ def test_facts_reach_watchers_snapshot_and_metrics() -> None:
     assert tuple(snapshot.blind_spots) == blind
     assert f'tailgate_graph_breaks_total{{arm="arm",cause="{BREAK}",replica="arm-0"}} 3.0' in metrics_of(front)
     assert f'tailgate_cudagraph_skips_total{{arm="arm",cause="{SKIP}",replica="arm-0"}} 2.0' in metrics_of(front)
+
+
+def test_causes_that_come_up_late_share_one_label() -> None:
+    front = front_of()
+    for last in (MOST_CAUSES, MOST_CAUSES + 30):
+        front.receive([CompilerFacts(graph_breaks={f"{at}": 2 for at in range(last)}, cudagraph_skips={})])
+    lines = [line for line in metrics_of(front).splitlines() if line.startswith("tailgate_graph_breaks_total{")]
+    assert len(lines) == MOST_CAUSES + 1
+    assert 'tailgate_graph_breaks_total{arm="arm",cause="others",replica="arm-0"} 60.0' in lines
 
 
 def test_memory_reaches_watchers_and_metrics_and_nothing_is_made_of_what_cannot_be_read() -> None:

@@ -37,6 +37,7 @@ class Replica:
     port: int
     channel: grpc.Channel
     started_ns: int
+    metrics_port: int | None = None
 
     @property
     def inference(self) -> inference_pb2_grpc.InferenceStub:
@@ -76,8 +77,10 @@ def start(folder: Path, arm: ArmConfig, *arguments: str, module: tuple[str, ...]
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, (folder / f"{arm.name}.log").read_text()
-    port = json.loads(line)["port"]
-    return Replica(process, port, grpc.insecure_channel(f"127.0.0.1:{port}"), started_ns)
+    said = json.loads(line)
+    port = said["port"]
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    return Replica(process, port, channel, started_ns, said.get("metrics_port"))
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +105,14 @@ def test_a_replica_listens_on_an_ipv6_address(tmp_path: Path) -> None:
     """All addresses of both kinds, so that a host without IPv6 can tell too."""
     replica = start_fake(tmp_path, "mute", "--host", "::")
     assert replica.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_metrics_are_on_a_free_port_where_that_is_asked_for_and_nowhere_unless(tmp_path: Path) -> None:
+    assert start_fake(tmp_path, "mute").metrics_port is None
+    replica = start_fake(tmp_path, "mute", "--metrics-port", "free")
+    assert replica.metrics_port not in (None, 0, replica.port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{replica.metrics_port}/metrics") as page:
+        assert 'tailgate_in_flight{arm="mute",replica="mute-0"} 0.0' in page.read().decode()
 
 
 def wait_warm(replica: Replica) -> list[telemetry_pb2.Progress]:

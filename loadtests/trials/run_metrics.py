@@ -1,0 +1,183 @@
+"""What a run shows to Prometheus: where it stands, what the load did, and how late the load itself was.
+
+Everything is read when it is asked for, from the status and from the small files that the load processes rewrite each
+second: a scrape costs the load nothing. Counters count over all trials of the run. No label has more values than the
+experiment has arms, replicas and load processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from analysis.records.plain_values import mapping, number
+from loadtests.trials.progress import Status
+
+HISTOGRAMS: Final = {
+    "ttft": ("tailgate_load_time_to_first_token_seconds", "From the scheduled start to the first token."),
+    "tpot": ("tailgate_load_time_per_output_token_seconds", "Mean time between a request's tokens."),
+    "e2e": ("tailgate_load_e2e_request_latency_seconds", "From the scheduled start to the end."),
+}
+_LAGS: Final = {
+    "lag_ms": ("tailgate_load_schedule_lag_seconds", "How late requests were started in this trial."),
+    "loop_lag_ms": ("tailgate_load_loop_lag_seconds", "How late a waiting greenlet ran in this trial."),
+}
+_QUANTILES: Final = {"p50": "0.5", "p99": "0.99", "max": "1"}
+
+
+class RunCollector(Collector):
+    """The metrics of the run behind `status`."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now."""
+        yield from _standing(self._status)
+        trials = _trials(self._status.run_dir)
+        yield from _load(trials)
+        yield from _load_processes(trials)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What the load processes of one trial say: progress-N.json and generator-N.json, by N."""
+
+    progress: Mapping[str, Mapping[str, Any]]
+    accounts: Mapping[str, Mapping[str, Any]]
+
+
+def _trials(run_dir: Path | None) -> list[_Trial]:
+    folders = sorted(run_dir.glob("trial-*")) if run_dir is not None else []
+    return [_Trial(progress=_read(folder, "progress"), accounts=_read(folder, "generator")) for folder in folders]
+
+
+def _read(folder: Path, name: str) -> dict[str, Mapping[str, Any]]:
+    documents = {}
+    for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
+        with suppress(OSError, ValueError):
+            documents[path.stem.removeprefix(f"{name}-")] = mapping(json.loads(path.read_text(encoding="utf-8")))
+    return documents
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _standing(status: Status) -> Iterator[Metric]:
+    phase = GaugeMetricFamily("tailgate_run_phase", "1 for the phase in which the run is.", labels=["phase"])
+    phase.add_metric([status.phase], 1.0)
+    yield phase
+    yield _gauge("tailgate_run_trial", "Number of the trial, from 1.", status.trial)
+    yield _gauge("tailgate_run_trials", "Trials planned.", status.trials)
+    yield _gauge("tailgate_run_planned_requests", "Requests planned in this trial; 0 where none are.", status.planned)
+    yield _gauge("tailgate_run_traffic_seconds", "Since the traffic of this trial began.", status.load.t_s)
+    yield _gauge("tailgate_run_planned_traffic_seconds", "How long the traffic is to last.", status.duration_s)
+    ready = GaugeMetricFamily("tailgate_run_replica_ready", "1 where a replica serves.", labels=["replica"])
+    compiles = GaugeMetricFamily(
+        "tailgate_run_replica_compile_events", "Compile events since the replica's start.", labels=["replica"]
+    )
+    for name, state in list(status.replicas.items()):
+        ready.add_metric([name], float(state.stage in ("ready", "serving")))
+        compiles.add_metric([name], state.compiles)
+    yield ready
+    yield compiles
+
+
+def _load(trials: Sequence[_Trial]) -> Iterator[Metric]:
+    """What came of the requests, by arm."""
+    reports = [report for trial in trials for report in trial.progress.values()]
+    started = sum(number(report.get("started")) or 0.0 for report in reports)
+    yield CounterMetricFamily("tailgate_load_requests_started", "Requests started, each copy by itself.", value=started)
+    ended: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for arm, row in _rows(reports, "arms"):
+        failed = number(row.get("failed")) or 0.0
+        ended[arm, "failed"] += failed
+        ended[arm, "ok"] += (number(row.get("n")) or 0.0) - failed
+    requests = CounterMetricFamily("tailgate_load_requests", "Requests ended.", labels=["arm", "outcome"])
+    for labels, count in sorted(ended.items()):
+        requests.add_metric(labels, count)
+    yield requests
+    under_way: defaultdict[str, float] = defaultdict(float)
+    for arm, row in _rows(trials[-1].progress.values() if trials else (), "arms"):
+        under_way[arm] += number(row.get("inflight")) or 0.0
+    in_flight = GaugeMetricFamily("tailgate_load_in_flight", "Requests under way to a pinned arm.", labels=["arm"])
+    for arm, count in sorted(under_way.items()):
+        in_flight.add_metric([arm], count)
+    yield in_flight
+    for metric, (name, text) in HISTOGRAMS.items():
+        yield _histogram(name, text, reports, metric)
+
+
+def _rows(reports: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each arm's part of each report; requests whose arm nobody named are those of arm "*"."""
+    for report in reports:
+        for arm, row in mapping(report.get(key)).items():
+            yield str(arm), mapping(row)
+
+
+def _histogram(name: str, text: str, reports: Iterable[Mapping[str, Any]], metric: str) -> HistogramMetricFamily:
+    """The histograms of all reports as one for each arm. Of boundaries that differ those of the first count."""
+    family = HistogramMetricFamily(name, text, labels=["arm"])
+    counts: dict[str, list[int]] = {}
+    bounds: dict[str, list[float]] = {}
+    sums: defaultdict[str, float] = defaultdict(float)
+    for arm, row in _rows(reports, "histograms"):
+        own = mapping(row.get(metric))
+        if not own or list(own["bounds_s"]) != bounds.setdefault(arm, list(own["bounds_s"])):
+            continue
+        known = counts.setdefault(arm, [0] * len(own["counts"]))
+        counts[arm] = [one + other for one, other in zip(known, own["counts"], strict=True)]
+        sums[arm] += own["sum_s"]
+    for arm in sorted(counts):
+        edges = [*(f"{bound:g}" for bound in bounds[arm]), "+Inf"]
+        family.add_metric([arm], [*zip(edges, accumulate(counts[arm]), strict=True)], sums[arm])
+    return family
+
+
+def _load_processes(trials: Sequence[_Trial]) -> Iterator[Metric]:
+    """How the load processes themselves did, by their number."""
+    newest = trials[-1].accounts if trials else {}
+    for key, (name, text) in _LAGS.items():
+        family = GaugeMetricFamily(name, text, labels=["worker", "quantile"])
+        for worker, account in newest.items():
+            for quantile, label in _QUANTILES.items():
+                family.add_metric([worker, label], (number(mapping(account.get(key)).get(quantile)) or 0.0) / 1e3)
+        yield family
+    waiting = GaugeMetricFamily(
+        "tailgate_load_records_waiting_bytes", "Records that wait for the disk.", labels=["worker"]
+    )
+    for worker, account in newest.items():
+        waiting.add_metric([worker], number(mapping(account.get("records")).get("waiting_bytes")) or 0.0)
+    yield waiting
+    for name, text, path, scale in (
+        ("tailgate_load_cpu_seconds", "Processor time.", ("cpu_s",), 1.0),
+        ("tailgate_load_busy_seconds", "Seconds in which a core was used up.", ("cpu", "busy_s"), 1.0),
+        ("tailgate_load_gc_seconds", "Time in the garbage collector.", ("gc_ms", "total"), 1e-3),
+        ("tailgate_load_records_written", "Records written.", ("records", "written"), 1.0),
+        ("tailgate_load_records_dropped", "Records lost.", ("records", "dropped"), 1.0),
+    ):
+        totals: defaultdict[str, float] = defaultdict(float)
+        for worker, account in (item for trial in trials for item in trial.accounts.items()):
+            totals[worker] += scale * _at(account, path)
+        counter = CounterMetricFamily(name, text, labels=["worker"])
+        for worker, total in sorted(totals.items()):
+            counter.add_metric([worker], total)
+        yield counter
+
+
+def _at(account: Mapping[str, Any], path: Sequence[str]) -> float:
+    *keys, last = path
+    for key in keys:
+        account = mapping(account.get(key))
+    return number(account.get(last)) or 0.0
