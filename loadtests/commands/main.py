@@ -15,6 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         "\n"
         "`tailgate COMMAND --help` says more.",
     )
+    parser.add_argument("--version", action="version", version=f"tailgate {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for name, summary in COMMANDS.items():
         one = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
@@ -97,6 +99,13 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
             _module(name).add_arguments(one)
             give_types(one)
     return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tailgate")
+    except metadata.PackageNotFoundError:
+        return "of a folder that is not installed"
 
 
 def _module(command: str) -> Any:
