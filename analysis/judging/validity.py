@@ -60,13 +60,12 @@ def _concerns(check: Check, gate: Gate) -> bool:
 
 def _withstands(gate: Gate, shift: float) -> bool:
     """Whether the gate would say the same of a ratio that is wrong by up to `shift`, in logarithms."""
-    if gate.limit is None or gate.low is None or gate.high is None:
+    # A PASS rests on the upper limit, a FAIL on the lower one: the other may be unknown.
+    limit = {PASS: gate.high, FAIL: gate.low}.get(gate.verdict)
+    if gate.limit is None or limit is None or min(gate.limit, limit) <= 0:
         return False
-    if min(gate.limit, gate.low, gate.high) <= 0:
-        return False
-    if gate.verdict == PASS:
-        return math.log(gate.high) + shift <= math.log(gate.limit)
-    return gate.verdict == FAIL and math.log(gate.low) - shift > math.log(gate.limit)
+    apart = math.log(gate.limit) - math.log(limit)
+    return apart >= shift if gate.verdict == PASS else -apart > shift
 
 
 def _checked(gate: Gate, failed: Sequence[Check]) -> Gate:

@@ -16,6 +16,7 @@ from pathlib import Path
 from analysis.looks.watch import Watch
 
 _POLITE = 10
+_REST = 2.0  # times as long as a look took
 
 
 def main() -> int:
@@ -42,8 +43,8 @@ def main() -> int:
             stopped.wait(min(60.0, 2.0**failures))
             continue
         if row is not None:
-            # Never more than a tenth of one processor.
-            stopped.wait(9.0 * (time.monotonic() - began))
+            # Never more than a third of one processor, and that at the lowest priority.
+            stopped.wait(_REST * (time.monotonic() - began))
     return 0
 
 

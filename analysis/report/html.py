@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FunctionLoader, select_autoescape
 from markupsafe import Markup
 
-from analysis.report import bed, breakeven, charts, comparing, frontier, joined, load, outside, reading, values
+from analysis.report import bed, breakeven, charts, comparing, frontier, joined, load, looks, outside, reading, values
 from analysis.report.resources import memory_events
 
 SCRIPTS = (
@@ -137,6 +137,10 @@ def html_report(summary: Mapping[str, Any]) -> str:
             steps=load.steps(summary),
             objectives=load.objectives(summary),
             traffic=load.traffic(summary),
+            looks_words=looks.words(summary),
+            decisions=looks.decisions(summary),
+            ramp_steps=looks.ramp_steps(summary),
+            ramp_picture=looks.ramp_picture(summary),
             parity=reading.parity(summary),
             externals=reading.externals(summary),
             joined_head=joined.head(summary),

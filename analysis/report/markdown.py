@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.report import bed, breakeven, comparing, frontier, joined, load, outside, reading
+from analysis.report import bed, breakeven, comparing, frontier, joined, load, looks, outside, reading
 from analysis.report.resources import memory_events
 from analysis.report.tables import Figure, Table
 from analysis.report.values import (
@@ -247,6 +247,19 @@ def _parity(summary: Row) -> list[str]:
     return ["### Do the arms compute the same?", _figures(names, figures)] if figures else []
 
 
+def _looks(summary: Row) -> list[str]:
+    told = [f"**{name}**: {prose(line)}." for name, line in looks.words(summary)]
+    if not told:
+        return []
+    steps, decided = looks.ramp_steps(summary), looks.decisions(summary)
+    return [
+        "### How the verdict formed",
+        *told,
+        *([_cells(steps)] if steps.rows else []),
+        *([_cells(decided)] if decided.rows else []),
+    ]
+
+
 def _frontier(summary: Row) -> list[str]:
     lines = frontier.answer(summary)
     if not lines:
@@ -348,6 +361,7 @@ def markdown_report(summary: Row) -> str:
         *_checks(summary),
         "### Gates",
         _gates(summary),
+        *_looks(summary),
         *_joined(summary),
         *_externals(summary),
     ]

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report import comparing, frontier, joined, load, reading
+from analysis.report import comparing, frontier, joined, load, looks, reading
 from analysis.report.values import (
     DASH,
     Row,
@@ -67,6 +67,8 @@ def verdict_table(summary: Row, *, width: int = 100) -> str:
     if knees := load.knees(summary).rows:
         console.print()
         console.print(_knees(knees))
+    for name, line in looks.words(summary):
+        console.print(noted(name.lower(), line))
     notes = [(name.lower(), line) for name, line in load.traffic(summary) if not name.startswith("Started")]
     notes += [("external", f"{text(row.arm)}: {' '.join(row.notes)}") for row in reading.externals(summary)]
     notes += [("to decide", line) for line in reading.deciders(summary)]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from loadtests.commands.analyze import judge_run
-from loadtests.commands.command_line import CommandParser, add_experiment, add_set, add_slo, duration, seed
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
+from loadtests.commands.command_line import CommandParser, add_experiment, add_metrics, add_set, add_slo, duration, seed
+from loadtests.commands.judged_run import add_page, page_of, run_and_judge
 from loadtests.experiments.reading import load
-from loadtests.trials.progress import Display, Status
+from loadtests.trials.progress import Status
 from loadtests.trials.ramp import RampRun, ramped
 from loadtests.trials.run import ARM_COMMAND
-from loadtests.trials.run_directory import has_requests
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -35,6 +32,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     parser.add_argument("--at-most", type=duration, metavar="TIME", help="the traffic ends by then, such as 60m or 2h")
+    add_page(parser)
+    add_metrics(parser)
     add_slo(parser)
 
 
@@ -45,21 +44,13 @@ def main(options: argparse.Namespace) -> int:
         at_most_s=options.at_most,
     )
     status = Status()
-    ramp = RampRun(experiment, out=Path(options.out), status=status, arm_command=options.arm_command or ARM_COMMAND)
-    ramp.prepare()
-    with stopping(ramp.interrupt, ramp.kill, status.note), Display(status):
-        outcome = ramp.run()
-        status.phase = "stopped" if not outcome.complete else "recorded"
-    if outcome.error is not None:
-        complain(outcome.error, EXIT_BROKE)
-    elif outcome.interrupted:
-        complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
-    ended = {
-        "complete": outcome.complete,
-        **({"interrupted": True} if outcome.interrupted else {}),
-        **({"error": outcome.error} if outcome.error else {}),
-    }
-    if not outcome.complete and not has_requests(outcome.run_dir):
-        return without_verdict(outcome.run_dir, ended, as_json=options.json)
-    print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=options.json, broke=not outcome.complete)
+    page = page_of(options.page, status)
+    ramp = RampRun(
+        experiment,
+        out=Path(options.out),
+        status=status,
+        page=page,
+        arm_command=options.arm_command or ARM_COMMAND,
+        metrics=bool(options.metrics),
+    )
+    return run_and_judge(ramp, status, page, metrics=options.metrics, as_json=options.json)

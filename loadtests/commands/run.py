@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from analysis.records.tables import RecordError
-from loadtests.commands.analyze import judge_run
 from loadtests.commands.command_line import (
     CommandParser,
     add_experiment,
@@ -22,17 +19,13 @@ from loadtests.commands.command_line import (
     real,
     seed,
 )
-from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from loadtests.commands.parity import show_parity
+from loadtests.commands.judged_run import add_page, page_of, run_and_judge
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
-from loadtests.trials.exporter import exporting
-from loadtests.trials.live_page import DEFAULT, OFF, LivePage, PageAddress
-from loadtests.trials.progress import Display, Status
+from loadtests.trials.progress import Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
-from loadtests.trials.run_directory import has_requests
 from servers.fields import ConfigError
 
 
@@ -73,12 +66,7 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="TIME",
         help="with --until-decided: the traffic of all trials together ends by then, such as 60m or 2h",
     )
-    parser.add_argument(
-        "--page",
-        default=DEFAULT,
-        metavar="HOST:PORT",
-        help=f"where the live page is served, or {OFF} (default %(default)s: this machine alone, a free port)",
-    )
+    add_page(parser)
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     add_slo(parser)
     add_metrics(parser)
@@ -131,8 +119,7 @@ def main(options: argparse.Namespace) -> int:
     elif options.at_most is not None:
         raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
     status = Status()
-    address = PageAddress.of(options.page)
-    page = None if address is None else LivePage(address, status)
+    page = page_of(options.page, status)
     orchestrator = Orchestrator(
         experiment,
         out=Path(options.out),
@@ -141,36 +128,4 @@ def main(options: argparse.Namespace) -> int:
         arm_command=options.arm_command or ARM_COMMAND,
         metrics=bool(options.metrics),
     )
-    orchestrator.prepare()
-    ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
-    try:
-        with exporting(status, options.metrics):
-            return _run(orchestrator, status, ended, as_json=options.json)
-    finally:
-        if page is not None:
-            page.close(ended)
-
-
-def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, as_json: bool) -> int:
-    """The experiment was run and judged, and `ended` says how it ended; the exit code."""
-    with stopping(orchestrator.interrupt, orchestrator.kill, status.note), Display(status):
-        outcome = orchestrator.run()
-        status.phase = "stopped" if not outcome.complete else "recorded"
-    if outcome.error is not None:
-        complain(outcome.error, EXIT_BROKE)
-    elif outcome.interrupted:
-        complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
-    ended.clear()
-    ended |= {
-        "complete": outcome.complete,
-        **({"interrupted": True} if outcome.interrupted else {}),
-        **({"error": outcome.error} if outcome.error else {}),
-    }
-    if outcome.failed_parity is not None:
-        ended["error"] = "the arms do not compute the same: see parity.json"
-        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=as_json)
-    if not outcome.complete and not has_requests(outcome.run_dir):
-        return without_verdict(outcome.run_dir, ended, as_json=as_json)
-    status.phase = "judging"
-    print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)
+    return run_and_judge(orchestrator, status, page, metrics=options.metrics, as_json=options.json)

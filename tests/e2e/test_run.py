@@ -284,3 +284,46 @@ def test_a_run_that_may_be_looked_at_ends_when_it_is_decided(tmp_path: Path) -> 
     looks = [json.loads(text) for text in (run_dir / "looks.jsonl").read_text().splitlines()]
     assert looks[-1]["decided"]
     assert "SIGKILL" not in (run_dir / "looks.log").read_text()
+
+
+def ramp_with(tmp_path: Path, candidate: str, *more: str) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
+    settings = ["--out", "out", "--seed", "3", "--set", f"ramp.candidate={candidate}", "--set", "traffic.block_s=1"]
+    settings += ["--set", "traffic.rate=40", "--set", "gates.cold_s=1", "--set", "trials.starting_at_once=2"]
+    done = with_fake_arms(["ramp", "demo", *settings, *more], tmp_path)
+    line = last_line(done)
+    run_dir = tmp_path / line["run_dir"]
+    return line, run_dir, [json.loads(text) for text in (run_dir / "weights.jsonl").read_text().splitlines()]
+
+
+def test_a_ramp_takes_a_naive_candidate_back_in_its_first_step(tmp_path: Path) -> None:
+    line, run_dir, changes = ramp_with(
+        tmp_path, "compiled-naive", "--set", "ramp.steps=[10,50,100]", "--at-most", "60s"
+    )
+    assert (line["verdict"], line["exit_code"]) == ("FAIL", 99)
+    assert [row["action"] for row in changes] == ["start", "start", "rollback", "rollback"]
+    assert [row["weights"]["compiled-naive"] for row in changes] == [1000, 1000, 0, 0]
+    ramp = json.loads((run_dir / "summary.json").read_text())["ramp"]
+    assert (ramp["outcome"], ramp["candidate"]) == ("rollback", "compiled-naive")
+    assert 0 < ramp["hurt"] <= ramp["exposed"]
+    assert ramp["rollback_s"] < 2.0
+    back_ns = changes[-1]["done_ns"]
+    late = [row for row in requests(run_dir) if row["sent_ns"] > back_ns and row["arm"] == "compiled-naive"]
+    assert late == [], "no request goes to a candidate that was taken back"
+    after = [row for row in requests(run_dir) if row["sent_ns"] > back_ns]
+    assert {row["status"] for row in after} == {"OK"}, "and the control serves on"
+
+
+def test_a_ramp_brings_a_good_candidate_to_all_of_the_traffic(tmp_path: Path) -> None:
+    steps = ["--set", "ramp.steps=[20,50,100]", "--set", "ramp.step_s=4", "--set", "ramp.most_step_s=90"]
+    steps += ["--set", "ramp.step_margin=1.0"]
+    line, run_dir, changes = ramp_with(tmp_path, "compiled-padded", *steps, "--set", "gates.margin=1.0")
+    assert [row["action"] for row in changes if row["done_ns"] or row["action"] == "promoted"] == [
+        "start",
+        "advance",
+        "advance",
+        "promoted",
+    ], line
+    assert changes[-1]["weights"] == {"eager": 0, "compiled-padded": 10_000}
+    ramp = json.loads((run_dir / "summary.json").read_text())["ramp"]
+    assert (ramp["outcome"], ramp["hurt"]) == ("promoted", 0)
+    assert {row["status"] for row in requests(run_dir)} == {"OK"}, "no stream was dropped"

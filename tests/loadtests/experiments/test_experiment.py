@@ -80,6 +80,7 @@ def test_every_experiment_in_the_package_is_offered() -> None:
         "case-encoder",
         "case-frontier",
         "case-naive",
+        "case-ramp",
         "demo",
         "embed",
         "external",
@@ -89,7 +90,16 @@ def test_every_experiment_in_the_package_is_offered() -> None:
     ]
 
 
-SEARCHES_AND_SHORT_ONES = ("demo", "embed", "minilm", "frontier-demo", "case-encoder", "case-frontier", "case-naive")
+SEARCHES_AND_SHORT_ONES = (
+    "demo",
+    "embed",
+    "minilm",
+    "frontier-demo",
+    "case-encoder",
+    "case-frontier",
+    "case-naive",
+    "case-ramp",
+)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""How a verdict formed, and what became of a ramp, for every report: the same words and rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from analysis.report.tables import Table
+from analysis.report.values import (
+    DASH,
+    Row,
+    at,
+    count,
+    interval,
+    is_number,
+    label,
+    quantity,
+    rows,
+    seconds,
+    span,
+    text,
+    verdict,
+)
+
+_KINDS = {"Arm": "arm", "Gate": "words", "Verdict": "words", "Did": "words", "Why": "reason"}
+WIDTH, HEIGHT = 720.0, 140.0  # of the picture of a ramp
+
+
+def words(summary: Row) -> list[tuple[str, str]]:
+    """(what, in words) of a run that was looked at while it went on, and of a ramp; empty for any other."""
+    lines = []
+    if at(summary, "sequential", "alpha"):
+        ended = text(at(summary, "sequential", "ended"))
+        how = "looked at after every block; each verdict errs as often over all looks as it would in one"
+        lines.append(("Looks", how if ended == DASH else f"{how}; {ended}"))
+    if (outcome := at(summary, "ramp", "outcome")) is not None:
+        told = {"promoted": "promoted", "rollback": "rolled back", "hold": "held"}.get(str(outcome), text(outcome))
+        exposed, hurt = at(summary, "ramp", "exposed"), at(summary, "ramp", "hurt")
+        parts = [f"{text(at(summary, 'ramp', 'candidate'))} was {told}: {text(at(summary, 'ramp', 'reason'))}"]
+        parts.append(f"{count(exposed)} requests exposed, {count(hurt)} hurt")
+        if is_number(back := at(summary, "ramp", "rollback_s")):
+            parts.append(f"back within {seconds(back)} of what was told")
+        lines.append(("Ramp", "; ".join(parts)))
+    return lines
+
+
+def decisions(summary: Row) -> Table:
+    """When the evidence on each gate decided it."""
+    body = [
+        {
+            "Arm": text(row.get("arm")),
+            "Gate": label(row.get("gate")),
+            "Verdict": verdict(row.get("verdict")),
+            "Decided after": span(row["decided_s"]) if is_number(row.get("decided_s")) else "open",
+            "Value": quantity(_last(row, "value"), row.get("unit")),
+            "At any look": interval(_last(row, "low"), _last(row, "high"), partial(quantity, unit=row.get("unit"))),
+            "Limit": quantity(row.get("limit"), row.get("unit")),
+        }
+        for row in rows(summary, "sequential", "paths")
+    ]
+    return Table(rows=body, kinds=_KINDS)
+
+
+def ramp_steps(summary: Row) -> Table:
+    """What share of the traffic the candidate had from when on, and why."""
+    candidate = text(at(summary, "ramp", "candidate"))
+    body = []
+    for row in rows(summary, "ramp", "changes"):
+        weights = row.get("weights")
+        known = weights if isinstance(weights, dict) else {}
+        total = sum(value for value in known.values() if is_number(value))
+        share = 100.0 * (known.get(candidate) or 0) / total if total else None
+        body.append(
+            {
+                "At": span(row.get("offset_s")),
+                "Did": text(row.get("action")),
+                "Share": quantity(share, "pct"),
+                "Why": text(row.get("reason")),
+            }
+        )
+    return Table(rows=body, kinds=_KINDS)
+
+
+def _last(row: Row, name: str) -> object:
+    column = row.get(name)
+    return column[-1] if isinstance(column, list) and column else None
+
+
+def ramp_picture(summary: Row) -> dict[str, object]:
+    """The candidate's share of the traffic over time as the points of a line, and what was done where; empty where
+    there was no ramp."""
+    candidate = text(at(summary, "ramp", "candidate"))
+    known = [row for row in rows(summary, "ramp", "changes") if is_number(row.get("offset_s"))]
+    longest = max([at(summary, "design", "duration_s") or 0.0, *(row["offset_s"] for row in known)], default=0.0)
+    if not known or longest <= 0:
+        return {}
+    points: list[str] = []
+    marks = []
+    height = HEIGHT
+    for row in known:
+        x = WIDTH * row["offset_s"] / longest
+        weights = row.get("weights")
+        shares = weights if isinstance(weights, dict) else {}
+        total = sum(value for value in shares.values() if is_number(value)) or 1
+        points.append(f"{x:.1f},{height:.1f}")
+        height = HEIGHT * (1.0 - (shares.get(candidate) or 0) / total)
+        points.append(f"{x:.1f},{height:.1f}")
+        marks.append({"x": f"{x:.1f}", "y": f"{height:.1f}", "bad": row.get("action") == "rollback"})
+    points.append(f"{WIDTH:.1f},{height:.1f}")
+    return {"points": " ".join(points), "marks": marks, "until": span(longest), "candidate": candidate}

@@ -1,0 +1,71 @@
+"""What `run` and `ramp` share: an experiment run with its live page and its metrics, and judged."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from loadtests.commands.analyze import judge_run
+from loadtests.commands.command_line import CommandParser
+from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
+from loadtests.commands.parity import show_parity
+from loadtests.trials.exporter import exporting
+from loadtests.trials.live_page import DEFAULT, OFF, LivePage, PageAddress
+from loadtests.trials.progress import Display, Status
+from loadtests.trials.run import Orchestrator
+from loadtests.trials.run_directory import has_requests
+
+
+def add_page(parser: CommandParser) -> None:
+    """`parser` reads --page."""
+    parser.add_argument(
+        "--page",
+        default=DEFAULT,
+        metavar="HOST:PORT",
+        help=f"where the live page is served, or {OFF} (default %(default)s: this machine alone, a free port)",
+    )
+
+
+def page_of(address: str, status: Status) -> LivePage | None:
+    """The live page at the address of --page; None where there is to be none."""
+    parsed = PageAddress.of(address)
+    return None if parsed is None else LivePage(parsed, status)
+
+
+def run_and_judge(
+    orchestrator: Orchestrator, status: Status, page: LivePage | None, *, metrics: str, as_json: bool
+) -> int:
+    """The experiment was run and judged, after checks that start nothing; the exit code."""
+    orchestrator.prepare()
+    ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
+    try:
+        with exporting(status, metrics):
+            return _run(orchestrator, status, ended, as_json=as_json)
+    finally:
+        if page is not None:
+            page.close(ended)
+
+
+def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, as_json: bool) -> int:
+    """The experiment was run and judged, and `ended` says how it ended; the exit code."""
+    with stopping(orchestrator.interrupt, orchestrator.kill, status.note), Display(status):
+        outcome = orchestrator.run()
+        status.phase = "stopped" if not outcome.complete else "recorded"
+    if outcome.error is not None:
+        complain(outcome.error, EXIT_BROKE)
+    elif outcome.interrupted:
+        complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+    ended.clear()
+    ended |= {
+        "complete": outcome.complete,
+        **({"interrupted": True} if outcome.interrupted else {}),
+        **({"error": outcome.error} if outcome.error else {}),
+    }
+    if outcome.failed_parity is not None:
+        ended["error"] = "the arms do not compute the same: see parity.json"
+        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=as_json)
+    if not outcome.complete and not has_requests(outcome.run_dir):
+        return without_verdict(outcome.run_dir, ended, as_json=as_json)
+    status.phase = "judging"
+    print(f"judging {outcome.run_dir}", file=sys.stderr)
+    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete)
