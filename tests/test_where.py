@@ -132,12 +132,12 @@ def death_gate('''
             "    max_cut: Annotated[int, Range(0, 1000)] = 0\n    max_error_pct: ",
         ),
         ("analysis/judging/gates.py", "def death_gate(", gate),
-        ("analysis/judging/judgement.py", "    death_gate,\n", "    cut_gate,\n    death_gate,\n"),
+        ("analysis/judging/run_gates.py", "    death_gate,\n", "    cut_gate,\n    death_gate,\n"),
         (
-            "analysis/judging/judgement.py",
-            "    gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]\n",
-            "    gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]\n"
-            "    gates.append(cut_gate(arm, int(requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n",
+            "analysis/judging/run_gates.py",
+            "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n",
+            "    gates.append(cut_gate(arm, int(requests.cut[run.of_arm(arm)].sum()), run.limits.max_cut))\n"
+            "    return [*gates, *death_gates(run, arm)] if run.records.trials else gates\n",
         ),
     ]
     assert {name for name, _, _ in edits} == files_of("gate")

@@ -64,6 +64,7 @@ HOSTILE = {
 # fixture makes.
 BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("demo", "--out", "OUT"),),
+    "ramp": (("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),),
     "frontier": (("demo", "--out", "OUT"),),
     "parity": (("demo", "--out", "OUT"),),
     "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),

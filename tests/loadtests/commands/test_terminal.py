@@ -35,7 +35,7 @@ ENDING: dict[str, tuple[str, ...]] = {
 _LOADS_A_MODEL = ("inspect", "precompile")
 _SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 # Others have a test of their own below; a worker finds nothing out.
-APART = {"run", "frontier", "serve", "split", "parity", "worker"}
+APART = {"run", "ramp", "frontier", "serve", "split", "parity", "worker"}
 
 
 @pytest.fixture(scope="module")
