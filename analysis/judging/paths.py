@@ -16,7 +16,7 @@ from analysis.run.luck import start_spread
 from analysis.run.run import Run
 from analysis.run.slo import ShareResult
 from analysis.settings.metrics import quantile_label
-from analysis.statistics.compare import Comparison, Sample
+from analysis.statistics.compare import Comparison, Sample, limits_text
 from analysis.statistics.sequential import Outcome, groups_for
 from analysis.statistics.share_evidence import share_evidence, share_limits, tail_effects
 
@@ -135,19 +135,12 @@ def _reason(item: Comparison, path: Path) -> str:
     if item.ratio is None or not len(path.at_s):
         return f"{label} cannot be compared: {item.obstacle or 'no group of blocks is whole'}."
     bound = 1.0 + item.margin
-    seen = f"{label} is {path.value[-1]:.2f} times that of {item.control} ({_limits(item.low, item.high)} at any look)"
+    limits = limits_text(item.low, item.high, "nothing is sure")
+    seen = f"{label} is {path.value[-1]:.2f} times that of {item.control} ({limits} at any look)"
     if path.decided_s is None:
         return f"{seen}, which leaves the limit of {bound:.2f} open."
     side = "above" if path.outcome == "FAIL" else "below"
     return f"{seen}, {side} the limit of {bound:.2f}: decided after {path.decided_s / 60.0:.1f} minutes."
-
-
-def _limits(low: float | None, high: float | None) -> str:
-    if low is None and high is None:
-        return "nothing is sure"
-    if low is None:
-        return f"at most {high:.2f}"
-    return f"at least {low:.2f}" if high is None else f"between {low:.2f} and {high:.2f}"
 
 
 def share_path(

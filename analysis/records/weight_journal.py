@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ class WeightChange:
     trial: int = 1
     cause_ns: int | None = None
     done_ns: int | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def append(directory: Path, change: WeightChange) -> None:
@@ -64,7 +63,6 @@ def read_weights(directory: Path) -> tuple[WeightChange, ...]:
             trial=int(number(row.get("trial")) or 1),
             cause_ns=_whole(row.get("cause_ns")),
             done_ns=_whole(row.get("done_ns")),
-            facts=row["facts"] if isinstance(row.get("facts"), dict) else {},
         )
     return tuple(changes.values())
 

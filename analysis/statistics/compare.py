@@ -455,7 +455,7 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
     if item.ratio is None or item.obstacle is not None:
         return replace(item, reason=f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}.")
     bound = 1.0 + item.margin
-    limits = _limits_text(item.low, item.high)
+    limits = limits_text(item.low, item.high)
     of = " of a typical block" if item.question == "block" else ""
     seen = f"{label}{of} is {item.ratio:.2f} times that of {item.control or 'the control'} ({limits})"
     whole = "" if item.whole is None else f"over the whole run it is {item.whole:.2f} times"
@@ -473,9 +473,10 @@ def _decided(item: Comparison, adjusted: float | None, adjusted_whole: float | N
     return replace(item, p_inferior_holm=adjusted, verdict=verdict, reason=f"{seen}{ending}.")
 
 
-def _limits_text(low: float | None, high: float | None) -> str:
+def limits_text(low: float | None, high: float | None, neither: str = "so little of the tail sets no limits") -> str:
+    """The limits in words, or `neither` where there is none."""
     if low is None and high is None:
-        return "so little of the tail sets no limits"
+        return neither
     if low is None:
         return f"at most {high:.2f}"
     return f"at least {low:.2f}" if high is None else f"between {low:.2f} and {high:.2f}"

@@ -144,8 +144,8 @@ class Groups:
         return Evidence(
             margin=margin,
             last_block=self.last_block,
-            harm=_mixed(np.cumsum(harm, axis=1) / payment),
-            safety=_mixed(np.cumsum(safety, axis=1) / payment),
+            harm=mixed(np.cumsum(harm, axis=1) / payment),
+            safety=mixed(np.cumsum(safety, axis=1) / payment),
             payment=payment,
             whole=np.exp(_wholes(self.treatment, self.q) - _wholes(self.control, self.q)),
         )
@@ -386,7 +386,7 @@ def _luck_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> 
     return variance * float((sizes.astype(np.float64) ** 2).sum()) / len(differences)
 
 
-def _mixed(logarithms: Floats) -> Floats:
+def mixed(logarithms: Floats) -> Floats:
     """The logarithm of the mean over stakes. Shape (stakes, groups) to (groups,)."""
     most = logarithms.max(axis=0)
     return np.asarray(most + np.log(np.exp(logarithms - most).mean(axis=0)))

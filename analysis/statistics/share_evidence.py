@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Floats, Ints
-from analysis.statistics.sequential import Outcome
+from analysis.statistics.sequential import Outcome, mixed
 
 FEWEST_FOR_FAIL = 3  # blocks with a miss: those of one or two may be one piece of bad luck
 _TIMES = np.array([1.25, 1.6, 2.5, 5.0, 10.0, 30.0])  # how much another share is above or below the allowed one
@@ -101,8 +101,7 @@ def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats
     for_bad = np.log(shares / allowed)[:, None]
     for_good = (np.log1p(-shares) - math.log1p(-allowed))[:, None]
     logarithms = (bad * for_bad + good * for_good) / effect
-    most = logarithms.max(axis=0)
-    return np.asarray(most + np.log(np.exp(logarithms - most).mean(axis=0)))
+    return mixed(logarithms)
 
 
 def share_limits(missed: Ints, requests: Ints, *, alpha: float, tail: Floats | float = 1.0) -> tuple[Floats, Floats]:

@@ -14,7 +14,7 @@ from typing import Any
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.ramp_decision import Decision, Standing, decide
 from analysis.records.tables import RecordError
-from analysis.records.weight_journal import WeightChange, append, read_weights
+from analysis.records.weight_journal import WeightChange, append
 from analysis.run.spikes import RECOMPILE_KINDS
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
@@ -27,7 +27,6 @@ from loadtests.trials.run import Orchestrator
 from loadtests.trials.steering import Steered, Steering
 from servers.clock import now_ns
 from servers.fields import ConfigError
-from servers.splitter.admin import Admin
 from servers.splitter.weights import reweight
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
@@ -86,15 +85,14 @@ class RampRun(Orchestrator):
 
 
 class RampControl:
-    """The ramp of one trial. Its steps begin with the traffic, at the step that the journal in `run_dir` ends with."""
+    """The ramp of one trial, whose steps begin with the traffic. The journal is in `run_dir`."""
 
     def __init__(self, run_dir: Path, *, limits: RampLimits, gates: GateLimits, control: str, judge: Judge) -> None:
         self._run_dir = run_dir
         self._limits, self._gates = limits, gates
         self._control, self._candidate = control, limits.candidate
         self._judge = judge
-        changes = read_weights(run_dir)
-        self._step = max(0, changes[-1].step or 0) if changes else 0
+        self._step = 0
         self._began_ns = 0
         self._end_ns: int | None = None  # when the load ends, once the ramp has
         self._looked = 0
@@ -112,7 +110,7 @@ class RampControl:
         if trial.envoy is None or facts.start_ns is None:
             return
         if self._last is None:
-            self._change(trial, "start", f"step 1 of {len(self._limits.steps)}" if not self._step else "it goes on")
+            self._change(trial, "start", f"step 1 of {len(self._limits.steps)}")
         if self._end_ns is not None:
             self._end(trial)
             return
@@ -125,6 +123,8 @@ class RampControl:
         if look is None or int(look["look"]) == self._looked:
             return
         self._looked = int(look["look"])
+        if int(look["at_ns"]) < self._began_ns:
+            return  # it was begun before the step, and counts the requests of the one before
         self._act(trial, decide(self._standing(look, [why for _, why in alarms]), self._limits))
 
     def _standing(self, look: Mapping[str, Any], alarms: Sequence[str]) -> Standing:
@@ -186,7 +186,7 @@ class RampControl:
         """The splitter sends the candidate its share, and the journal says since when."""
         assert trial.envoy is not None
         change = self._record(action, why, cause_ns=cause_ns)
-        self._set(trial.envoy.admin, change.weights)
+        reweight(trial.envoy.admin, change.weights)
         self._last = replace(change, done_ns=now_ns())
         append(self._run_dir, self._last)
         self._began_ns = now_ns()
@@ -207,10 +207,6 @@ class RampControl:
         )
         append(self._run_dir, change)
         return change
-
-    @staticmethod
-    def _set(admin: Admin, weights: Mapping[str, int]) -> None:
-        reweight(admin, weights)
 
     def _end(self, trial: Steered) -> None:
         """The load ends some time after the ramp has."""

@@ -2,7 +2,6 @@ import json
 import os
 import signal
 import socket
-import stat
 import time
 import urllib.request
 from collections.abc import Callable
@@ -126,20 +125,18 @@ def test_a_page_that_cannot_start_or_dies_is_one_note(tmp_path: Path) -> None:
     wait_for(lambda: status.page)
     os.kill(page.pid or 0, signal.SIGKILL)
     wait_for(lambda: status.notes)
-    time.sleep(0.2)
     page.close({"complete": True})
     assert len(status.notes) == 1
     assert "SIGKILL" in status.notes[0]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
 def test_a_folder_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    # A file stands where the folder should, which stops root too.
+    (tmp_path / "run").write_text("")
     status = Status()
     page = LivePage(HERE, status)
-    page.open(tmp_path)
+    page.open(tmp_path / "run")
     page.close({"complete": True})
-    tmp_path.chmod(stat.S_IRWXU)
     assert len(status.notes) == 1
 
 
