@@ -96,9 +96,9 @@ def test_it_is_never_less_than_de_la_penas() -> None:
     scores = rng.standard_normal(50) * 1.5
     stakes = sequential._STAKES[:, None]
     sums, squares = np.cumsum(scores), np.cumsum(scores**2)
-    theirs = sequential._mixed(stakes * sums - stakes**2 * squares / 2)
+    theirs = sequential.mixed(stakes * sums - stakes**2 * squares / 2)
     products = stakes * scores
-    ours = sequential._mixed(np.cumsum(products - np.log(np.cosh(products)), axis=1))
+    ours = sequential.mixed(np.cumsum(products - np.log(np.cosh(products)), axis=1))
     assert (ours >= theirs - 1e-12).all()
 
 
