@@ -8,6 +8,7 @@ from typing import Any
 
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.security import ServerTls
+from servers.splitter.access_log import log_format
 from servers.splitter.envoy_config import (
     ArmTarget,
     SplitterConfig,
@@ -58,7 +59,7 @@ def bootstrap(config: SplitterConfig) -> dict[str, Any]:
             _extension("bootstrap.internal_listener", "bootstrap.internal_listener.v3.InternalListener")
         ],
         "static_resources": {
-            "listeners": [_listener(config), *map(_shadow_listener, _possible_shadows(config))],
+            "listeners": [_listener(config), *(_shadow_listener(arm, config) for arm in _possible_shadows(config))],
             "clusters": [
                 *(_cluster(arm, config) for arm in config.arms),
                 *map(_shadow_cluster, _possible_shadows(config)),
@@ -112,7 +113,7 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
                 for flag, text in (("UH", " has no healthy replica: see its log"), ("UF", failed), ("UC", failed))
             ]
         },
-        **({"access_log": [_access_log(config)]} if config.access_log else {}),
+        access_log=[*_access_log(config), *_request_log(config, copy=False)],
     )
     return {
         "name": LISTENER,
@@ -155,7 +156,7 @@ def _manager(name: str, routes: list[dict[str, Any]], **more: Any) -> dict[str, 
     )
 
 
-def _shadow_listener(arm: ArmTarget) -> dict[str, Any]:
+def _shadow_listener(arm: ArmTarget, config: SplitterConfig) -> dict[str, Any]:
     """Where the copies for an arm pass: a listener inside of Envoy.
 
     Envoy sends copies straight to their cluster, past its HTTP filters, and grpc_stats runs nowhere else: without this
@@ -172,7 +173,7 @@ def _shadow_listener(arm: ArmTarget) -> dict[str, Any]:
         "name": name,
         "internal_listener": {},
         "per_connection_buffer_limit_bytes": 64 * 2**20,
-        "filter_chains": [{"filters": [_manager(name, [route])]}],
+        "filter_chains": [{"filters": [_manager(name, [route], access_log=_request_log(config, copy=True))]}],
     }
 
 
@@ -399,7 +400,8 @@ def _ejection() -> dict[str, Any]:
     }
 
 
-def _access_log(config: SplitterConfig) -> dict[str, Any]:
+def _access_log(config: SplitterConfig) -> list[dict[str, Any]]:
+    """For people to read."""
     fields = {
         "start": "%START_TIME%",
         "duration_ms": "%DURATION%",
@@ -411,9 +413,14 @@ def _access_log(config: SplitterConfig) -> dict[str, Any]:
         "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
         "flags": "%RESPONSE_FLAGS%",
     }
-    return _extension(
-        "access_loggers.file",
-        "access_loggers.file.v3.FileAccessLog",
-        path=config.access_log,
-        log_format={"json_format": fields},
-    )
+    return _json_lines(config.access_log, fields)
+
+
+def _request_log(config: SplitterConfig, *, copy: bool) -> list[dict[str, Any]]:
+    """For `access_log.parse_line`."""
+    return _json_lines(config.request_log, log_format(copy=copy))
+
+
+def _json_lines(path: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    message = "access_loggers.file.v3.FileAccessLog"
+    return [_extension("access_loggers.file", message, path=path, log_format={"json_format": fields})] if path else []

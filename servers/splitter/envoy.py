@@ -24,6 +24,7 @@ from typing import Any, Self
 from servers.address import host_port, joined
 from servers.fields import ConfigError
 from servers.launcher import launched
+from servers.splitter.access_log import FLUSH_MS
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.bootstrap import LISTENER, bootstrap
 from servers.splitter.envoy_config import SplitterConfig
@@ -76,7 +77,7 @@ class Envoy:
         arguments = [
             *(str(binary), "--config-path", str(config_path), "--admin-address-path", str(address_path)),
             *("--concurrency", str(config.workers), "--log-level", "warning"),
-            "--disable-hot-restart",
+            *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
         log_start = log_path.stat().st_size if log_path.exists() else 0
         process = _spawn(arguments, log_path)

@@ -77,7 +77,8 @@ class SplitterConfig:
     """What the splitter does. Port 0 takes a free port; `stickiness` says what one session keeps meeting.
 
     `tls` is what clients meet, `upstream_tls` how all arms are reached; None is plaintext. Both hold names of files,
-    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is.
+    and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `access_log` and
+    `request_log` are files, none where they are empty: the one for people, the other for `access_log.parse_line`.
     """
 
     arms: tuple[ArmTarget, ...]
@@ -87,6 +88,7 @@ class SplitterConfig:
     workers: Annotated[int, Range(1, 1024)] = 2
     stickiness: Stickiness = "arm"
     access_log: str = ""
+    request_log: str = ""
     health_interval_s: Annotated[float, Range(0.01, 3600)] = 1.0
     tls: ServerTls | None = None
     upstream_tls: UpstreamTls | None = None

@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.splitter.access_log import REQUEST_ID_HEADER
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 
@@ -153,9 +154,16 @@ class Answer:
 
 
 async def ask(
-    channel: grpc.aio.Channel, *, arm: str = "", session: str = "", prompt: str = "", tokens: int = 1
+    channel: grpc.aio.Channel,
+    *,
+    arm: str = "",
+    session: str = "",
+    request_id: str = "",
+    prompt: str = "",
+    tokens: int = 1,
 ) -> Answer:
     metadata = [(ARM_HEADER, arm)] if arm else []
+    metadata += [(REQUEST_ID_HEADER, request_id)] if request_id else []
     metadata += [(SESSION_HEADER, session)] if session else []
     stub = inference_pb2_grpc.InferenceStub(channel)
     call = stub.Generate(

@@ -1,0 +1,125 @@
+"""What Envoy writes of each request that it has passed on: a line of JSON in the splitter's request log, read back.
+
+Envoy writes a line when a request ends, for copies that a shadow got too, whose answers nobody else sees: copies pass a
+listener of their own (bootstrap.py), and its log knows of the copy what the other one knows of the request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from servers.metadata import ARM_HEADER, SESSION_HEADER, STATUS_NAMES, trailing_key
+
+# Carried from the client to the arm and to its shadows, so that a request and its copies are known as one.
+REQUEST_ID_HEADER: Final = "x-request-id"
+# Envoy keeps lines for this long before it writes them; by default it keeps them for 10 s.
+FLUSH_MS: Final = 200
+# The whole numbers that a replica's trailing metadata carry.
+FIGURES: Final = (
+    *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
+    *("padded_length", "prompt_tokens", "output_tokens", "recv_ns", "end_ns"),
+)
+_SINCE: Final = "%COMMON_DURATION(DS_RX_BEG:{}:ns)%"
+_ENVOY_STATUS: Final = {"UC": "UNAVAILABLE", "UF": "UNAVAILABLE", "UH": "UNAVAILABLE", "UR": "UNAVAILABLE"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRequest:
+    """One request as Envoy saw it. `first_ns` and `end_ns` count from `start_ns`, which is on the host's wall clock.
+
+    `first_ns` is the first byte of the replica's answer, None where none came: the first token, from servers whose
+    headers go out with it, as tailgate's do. `end_ns` is the last one, or when the request was given up.
+    """
+
+    arm: str
+    copy: bool  # one that a shadow got
+    request_id: str  # "" where the client sent none
+    session_id: str
+    pinned: bool
+    replica: str  # by its own name, or by its address where it did not say
+    path: str
+    start_ns: int
+    first_ns: int | None
+    end_ns: int
+    status: str  # as STATUS_NAMES has it; CANCELLED where the client, or Envoy for a copy, went away
+    error: str  # what the replica or Envoy said of a status that is not OK
+    figures: Mapping[str, int]  # of FIGURES, those that came
+
+
+def log_format(*, copy: bool) -> dict[str, Any]:
+    """The JSON format of a line, for Envoy's configuration."""
+    return {
+        "copy": "1" if copy else "0",
+        "arm": "%UPSTREAM_CLUSTER_RAW%",
+        "request_id": f"%REQ({REQUEST_ID_HEADER})%",
+        "session": f"%REQ({SESSION_HEADER})%",
+        "pinned": f"%REQ({ARM_HEADER})%",
+        "replica": f"%TRAILER({trailing_key('replica')})%",
+        # Errors without an answer come in headers alone.
+        "replica_of_headers": f"%RESP({trailing_key('replica')})%",
+        "host": "%UPSTREAM_HOST%",
+        "path": "%REQ(:path)%",
+        "start_s": "%START_TIME(%s.%9f)%",
+        "duration_ms": "%DURATION%",
+        "first_ns": _SINCE.format("US_RX_BEG"),
+        "end_ns": _SINCE.format("US_RX_END"),
+        "status": "%GRPC_STATUS_NUMBER%",
+        "message": "%TRAILER(grpc-message)%",
+        "message_of_headers": "%RESP(grpc-message)%",
+        "flags": "%RESPONSE_FLAGS%",
+        "details": "%RESPONSE_CODE_DETAILS%",
+        "figures": {name: f"%TRAILER({trailing_key(name)})%" for name in FIGURES},
+    }
+
+
+def parse_line(line: str) -> LoggedRequest | None:
+    """The request of a line; None for one that is torn, as the last one of a file that still grows may be."""
+    try:
+        row = json.loads(line)
+        seconds, _, fraction = str(row["start_s"]).partition(".")
+        start_ns = int(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9])
+        end_ns = row.get("end_ns")
+        status, error = _status(row)
+        figures = row.get("figures") or {}
+        return LoggedRequest(
+            arm=str(row["arm"] or ""),
+            copy=str(row["copy"]) == "1",
+            request_id=str(row.get("request_id") or ""),
+            session_id=str(row.get("session") or ""),
+            pinned=bool(row.get("pinned")),
+            replica=str(row.get("replica") or row.get("replica_of_headers") or row.get("host") or ""),
+            path=str(row.get("path") or ""),
+            start_ns=start_ns,
+            first_ns=_whole(row.get("first_ns")),
+            end_ns=int(row["duration_ms"]) * 1_000_000 if end_ns is None else int(end_ns),
+            status=status,
+            error=error,
+            figures={name: value for name in FIGURES if (value := _whole(figures.get(name))) is not None},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _status(row: Mapping[str, Any]) -> tuple[str, str]:
+    flags = [flag for flag in str(row.get("flags") or "-").split(",") if flag != "-"]
+    said = row.get("message") or row.get("message_of_headers")
+    code = _whole(row.get("status"))
+    if "DC" in flags or "DR" in flags:
+        return "CANCELLED", "the client went away"
+    cut = next((_ENVOY_STATUS[flag] for flag in flags if flag in _ENVOY_STATUS), None)
+    if cut is not None:
+        return cut, str(said or f"Envoy says {','.join(flags)}: {row.get('details')}")
+    if code is None:
+        return "UNKNOWN", str(said or f"no gRPC status: {row.get('details')}")
+    status = STATUS_NAMES[code] if 0 <= code < len(STATUS_NAMES) else "UNKNOWN"
+    return status, "" if status == "OK" else str(said or "")
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    text = str(value)
+    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None

@@ -1,0 +1,91 @@
+"""What the real Envoy writes of requests and of the copies that shadows got, and the reading of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from servers.splitter.access_log import LoggedRequest, parse_line
+from tests.servers.splitter.house import Build, House, wait_for
+
+
+def logged(house: House, count: int) -> list[LoggedRequest]:
+    """The lines of the log once there are `count`."""
+    path = Path(house.config.request_log)
+    assert wait_for(lambda: path.exists() and path.read_text().count("\n") >= count), path.read_text()
+    rows = [parse_line(line) for line in path.read_text().splitlines()]
+    assert len(rows) == count
+    return [row for row in rows if row is not None]
+
+
+def mirrored(build: Build, tmp_path: Path, **settings: object) -> House:
+    shadow: dict[str, object] = {"weights": {"eager": 1, "dark": 0}, "shadows": {"dark": 100}, **settings}
+    return build({"eager": 1, "dark": 1}, request_log=str(tmp_path / "requests.jsonl"), **shadow)
+
+
+def test_a_copy_has_a_line_like_the_request_that_it_copies(build: Build, tmp_path: Path) -> None:
+    house = mirrored(build, tmp_path)
+    before = time.time_ns()
+    house.ask({"tokens": 3, "session": "s1", "request_id": "1-7"})
+    rows = {row.arm: row for row in logged(house, 2)}
+    assert {arm: row.copy for arm, row in rows.items()} == {"eager": False, "dark": True}
+    for arm, row in rows.items():
+        assert (row.request_id, row.session_id, row.pinned) == ("1-7", "s1", False)
+        assert (row.status, row.error, row.replica) == ("OK", "", f"{arm}-0")
+        assert row.path == "/tailgate.v1.Inference/Generate"
+        assert row.figures == {"queue_ns": 1234567890123}
+        assert row.first_ns is not None
+        assert 0 < row.first_ns <= row.end_ns
+        assert before - 1_000_000 <= row.start_ns <= time.time_ns()
+
+
+def test_the_first_byte_of_an_answer_is_its_first_token(build: Build, tmp_path: Path) -> None:
+    house = mirrored(build, tmp_path)
+    began = time.monotonic()
+    held = house.hold(1, prompt="mute")
+    house.release()
+    held.result(10)
+    waited_ns = (time.monotonic() - began) * 1e9
+    for row in logged(house, 2):
+        assert row.first_ns is not None
+        assert 0 < row.first_ns <= row.end_ns <= waited_ns
+
+
+def test_a_status_is_read_from_headers_and_trailers_with_its_message(build: Build, tmp_path: Path) -> None:
+    house = mirrored(build, tmp_path)
+    house.ask({"prompt": "RESOURCE_EXHAUSTED"}, {"prompt": "late INTERNAL", "tokens": 2})
+    rows = logged(house, 4)
+    assert sorted((row.arm, row.status) for row in rows) == [
+        (arm, status) for arm in ("dark", "eager") for status in ("INTERNAL", "RESOURCE_EXHAUSTED")
+    ]
+    assert {row.error for row in rows} == {"the engine failed"}
+
+
+def test_a_copy_of_a_dead_shadow_is_unavailable_and_the_user_notices_nothing(build: Build, tmp_path: Path) -> None:
+    house = mirrored(build, tmp_path, wired=True)
+    held = house.hold(1)
+    assert wait_for(lambda: house.replicas["dark"][0].active == 1)
+    wire = house.replicas["dark"][0].wire
+    assert wire is not None
+    house.loop.run(wire.cut())
+    copy = logged(house, 1)[0]
+    assert (copy.arm, copy.copy, copy.status) == ("dark", True, "UNAVAILABLE")
+    house.release()
+    assert [answer.tokens for answer in held.result(10)] == [3]
+    assert [row.status for row in logged(house, 2) if not row.copy] == ["OK"]
+
+
+def test_a_copy_outlives_the_request_that_it_copies(build: Build, tmp_path: Path) -> None:
+    house = mirrored(build, tmp_path)
+    held = house.hold(1)
+    assert wait_for(lambda: house.replicas["dark"][0].active == 1)
+    house.loop.loop.call_soon_threadsafe(house.replicas["eager"][0].release.set)
+    assert [answer.tokens for answer in held.result(10)] == [3]
+    assert logged(house, 1)[0].arm == "eager"
+    assert house.replicas["dark"][0].active == 1
+    house.release()
+    assert logged(house, 2)[1].status == "OK"
+
+
+def test_torn_lines_are_none() -> None:
+    assert [parse_line(line) for line in ("", "{", "[]", "null", '{"arm":"a"}', '{"start_s":"x.y"}')] == [None] * 6
