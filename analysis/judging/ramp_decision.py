@@ -1,4 +1,4 @@
-"""What a ramp does next: stay, go on to the next step, roll back, or end. Pure.
+"""What a ramp does next: stay, hold, go on to the next step, roll back, or end. Pure.
 
 A step is left upwards only by what is sure. Harm that is sure, or an alarm, rolls back from any step.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 
 from analysis.settings.ramp_limits import RampLimits
 
-Action = Literal["stay", "advance", "rollback", "promoted"]
+Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ def decide(standing: Standing, limits: RampLimits) -> Decision:
     if lacking is None:
         share = f"{limits.steps[standing.step + 1]:g} %"
         return Decision(action="advance", why=f"nothing speaks against {share}")
-    if standing.step_s >= limits.most_step_s and limits.on_inconclusive == "rollback":
-        return Decision(action="rollback", why=f"still open after {limits.most_step_s:g} s: {lacking}")
+    if standing.step_s >= limits.most_step_s:
+        return Decision(action=limits.on_inconclusive, why=f"still open after {limits.most_step_s:g} s: {lacking}")
     return Decision(action="stay", why=lacking)
 
 

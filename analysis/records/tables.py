@@ -58,7 +58,7 @@ class RecordWriter:
         self._file = fresh.open("wb", buffering=0)
         self._append(schema.serialize().to_pybytes(), 0)
         for batch in kept:
-            self._append(batch.serialize().to_pybytes(), batch.num_rows)
+            self.append_batch(batch)
         fresh.replace(path)
         sums_path(fresh).replace(sums_path(path))
 
@@ -70,9 +70,12 @@ class RecordWriter:
         """Every row appended so far is in the file, as one batch."""
         if self._rows:
             columns = [pa.array([row.get(field.name) for row in self._rows], field.type) for field in self._schema]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-            self._append(batch.serialize().to_pybytes(), batch.num_rows)
+            self.append_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
             self._rows = []
+
+    def append_batch(self, batch: pa.RecordBatch) -> None:
+        """The rows of the batch, which has the file's schema, are in it."""
+        self._append(batch.serialize().to_pybytes(), batch.num_rows)
 
     def close(self) -> None:
         """The rows are in the file and the stream is marked as ended. Closing twice does nothing more."""

@@ -14,12 +14,15 @@ from typing import Any
 from analysis.records.plain_values import number
 
 JOURNAL = "weights.jsonl"
+BY_HAND = "by hand"  # the action of a change that ended a ramp
+BY_OTHERS = "others"  # of one in a run whose weights somebody else moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """The weights from `at_ns` on, ns since the epoch. `step` counts from 0, None outside a ramp; `action` is start,
-    advance, rollback, promoted or hold; `cause_ns` is when what caused it was seen, `done_ns` when the splitter had
+    """The weights from `at_ns` on, ns since the epoch. `step` counts from 0, None outside a ramp. `action` is start,
+    advance, rollback, promoted, hold, resume (of a ramp whose controller was gone), again (in a splitter that had
+    started anew), BY_HAND or BY_OTHERS. `cause_ns` is when what caused it was seen, `done_ns` when the splitter had
     taken it, None where nobody knows."""
 
     at_ns: int

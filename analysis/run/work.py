@@ -59,7 +59,7 @@ def work_of(run: Run, arm: str) -> Work:
             means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
         if paired and counted:
             means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
-        elif counted:
+        elif counted and _is_planned(run, own, base):
             first, second = (_total(requests.output_tokens[rows]) / _total(requests.max_tokens[rows]) for rows in sides)
             means.append(("percent of the planned answer tokens", 100.0 * first, 100.0 * second))
         if ours and not paired:
@@ -67,6 +67,11 @@ def work_of(run: Run, arm: str) -> Work:
         if counted:
             other += _answered_apart(run, arm, own, base, paired=paired)
     return Work(arm=arm, control=control, means=tuple(means), other=tuple(other))
+
+
+def _is_planned(run: Run, own: Ints, base: Ints) -> bool:
+    """Whether it is known how many tokens each answer was to have."""
+    return bool((run.requests.max_tokens[own] > 0).all() and (run.requests.max_tokens[base] > 0).all())
 
 
 def _beside_the_plan(run: Run, arm: str) -> str:
@@ -115,8 +120,12 @@ def _answered_apart(run: Run, arm: str, own: Ints, base: Ints, *, paired: bool) 
             differences.append(
                 f"answers of {arm} have {ratio:.3g} times the tokens of those of {control} (standard error {error:.2g})"
             )
-    # Of different requests the shares of what was planned compare, in thousandths.
-    lengths = answers if paired else 1000 * answers.astype(np.int64) // np.maximum(planned, 1)
+    # Of different requests the shares of what was planned compare, in thousandths; what users asked for nobody knows.
+    lengths = (
+        answers
+        if paired or not _is_planned(run, own, base)
+        else 1000 * answers.astype(np.int64) // np.maximum(planned, 1)
+    )
     share, longer = shifted(lengths[own], lengths[base], units=(own.size, base.size))
     if share > WORK_APART:
         differences.append(

@@ -10,6 +10,7 @@ from analysis.records.tables import RecordError
 from analysis.settings.fields import Range, check_fields, finite, numbers_of
 
 OnInconclusive = Literal["hold", "rollback"]
+Load = Literal["experiment", "none"]
 _PERCENT = Range(0.01, 100.0)
 
 
@@ -21,9 +22,11 @@ class RampLimits:
     A step below the last is left once the candidate is surely at most `step_margin` slower at the median and at p90,
     and had `least_requests`. `initial_delay_s` of each step judge nothing. More than `failure_limit` alarms roll back;
     an alarm is a death, a compile of `stall_limit_s` or longer, more recompiles than the gates allow, a burst of
-    errors. A value out of range raises RecordError, one line that names ramp.KEY.
+    errors. With `load` "none" nothing is sent: the traffic is that of users. A value out of range raises RecordError,
+    one line that names ramp.KEY.
     """
 
+    load: Load = "experiment"
     candidate: str = ""  # empty: the only arm beside the control
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
     initial_delay_s: Annotated[float, Range(0.0, 86_400.0)] = 0.0
@@ -55,7 +58,7 @@ class RampLimits:
     def from_table(cls, table: Mapping[str, Any]) -> RampLimits:
         """The ramp that `table` describes, defaults elsewhere; other keys are ignored. RecordError as for any value."""
         known = numbers_of(cls, table, "ramp")
-        known |= {key: table[key] for key in ("candidate", "on_inconclusive") if key in table}
+        known |= {key: table[key] for key in ("load", "candidate", "on_inconclusive") if key in table}
         if "steps" in table:
             steps = table["steps"]
             if not isinstance(steps, (list, tuple)):

@@ -5,12 +5,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtests.commands.command_line import CommandParser, add_experiment, add_metrics, add_set, add_slo, duration, seed
+from loadtests.commands.command_line import (
+    CommandParser,
+    add_experiment,
+    add_metrics,
+    add_set,
+    add_slo,
+    duration,
+    run_directory,
+    seed,
+)
 from loadtests.commands.judged_run import add_page, page_of, run_and_judge
-from loadtests.experiments.reading import load
+from loadtests.experiments.model import Experiment
+from loadtests.experiments.reading import from_table, load, load_table
+from loadtests.experiments.toml_limits import table_of
+from loadtests.experiments.users import of_users
 from loadtests.trials.progress import Status
 from loadtests.trials.ramp import RampRun, ramped
-from loadtests.trials.run import ARM_COMMAND
+from loadtests.trials.run import ARM_COMMAND, Orchestrator
+from loadtests.trials.users_ramp import UsersRamp, resumed
+from servers.fields import ConfigError
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -20,16 +34,27 @@ def add_arguments(parser: CommandParser) -> None:
         "the candidate in the steps of [ramp]: 1, 5, 25, 50, 100 % unless it says otherwise. A step is left upwards\n"
         "by what is sure alone; a death, a compile while serving or a burst of errors rolls back to 0 % at once.\n"
         "weights.jsonl says who had what since when, and why.\n\n"
+        "With --admin the traffic is that of users, behind a `tailgate split --request-log FILE` that runs already.\n"
+        "It goes on when the ramp has ended or was killed; --resume goes on with a ramp that was.\n\n"
         "Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration,\n"
         "1 the run broke or was interrupted.",
         "  tailgate ramp canary.toml\n"
         "  tailgate ramp demo --set ramp.candidate=compiled-padded --set ramp.step_s=60\n"
-        "  tailgate ramp canary.toml --set ramp.steps=[5,50,100] --at-most 2h",
+        "  tailgate ramp canary.toml --set ramp.steps=[5,50,100] --at-most 2h\n"
+        "  tailgate ramp canary.toml --admin 127.0.0.1:9901\n"
+        "  tailgate ramp --resume runs/20260101T120000Z-canary",
     )
-    add_experiment(parser)
+    add_experiment(parser, nargs="?")
     add_set(parser, "ramp.step_s=600")
     parser.add_argument("--trace", default="", metavar="FILE", help="replay the times and lengths of this trace")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
+    parser.add_argument(
+        "--admin",
+        default="",
+        metavar="HOST:PORT",
+        help="ramp users' traffic, split by the `tailgate split` with this admin address",
+    )
+    parser.add_argument("--resume", metavar="RUN_DIR", help="go on with the ramp of users' traffic in this directory")
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
     parser.add_argument("--at-most", type=duration, metavar="TIME", help="the traffic ends by then, such as 60m or 2h")
     add_page(parser)
@@ -39,18 +64,52 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Ramps and judges; the exit code."""
-    experiment = ramped(
-        load(options.experiment, settings=options.settings, trace=options.trace, seed=options.seed, slo=options.slo),
-        at_most_s=options.at_most,
-    )
+    before = _run_to_resume(options)
+    experiment = _experiment(options, before)
     status = Status()
     page = page_of(options.page, status)
-    ramp = RampRun(
-        experiment,
-        out=Path(options.out),
-        status=status,
-        page=page,
-        arm_command=options.arm_command or ARM_COMMAND,
-        metrics=bool(options.metrics),
-    )
+    ramp: Orchestrator
+    if experiment.ramp.load == "none":
+        ramp = UsersRamp(experiment, out=Path(options.out), status=status, page=page, resumed=before)
+    else:
+        ramp = RampRun(
+            experiment,
+            out=Path(options.out),
+            status=status,
+            page=page,
+            arm_command=options.arm_command or ARM_COMMAND,
+            metrics=bool(options.metrics),
+        )
     return run_and_judge(ramp, status, page, metrics=options.metrics, as_json=options.json)
+
+
+def _run_to_resume(options: argparse.Namespace) -> Path | None:
+    if options.resume is None:
+        if options.experiment is None:
+            raise ConfigError("no experiment is given: name a TOML file, or a run directory with --resume")
+        return None
+    if options.experiment is not None or options.settings or options.trace or options.slo or options.admin:
+        raise ConfigError(
+            "--resume goes on with the experiment as it was: leave out EXPERIMENT, --set, --trace, --slo and --admin"
+        )
+    return run_directory(options.resume, "tailgate ramp")
+
+
+def _experiment(options: argparse.Namespace, before: Path | None) -> Experiment:
+    """What is ramped, and how."""
+    if before is not None:
+        return resumed(load(before / "experiment.toml"), before)
+    of_none = (
+        [*options.settings, "ramp.load=none", f"users.admin={options.admin}"] if options.admin else options.settings
+    )
+    table = load_table(
+        options.experiment,
+        settings=of_none,
+        trace=options.trace,
+        seed=options.seed,
+        slo=options.slo,
+        needs_traffic=not options.admin,
+    )
+    if table_of(table, "ramp").get("load") == "none":
+        table = of_users(table)
+    return ramped(from_table(table), at_most_s=options.at_most)

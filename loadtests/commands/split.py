@@ -68,6 +68,12 @@ def add_arguments(parser: CommandParser) -> None:
         ("--upstream-key", "FILE", "the key of --upstream-certificate (PEM)"),
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
+    parser.add_argument(
+        "--request-log",
+        default="",
+        metavar="FILE",
+        help="a line for each request that comes and ends, by which `tailgate ramp --admin` judges users' traffic",
+    )
     parser.add_argument("--log-dir", default="", metavar="DIR", help="keep Envoy's log and configuration here")
     parser.add_argument(
         "--print-config",
@@ -180,6 +186,8 @@ def split_config(options: argparse.Namespace) -> SplitterConfig:
         port=options.port,
         admin_port=options.admin_port,
         stickiness=options.stickiness,
+        # Absolute: Envoy, and whoever reads it, may stand elsewhere.
+        request_log=str(Path(options.request_log).resolve()) if options.request_log else "",
         tls=listener_tls(options),
         upstream_tls=upstream_tls(*upstream),
     )

@@ -11,6 +11,7 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from analysis.settings.rollout import Rollout
 from loadtests.experiments.pressure import PressureConfig
+from loadtests.experiments.users import UsersConfig
 from loadtests.experiments.whole_checks import check_whole
 from loadtests.external.addresses import ExternalConfig
 from loadtests.external.client_security import OPEN, SecurityConfig
@@ -172,6 +173,7 @@ class Experiment:
     gates: GateLimits = field(default_factory=GateLimits)
     rollout: Rollout = field(default_factory=Rollout)
     ramp: RampLimits = field(default_factory=RampLimits)
+    users: UsersConfig = field(default_factory=UsersConfig)
     splitter: SplitterSettings = field(default_factory=SplitterSettings)
     parity: ParityConfig = field(default_factory=ParityConfig)
     bed: BedConfig = field(default_factory=BedConfig)

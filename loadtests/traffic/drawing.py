@@ -63,6 +63,8 @@ def build_schedule(
     }
     duration_ns = round(config.duration_s * 1e9)
     rates = tuple(levels)
+    if config.arrivals == "users":
+        raise ConfigError('traffic.arrivals is "users", who send the requests: use `tailgate ramp` or other arrivals')
     if config.arrivals == "saturation" and not rates:
         low, high = config.step_rates
         rates = staircase(low, high, config.saturation_steps)

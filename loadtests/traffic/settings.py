@@ -15,7 +15,7 @@ from servers.address import host_port
 from servers.fields import ConfigError, Range, check_fields, check_range
 
 Design = Literal["mirrored", "split", "switchback"]
-Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed"]
+Arrivals = Literal["poisson", "gamma", "trace", "piecewise", "ramp", "steps", "saturation", "closed", "users"]
 Workload = Literal["conversation", "code", "long-context", "sentences", "trace", "conversations"]
 
 FEWEST_STEPS = 3
@@ -29,7 +29,8 @@ class TrafficConfig:
     times come from `rates` or a trace. A trial lasts `duration_s`; its first `rampup_s` carry a load that rises from
     nothing and are marked "rampup". `rates` is [[start_s, rate], ...] for piecewise, [first, last] for ramp,
     [rate, rate, ...] for steps, which share the duration equally, and [lowest, highest] for a saturation search, whose
-    steps last `step_s` each. A closed loop keeps `concurrency` requests under way to each arm.
+    steps last `step_s` each. A closed loop keeps `concurrency` requests under way to each arm. Where arrivals are those
+    of "users", nothing is sent.
     """
 
     design: Design = "mirrored"
@@ -140,12 +141,13 @@ class TrafficConfig:
         rate_source = {
             "trace": "the trace (set its pace with time_scale)",
             "closed": "the server: each answer brings the next request",
+            "users": "users, who send the requests",
         }.get(self.arrivals, "traffic.rates")
         leave_out(not self._constant, f"{arrivals} takes its rate from {rate_source}", "remove {key}", "rate")
         unused = f"{arrivals} does not use it"
         profiles = 'remove {key} or use arrivals = "piecewise", "ramp", "steps" or "saturation"'
         leave_out(not self._listed, unused, profiles, "rates")
-        even = self.arrivals in ("poisson", "trace", "closed")
+        even = self.arrivals in ("poisson", "trace", "closed", "users")
         leave_out(even, unused, 'remove {key} or use arrivals = "gamma"', "burstiness")
 
         of_trace = [key for key in ("arrivals", "workload") if getattr(self, key) == "trace"]

@@ -36,9 +36,21 @@ def arm_channel(target: str, *, token: str = "") -> grpc.Channel:
 def is_serving(channel: grpc.Channel) -> bool:
     """Whether the server behind `channel` says that it is ready."""
     try:
-        answer = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE), timeout=2.0
-        )
+        answer = _health(channel)
     except grpc.RpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def is_gone(channel: grpc.Channel) -> bool:
+    """Whether nobody listens behind `channel`. One that is silent, as in a compile, is not gone."""
+    try:
+        _health(channel)
+    except grpc.RpcError as error:
+        return bool(error.code() is grpc.StatusCode.UNAVAILABLE)  # type: ignore[attr-defined]
+    return False
+
+
+def _health(channel: grpc.Channel) -> health_pb2.HealthCheckResponse:
+    request = health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE)
+    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=2.0)

@@ -138,11 +138,11 @@ class FrontierSearch(Orchestrator):
 
     # --- What is decided ----------------------------------------------------------------------------------------------
 
-    def _run_trials(self, run_dir: Path, schedules: TrialSchedules) -> None:
+    def _run_trials(self, run_dir: Path) -> None:
         """The search has ended: nothing is open any more, or no time is left."""
         stop = "it was interrupted"
         try:
-            stop = self._search(run_dir, schedules)
+            stop = self._search(run_dir, self.schedules)
         except BudgetSpentError:
             stop = "the budget was spent"
         except RunError as error:

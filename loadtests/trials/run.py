@@ -33,6 +33,7 @@ from loadtests.trials.steering import Steering
 from loadtests.trials.trial import Trial
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.trial_schedule import TrialSchedules
+from loadtests.trials.users_trial import UsersTrial
 from servers.complaint import fault
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
@@ -81,7 +82,7 @@ class Orchestrator:
         self._parity_command = tuple(parity_command)
         self._schedules: TrialSchedules | None = None
         # What a kill must end.
-        self._running: Trial | ParityRun | None = None
+        self._running: Trial | UsersTrial | ParityRun | None = None
         self._judge: Judge | None = None
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
@@ -101,12 +102,17 @@ class Orchestrator:
         if self._page is not None:
             self._page.kill()
 
-    def prepare(self) -> TrialSchedules:
+    def prepare(self) -> None:
         """Machine and traffic were checked; nothing was started or written. Otherwise ConfigError."""
         if self._schedules is None:
             check_experiment(self.experiment)
             self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
             check_writable(self._out)
+
+    @property
+    def schedules(self) -> TrialSchedules:
+        """What draws the schedules of the trials, once all is prepared."""
+        assert self._schedules is not None
         return self._schedules
 
     def run(self) -> RunOutcome:
@@ -117,10 +123,8 @@ class Orchestrator:
         experiment, status = self.experiment, self.status
         status.trials = experiment.trials.count
         status.duration_s = experiment.traffic.duration_s
-        schedules = self.prepare()
-        status.run_dir = run_dir = new_run_dir(self._out, experiment.name)
-        (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(experiment)), encoding="utf-8")
-        write_document(run_dir / "environment.json", describe_environment(), indent=2)
+        self.prepare()
+        status.run_dir = run_dir = self._directory()
         if self._page is not None:
             self._page.open(run_dir)
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
@@ -131,7 +135,7 @@ class Orchestrator:
                     return ended(failed_parity=parity)
             if experiment.gates.sequential:
                 self._judge = Judge(run_dir)
-            self._run_trials(run_dir, schedules)
+            self._run_trials(run_dir)
         except StopRequestedError:
             return ended(interrupted=True)
         except (RunError, SplitterError, ConfigError) as error:
@@ -161,16 +165,23 @@ class Orchestrator:
             self.status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
         return outcome
 
-    def _run_trials(self, run_dir: Path, schedules: TrialSchedules) -> None:
+    def _directory(self) -> Path:
+        """The run directory, which says what is run, and where."""
+        run_dir = new_run_dir(self._out, self.experiment.name)
+        (run_dir / "experiment.toml").write_text(vouched_toml(to_toml(self.experiment)), encoding="utf-8")
+        write_document(run_dir / "environment.json", describe_environment(), indent=2)
+        return run_dir
+
+    def _run_trials(self, run_dir: Path) -> None:
         """All trials of the experiment are recorded."""
         for number in range(1, self.experiment.trials.count + 1):
             self.status.trial = number
             self._check()
             rates: tuple[float, ...] = ()
             if self.experiment.traffic.arrivals == "saturation" and number > 1:
-                rates = schedules.next_rates(run_dir)
+                rates = self.schedules.next_rates(run_dir)
                 self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-            schedule = schedules.draw(number, rates)
+            schedule = self.schedules.draw(number, rates)
             context = self._context(in_trial(self.experiment, number), number, run_dir, schedule)
             self._run_trial(context, schedule)
             if context.facts.ended is not None:

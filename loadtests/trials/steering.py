@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from loadtests.trials.context import TrialContext
+from loadtests.trials.splitters import Splitter
 from loadtests.trials.telemetry import Collector
-from servers.splitter.envoy import Envoy
 
 
 class Steered(Protocol):
@@ -21,8 +21,8 @@ class Steered(Protocol):
         """What replicas told."""
 
     @property
-    def envoy(self) -> Envoy | None:
-        """The splitter, where requests go through one."""
+    def splitter(self) -> Splitter | None:
+        """What splits the requests, where they go through it."""
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from analysis.records.documents import write_document
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
-from analysis.records.tables import RecordWriter
+from analysis.records.tables import RecordWriter, read_pieces
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -45,8 +45,8 @@ class _Follower:
     channel: grpc.Channel
     thread: threading.Thread | None = None
     call: Any = None
-    events_seen: set[str] = field(default_factory=set)
-    last_step: int = -1
+    events_seen: set[tuple[str, int]] = field(default_factory=set)  # id and start: ids begin anew with the process
+    last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
 
 
@@ -56,10 +56,14 @@ class Collector:
     skips and blind spots of each replica.
 
     `status` shows each replica's progress and compiles. `failure` is the line to show when records cannot be written,
-    or when more than `most_waiting` rows of a table wait for the disk.
+    or when more than `most_waiting` rows of a table wait for the disk. Files that are there are gone on with; a replica
+    may start anew in between. Steps and compiles while serving that ended before `since_ns` are left out.
     """
 
-    def __init__(self, folder: Path, *, trial: int, status: Status, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(
+        self, folder: Path, *, trial: int, status: Status, most_waiting: int = MOST_WAITING, since_ns: int = 0
+    ) -> None:
+        self._since_ns = since_ns
         self._trial = trial
         self._most_waiting = most_waiting
         self._status = status
@@ -67,6 +71,8 @@ class Collector:
         self._lock = threading.Lock()
         schemas = {"compile_events": COMPILE_EVENTS, "steps": STEPS, "bed-arms": BED}
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in schemas}
+        # What is recorded: the start of each compile event, and the end of each replica's last step.
+        self._events, self._last_steps_ns = _recorded(folder)
         self._writers = {table: RecordWriter(folder / f"{table}.arrow", schema) for table, schema in schemas.items()}
         self._facts: dict[str, dict[str, Any]] = {}
         self._facts_path = folder / "compiler.json"
@@ -83,6 +89,7 @@ class Collector:
     def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
         """The telemetry of `replica` at host:port `target` is being recorded, from its beginning."""
         follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token))
+        follower.last_step_ns = self._last_steps_ns.get(replica, -1)
         self._status.replicas.setdefault(replica, ReplicaState())
         follower.thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
         self._followers[replica] = follower
@@ -145,14 +152,14 @@ class Collector:
         if kind == "progress":
             self._take_progress(follower.replica, event.progress)
         elif kind == "compile":
-            event_id = event.compile.event_id
-            if event_id in follower.events_seen:
+            key = event.compile.event_id, event.compile.start_ns
+            served = event.compile.phase != "warmup"
+            if key in follower.events_seen or (served and event.compile.end_ns < self._since_ns):
                 return
-            follower.events_seen.add(event_id)
+            follower.events_seen.add(key)
             self._status.replicas[follower.replica].compiles = len(follower.events_seen)
             row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
-            # The replica's own id is unique in it alone.
-            if event.compile.phase != "warmup":
+            if served:
                 self.served_compiles.append(
                     ServedCompile(
                         arm=follower.arm,
@@ -162,11 +169,16 @@ class Collector:
                         shape=event.compile.shape,
                     )
                 )
-            self._append("compile_events", {**row, "event_id": f"{self._trial}-{follower.replica}-{event_id}"})
+            identity = f"{self._trial}-{follower.replica}-{key[0]}"
+            if self._since_ns:
+                identity = f"{identity}-{key[1]}"  # a replica that lived before and may start anew counts from there
+            if self._events.setdefault(identity, -1) == -1:
+                self._events[identity] = key[1]
+                self._append("compile_events", {**row, "event_id": identity})
         elif kind == "steps":
             for step in event.steps.records:
-                if step.step_id > follower.last_step:
-                    follower.last_step = step.step_id
+                if step.end_ns > max(follower.last_step_ns, self._since_ns):
+                    follower.last_step_ns = step.end_ns
                     self._append("steps", _row(STEPS, step, self._trial, follower))
         elif kind == "memory":
             if event.memory.at_ns > follower.last_memory_ns:
@@ -229,6 +241,27 @@ class Collector:
             write()
         except OSError as error:
             self.failure = self.failure or f"telemetry cannot be written ({error}): free the disk and run again"
+
+
+def _recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
+    events: dict[str, int] = {}
+    steps: dict[str, int] = {}
+
+    def take_events(rows: pa.Table) -> None:
+        events.update(zip(rows["event_id"].to_pylist(), rows["start_ns"].to_pylist(), strict=True))
+
+    def take_steps(rows: pa.Table) -> None:
+        last = rows.group_by("replica").aggregate([("end_ns", "max")])
+        for replica, end_ns in zip(last["replica"].to_pylist(), last["end_ns_max"].to_pylist(), strict=True):
+            steps[replica] = max(end_ns, steps.get(replica, -1))
+
+    for table, schema, take in (
+        ("compile_events", COMPILE_EVENTS, take_events),
+        ("steps", STEPS, take_steps),
+    ):
+        if (path := folder / f"{table}.arrow").exists():
+            read_pieces(path, schema, take)
+    return events, steps
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:

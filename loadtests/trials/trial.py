@@ -30,6 +30,7 @@ from loadtests.trials.served_parity import (
     compared_vectors,
     questions,
 )
+from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from servers.security import server_tls
@@ -175,9 +176,9 @@ class Trial:
         return self._collector
 
     @property
-    def envoy(self) -> Envoy | None:
-        """The splitter, where requests go through one."""
-        return self._envoy
+    def splitter(self) -> Splitter | None:
+        """Envoy, where requests go through it."""
+        return None if self._envoy is None else EnvoySplitter(self._envoy.admin)
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing due at the instant or later is sent, nor to an arm of `ended_arms` from its own on; the facts say

@@ -1,7 +1,8 @@
-"""What Envoy writes of each request that it has passed on: a line of JSON in the splitter's request log, read back.
+"""What Envoy writes of each request that it has passed on: lines of JSON in the splitter's request log, read back.
 
-Envoy writes a line when a request ends, for copies that a shadow got too, whose answers nobody else sees: copies pass a
-listener of their own (bootstrap.py), and its log knows of the copy what the other one knows of the request.
+Envoy writes a line when a request comes and one when it ends, for copies that a shadow got too, whose answers nobody
+else sees: copies pass a listener of their own (bootstrap.py), and its log knows of the copy what the other one knows of
+the request. Both lines of a request have its start and its connection.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from servers.metadata import ARM_HEADER, SESSION_HEADER, STATUS_NAMES, trailing_key
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER, STATUS_NAMES, trailing_key
+from servers.splitter.admin import Admin
 
 # Carried from the client to the arm and to its shadows, so that a request and its copies are known as one.
 REQUEST_ID_HEADER: Final = "x-request-id"
@@ -22,6 +24,7 @@ FIGURES: Final = (
     *("queue_ns", "prefill_ns", "decode_ns", "compile_stall_ns", "batch_id", "batch_size", "padded_batch"),
     *("padded_length", "prompt_tokens", "output_tokens", "recv_ns", "end_ns"),
 )
+_ENDED: Final = "DownstreamEnd"
 _SINCE: Final = "%COMMON_DURATION(DS_RX_BEG:{}:ns)%"
 _ENVOY_STATUS: Final = {"UC": "UNAVAILABLE", "UF": "UNAVAILABLE", "UH": "UNAVAILABLE", "UR": "UNAVAILABLE"}
 
@@ -31,15 +34,19 @@ class LoggedRequest:
     """One request as Envoy saw it. `first_ns` and `end_ns` count from `start_ns`, which is on the host's wall clock.
 
     `first_ns` is the first byte of the replica's answer, None where none came: the first token, from servers whose
-    headers go out with it, as tailgate's do. `end_ns` is the last one, or when the request was given up.
+    headers go out with it, as tailgate's do. `end_ns` is the last one, or when the request was given up. Of a request
+    that has come and not `ended` only path, start and connection mean anything.
     """
 
+    ended: bool
+    connection: int
     arm: str
     copy: bool  # one that a shadow got
     request_id: str  # "" where the client sent none
     session_id: str
     pinned: bool
     replica: str  # by its own name, or by its address where it did not say
+    address: str
     path: str
     start_ns: int
     first_ns: int | None
@@ -48,10 +55,17 @@ class LoggedRequest:
     error: str  # what the replica or Envoy said of a status that is not OK
     figures: Mapping[str, int]  # of FIGURES, those that came
 
+    @property
+    def inference(self) -> bool:
+        """Whether it asks for what arms are compared by."""
+        return self.path.startswith(f"/{INFERENCE_SERVICE}/")
+
 
 def log_format(*, copy: bool) -> dict[str, Any]:
     """The JSON format of a line, for Envoy's configuration."""
     return {
+        "event": "%ACCESS_LOG_TYPE%",
+        "connection": "%CONNECTION_ID%",
         "copy": "1" if copy else "0",
         "arm": "%UPSTREAM_CLUSTER_RAW%",
         "request_id": f"%REQ({REQUEST_ID_HEADER})%",
@@ -85,12 +99,15 @@ def parse_line(line: str) -> LoggedRequest | None:
         status, error = _status(row)
         figures = row.get("figures") or {}
         return LoggedRequest(
+            ended=row["event"] == _ENDED,
+            connection=int(row["connection"] or 0),
             arm=str(row["arm"] or ""),
             copy=str(row["copy"]) == "1",
             request_id=str(row.get("request_id") or ""),
             session_id=str(row.get("session") or ""),
             pinned=bool(row.get("pinned")),
             replica=str(row.get("replica") or row.get("replica_of_headers") or row.get("host") or ""),
+            address=str(row.get("host") or ""),
             path=str(row.get("path") or ""),
             start_ns=start_ns,
             first_ns=_whole(row.get("first_ns")),
@@ -123,3 +140,21 @@ def _whole(value: Any) -> int | None:
         return None
     text = str(value)
     return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
+
+
+def log_path(admin: Admin) -> str:
+    """The file that the split behind `admin` writes such lines to, "" where it writes none. Raises SplitterError when
+    no split answers."""
+    return _path(json.loads(admin.get("/config_dump")))
+
+
+def _path(document: Any) -> str:
+    """The path of the first logger of this format anywhere in Envoy's dump."""
+    if isinstance(document, dict):
+        form = document.get("log_format")
+        if isinstance(form, dict) and form.get("json_format", {}).keys() >= {"event", "connection", "figures"}:
+            return str(document.get("path", ""))
+        document = list(document.values())
+    if isinstance(document, list):
+        return next(filter(None, map(_path, document)), "")
+    return ""

@@ -114,6 +114,8 @@ def _listener(config: SplitterConfig) -> dict[str, Any]:
             ]
         },
         access_log=[*_access_log(config), *_request_log(config, copy=False)],
+        # A request that is under way would be unknown until it ends, and the slowest are under way the longest.
+        **({"access_log_options": {"flush_access_log_on_new_request": True}} if config.request_log else {}),
     )
     return {
         "name": LISTENER,
@@ -413,7 +415,8 @@ def _access_log(config: SplitterConfig) -> list[dict[str, Any]]:
         "grpc_status": "%GRPC_STATUS(SNAKE_STRING)%",
         "flags": "%RESPONSE_FLAGS%",
     }
-    return _json_lines(config.access_log, fields)
+    loggers = _json_lines(config.access_log, fields)
+    return [{**logger, "filter": {"log_type_filter": {"types": ["DownstreamEnd"]}}} for logger in loggers]
 
 
 def _request_log(config: SplitterConfig, *, copy: bool) -> list[dict[str, Any]]:

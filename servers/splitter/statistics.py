@@ -38,7 +38,7 @@ _REPLICA_ERRORS: Final = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
 # One Envoy's start is read to within a second or two, by the age that it tells in whole seconds.
-_SAME_START_S: Final = 5.0
+SAME_START_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ def _latencies(buckets: Iterable[Mapping[str, Any]]) -> Latencies:
 
 
 def _since(name: str, earlier: ArmStatistics, later: ArmStatistics) -> ArmStatistics:
-    if abs(later.envoy_start_s - earlier.envoy_start_s) > _SAME_START_S:
+    if abs(later.envoy_start_s - earlier.envoy_start_s) > SAME_START_S:
         raise SplitterError(
             f'arm "{name}": Envoy was started anew between the readings, and counts from 0 again: read it twice more'
         )

@@ -50,6 +50,17 @@ def live_weights(admin: Admin) -> dict[str, int]:
     return live_shares(admin).weights
 
 
+def configured_weights(admin: Admin) -> dict[str, int]:
+    """The weights that the split behind `admin` has when it starts anew. Raises SplitterError when none answers."""
+    clusters = _route(admin)["weighted_clusters"]["clusters"]
+    return {cluster["name"]: int(cluster.get("weight", 0)) for cluster in clusters}
+
+
+def started_s_ago(admin: Admin) -> float:
+    """How long ago it started, in whole seconds. Raises SplitterError when no split answers."""
+    return float(json.loads(admin.get("/server_info"))["uptime_current_epoch"].removesuffix("s"))
+
+
 def reweight(admin: Admin, weights: Mapping[str, int]) -> dict[str, int]:
     """New requests follow `weights`; streams in flight are not touched. Returns the weight of every arm from now on.
 

@@ -229,7 +229,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             replica=self.replica,
             config_json=json.dumps(self.config.to_dict()),
             versions={"fake": "1"},
-            counters={"answered": self.answered},
+            counters={"answered": self.answered, "compile_events": self._compiles, "steps": self._steps},
             memory_bytes={"weights": 1024, **({"process_peak": self.memory_bytes} if self.memory_bytes else {})},
             startup_ns={"load": 10_000_000},
             device=self.config.model.device,

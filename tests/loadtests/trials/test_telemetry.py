@@ -205,7 +205,7 @@ def test_readings_of_memory_do_not_keep_telemetry_from_settling(collector: Colle
 
 def step_batch(count: int) -> telemetry_pb2.StepRecords:
     return telemetry_pb2.StepRecords(
-        records=[telemetry_pb2.StepRecord(step_id=number, kind="decode") for number in range(count)]
+        records=[telemetry_pb2.StepRecord(step_id=n, kind="decode", end_ns=1000 + n) for n in range(count)]
     )
 
 

@@ -5,17 +5,40 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from servers.splitter.access_log import LoggedRequest, parse_line
+from servers.splitter.access_log import LoggedRequest, log_path, parse_line
 from tests.servers.splitter.house import Build, House, wait_for
 
 
 def logged(house: House, count: int) -> list[LoggedRequest]:
     """The lines of the log once there are `count`."""
     path = Path(house.config.request_log)
-    assert wait_for(lambda: path.exists() and path.read_text().count("\n") >= count), path.read_text()
-    rows = [parse_line(line) for line in path.read_text().splitlines()]
-    assert len(rows) == count
-    return [row for row in rows if row is not None]
+
+    def ended() -> list[LoggedRequest]:
+        rows = map(parse_line, path.read_text().splitlines()) if path.exists() else ()
+        return [row for row in rows if row is not None and row.ended]
+
+    assert wait_for(lambda: len(ended()) >= count), path.read_text()
+    assert len(ended()) == count
+    return ended()
+
+
+def test_a_request_that_is_under_way_has_a_line_and_its_end_the_same_start(build: Build, tmp_path: Path) -> None:
+    house = build({"eager": 1}, request_log=str(tmp_path / "requests.log"))
+    house.hold(1)
+    path = tmp_path / "requests.log"
+    assert wait_for(lambda: path.exists() and path.read_text().count("\n") == 1)
+    begun = parse_line(path.read_text())
+    assert begun is not None
+    assert (begun.ended, begun.inference) == (False, True)
+    house.release()
+    (whole,) = logged(house, 1)
+    assert (whole.start_ns, whole.connection) == (begun.start_ns, begun.connection)
+
+
+def test_the_log_of_a_split_is_found_by_its_admin_address(build: Build, tmp_path: Path) -> None:
+    house = build({"eager": 1, "compiled": 1}, request_log=str(tmp_path / "requests.log"))
+    assert log_path(house.envoy.admin) == str(tmp_path / "requests.log")
+    assert log_path(build({"eager": 1}).envoy.admin) == ""
 
 
 def mirrored(build: Build, tmp_path: Path, **settings: object) -> House:

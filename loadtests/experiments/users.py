@@ -1,0 +1,86 @@
+"""Where users' traffic flows, for a ramp that sends none itself: the [users] table of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from servers.address import host_port
+from servers.fields import ConfigError, check_choice
+from servers.splitter.envoy_config import split_address
+
+MovedBy = Literal["tailgate", "others"]
+_KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is not sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsersConfig:
+    """`admin` is the admin address of a running `tailgate split`, host:port. It tells the replicas of both arms and
+    where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
+
+    With `route`, NAMESPACE/NAME of a Gateway API GRPCRoute, that one's weights are moved, through the API server that a
+    pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what somebody else
+    does to them is recorded, and the candidate judged.
+    """
+
+    admin: str = ""
+    access_log: str = ""
+    route: str = ""
+    api: str = ""
+    replicas: tuple[str, ...] = ()
+    moved_by: MovedBy = "tailgate"
+
+    def __post_init__(self) -> None:
+        check_choice("users.moved_by", self.moved_by, ("tailgate", "others"))
+        for key in ("admin", "api"):
+            if address := getattr(self, key):
+                host_port(address, f'users.{key} is "{address}": give an address as host:port')
+        namespace, slash, name = self.route.partition("/")
+        if self.route and not (namespace and slash and name and "/" not in name):
+            raise ConfigError(f'users.route is "{self.route}": give NAMESPACE/NAME of a GRPCRoute')
+        if self.api and not self.route:
+            raise ConfigError(f'users.api is "{self.api}" but users.route is empty: name the GRPCRoute, or remove api')
+        known = self.addresses
+        if len(known) < len(self.replicas):
+            raise ConfigError(f"users.replicas names an arm twice: {', '.join(self.replicas)}: give each arm one entry")
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """The addresses of each arm in `replicas`."""
+        arms = {}
+        for text in self.replicas:
+            arm, equals, rest = text.partition("=")
+            addresses = tuple(address.strip() for address in rest.split(","))
+            if not arm or not equals or not rest:
+                raise ConfigError(f'users.replicas holds "{text}": write ARM=HOST:PORT,HOST:PORT')
+            for address in addresses:
+                split_address(address)
+            arms[arm] = addresses
+        return arms
+
+    def check(self) -> None:
+        """It says where the traffic flows. Otherwise ConfigError."""
+        if not self.admin and not self.access_log:
+            raise ConfigError(
+                'ramp.load is "none" but nothing says where users\' traffic flows: give users.admin (--admin), the '
+                "address that `tailgate split` printed, or users.access_log"
+            )
+        if not self.admin and not self.route and self.moved_by == "tailgate":
+            raise ConfigError(
+                "users.admin and users.route are both empty, so that no weights can be moved: give one, or "
+                'users.moved_by = "others"'
+            )
+
+
+def of_users(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of an experiment whose requests come from users: what it says of made-up traffic is left out."""
+    traffic = table.get("traffic")
+    kept = {key: traffic[key] for key in _KEPT if key in traffic} if isinstance(traffic, Mapping) else {}
+    # Nothing is asked of the arms beside what users ask, and their machines may be others.
+    left = {
+        "traffic": {**kept, "design": "split", "arrivals": "users"},
+        "parity": {"served": False},
+        "bed": {"sample_s": 0.0, "reference_s": 0.0},
+    }
+    return {**{key: value for key, value in table.items() if key != "pressure"}, **left}

@@ -1,0 +1,250 @@
+"""Moves the traffic of a trial to its candidate step by step, and back at once when something happens.
+
+What a step is left by, `analysis.judging.ramp_decision` says. A change of weights is written down before the splitter
+is told, so that the candidate never has more than the last line allows, and again once the splitter has taken it. One
+that the splitter did not take is told again until it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analysis.judging.gates import FAIL, PASS
+from analysis.judging.ramp_decision import Decision, Standing, decide
+from analysis.records.weight_journal import BY_HAND, WeightChange, append
+from analysis.run.spikes import RECOMPILE_KINDS
+from analysis.settings.gate_limits import GateLimits
+from analysis.settings.ramp_limits import RampLimits
+from loadtests.trials.early_end import END_DELAY_NS
+from loadtests.trials.judge import Judge
+from loadtests.trials.splitters import Splitter
+from loadtests.trials.steering import Steered
+from servers.clock import now_ns
+from servers.splitter.admin import SplitterError
+
+WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
+_AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
+_BURST_REQUESTS, _BURST_SHARE = 5, 0.2  # of failed requests, and of those that ended in the step
+_READ_NS = 1_000_000_000  # between two readings of the weights in force
+
+
+class RampControl:
+    """The ramp of one trial, whose steps begin with the traffic. The journal is in `run_dir`.
+
+    `before` are the changes of a controller that is gone: its last step begins anew. Weights that somebody else sets
+    are left as they are, written down, and end the ramp: two hands must not pull at one lever.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        limits: RampLimits,
+        gates: GateLimits,
+        control: str,
+        judge: Judge,
+        before: Sequence[WeightChange] = (),
+    ) -> None:
+        self._run_dir = run_dir
+        self._limits, self._gates = limits, gates
+        self._control, self._candidate = control, limits.candidate
+        self._judge = judge
+        self._began_ns = 0
+        self._end_ns: int | None = None  # when the load ends, once the ramp has
+        self._looked = 0
+        self._failed_before = self._finished_before = 0
+        own = [change for change in before if change.step is not None]
+        self._step = own[-1].step or 0 if own else 0
+        self._last: WeightChange | None = own[-1] if own else None
+        self._resumes = bool(own)
+        self._due: WeightChange | None = None  # written down, and not taken by the splitter yet
+        self._read_ns = 0
+
+    @property
+    def share(self) -> float:
+        """The percentage of the traffic that the candidate has at this step."""
+        return self._limits.steps[self._step]
+
+    def poll(self, trial: Steered) -> None:
+        """The weights are as they should be now."""
+        splitter = trial.splitter
+        if splitter is None or trial.context.facts.start_ns is None:
+            return
+        if self._last is None:
+            self._change(trial, "start", f"step 1 of {len(self._limits.steps)}")
+        elif self._resumes:
+            self._resume(trial, splitter, self._last)
+        self._tell(trial, splitter)
+        if self._end_ns is not None:
+            self._end(trial)
+            return
+        alarms = self._alarms(trial)
+        if len(alarms) > self._limits.failure_limit:
+            cause_ns, why = alarms[self._limits.failure_limit]
+            self._act(trial, Decision(action="rollback", why=why), cause_ns=cause_ns)
+            self._tell(trial, splitter)
+            return
+        if self._due is not None or self._moved_by_hand(trial, splitter):
+            return
+        look = self._judge.last()
+        if look is None or int(look["look"]) == self._looked:
+            return
+        self._looked = int(look["look"])
+        if int(look["at_ns"]) < self._began_ns:
+            return  # it was begun before the step, and counts the requests of the one before
+        self._act(trial, decide(self._standing(look, [why for _, why in alarms]), self._limits))
+        self._tell(trial, splitter)
+
+    def _standing(self, look: Mapping[str, Any], alarms: Sequence[str]) -> Standing:
+        outlook = look["arms"][self._candidate]
+        step = look.get("step") or {}
+        failed = outlook["reason"] if outlook["decision"] == FAIL else step.get("failed")
+        return Standing(
+            step=self._step,
+            step_s=(now_ns() - self._began_ns) / 1e9,
+            alarms=alarms,
+            failed=failed,
+            safe=bool(step.get("safe")),
+            passed=outlook["decision"] == PASS,
+            requests=int(step.get("requests") or 0),
+            uneven=step.get("uneven"),
+        )
+
+    def _alarms(self, trial: Steered) -> list[tuple[int, str]]:
+        """What happened to the candidate while it served, in order, each with when."""
+        limits, candidate = self._limits, self._candidate
+        found = []
+        recompiles = 0
+        for event in trial.collector.served_compiles:
+            if event.arm != candidate or event.kind not in RECOMPILE_KINDS:
+                continue
+            recompiles += 1
+            shape = f" for {event.shape}" if event.shape else ""
+            if event.seconds >= limits.stall_limit_s:
+                found.append((event.end_ns, f"{candidate} compiled for {event.seconds:.1f} s while serving{shape}"))
+            elif recompiles > self._gates.max_recompiles:
+                found.append((event.end_ns, f"{candidate} recompiled {recompiles} times while serving{shape}"))
+        for death in trial.context.facts.deaths:
+            if death.get("arm") == candidate:
+                at_ns = death.get("at_ns")
+                found.append((int(at_ns) if isinstance(at_ns, int) else now_ns(), f"{death.get('replica')} died"))
+        if (load := trial.context.status.load.arms.get(candidate)) is not None:
+            failed = load.failed - self._failed_before
+            finished = load.finished - self._finished_before
+            if failed >= _BURST_REQUESTS and failed > _BURST_SHARE * finished:
+                found.append((now_ns(), f"{failed} of {finished} requests to {candidate} failed in this step"))
+        return sorted(found)
+
+    def _act(self, trial: Steered, decision: Decision, *, cause_ns: int | None = None) -> None:
+        if decision.action == "hold" and self._last is not None and self._last.action != "hold":
+            self._last = self._record(decision.action, decision.why)
+            trial.context.status.note(f"ramp: held at {self.share:g} %: {decision.why}")
+        if decision.action in ("stay", "hold"):
+            trial.context.status.detail = f"{self.share:g} % to {self._candidate}: {decision.why}"
+            return
+        if decision.action == "advance":
+            self._step += 1
+        if decision.action == "promoted":
+            self._last = self._record(decision.action, decision.why, cause_ns=cause_ns)
+        else:
+            self._change(trial, decision.action, decision.why, cause_ns=cause_ns)
+        trial.context.status.note(f"ramp: {decision.action}: {decision.why}")
+        if decision.action == "promoted":
+            self._end_ns = now_ns()
+
+    def _change(self, trial: Steered, action: str, why: str, *, cause_ns: int | None = None) -> None:
+        """The journal says what the candidate is to have, and the splitter is to be told."""
+        self._last = self._due = self._record(action, why, cause_ns=cause_ns)
+        self._began_ns = now_ns()
+        load = trial.context.status.load.arms.get(self._candidate)
+        if load is not None:
+            self._failed_before, self._finished_before = load.failed, load.finished
+
+    def _resume(self, trial: Steered, splitter: Splitter, last: WeightChange) -> None:
+        """The step of the controller that is gone begins anew, or what it had decided last is done."""
+        if last.done_ns is not None and self._moved_by_hand(trial, splitter):
+            return
+        self._resumes = False
+        if last.action == "rollback":
+            self._due = last
+        else:
+            self._change(trial, "resume", f"step {self._step + 1} of {len(self._limits.steps)} begins anew")
+
+    def _tell(self, trial: Steered, splitter: Splitter) -> None:
+        """What is due is done, and the journal says since when. A splitter that does not answer is told again."""
+        due = self._due
+        if due is None:
+            return
+        status = trial.context.status
+        try:
+            splitter.reweight(due.weights)
+        except SplitterError as error:
+            status.detail = f"the weights are not changed yet: {error}"
+            return
+        self._due, self._last = None, replace(due, done_ns=now_ns())
+        self._read_ns = self._began_ns = now_ns()
+        append(self._run_dir, self._last)
+        share = f"{100.0 * due.weights[self._candidate] / WHOLE:g} % of the traffic to {self._candidate}"
+        status.detail = share
+        status.note(share)
+        if due.action == "rollback":
+            self._end_ns = now_ns() + _AFTER_NS
+
+    def _moved_by_hand(self, trial: Steered, splitter: Splitter) -> bool:
+        """Whether somebody else has set the weights, or nobody can tell.
+
+        What was set is written down, and the ramp leaves it so and ends. Weights that a splitter has forgotten because
+        it started anew are set again.
+        """
+        last = self._last
+        assert last is not None
+        if now_ns() - self._read_ns < _READ_NS:
+            return False
+        self._read_ns = now_ns()
+        try:
+            weights = dict(splitter.weights())
+            up_s = splitter.up_s()
+        except SplitterError as error:
+            trial.context.status.detail = f"the splitter does not answer: {error}"
+            return True
+        if {arm: weights.get(arm, 0) for arm in last.weights} == dict(last.weights):
+            return False
+        if up_s < (now_ns() - (last.done_ns or last.at_ns)) / 1e9:
+            self._change(trial, "again", "the splitter has started anew, with the weights of its configuration")
+            return True
+        shares = ", ".join(f"{arm}={weight}" for arm, weight in weights.items())
+        self._last = WeightChange(
+            at_ns=now_ns(),
+            weights=weights,
+            why=f"somebody else set the weights to {shares}",
+            action=BY_HAND,
+            step=self._step,
+        )
+        append(self._run_dir, self._last)
+        self._end_ns = now_ns()
+        trial.context.status.note(f"ramp: {self._last.why}; it leaves them so and ends")
+        return True
+
+    def _record(self, action: str, why: str, *, cause_ns: int | None = None) -> WeightChange:
+        share = 0 if action == "rollback" else round(self.share / 100.0 * WHOLE)
+        change = WeightChange(
+            at_ns=now_ns(),
+            weights={self._control: WHOLE - share, self._candidate: share},
+            why=why,
+            action=action,
+            step=self._step,
+            cause_ns=cause_ns,
+        )
+        append(self._run_dir, change)
+        return change
+
+    def _end(self, trial: Steered) -> None:
+        """The load ends some time after the ramp has."""
+        facts = trial.context.facts
+        if facts.ended is None and self._end_ns is not None and now_ns() >= self._end_ns:
+            assert self._last is not None
+            facts.ended = f"the ramp ended: {self._last.action}, {self._last.why}"
+            trial.end_load(now_ns() + END_DELAY_NS)

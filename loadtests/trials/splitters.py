@@ -1,0 +1,87 @@
+"""What splits the traffic, as whoever moves its weights sees it: an Envoy, or a GRPCRoute of a cluster's gateway."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadtests.experiments.users import UsersConfig
+from servers.address import host_port
+from servers.splitter.admin import Admin
+from servers.splitter.gateway import ApiServer, Gateway, in_cluster
+from servers.splitter.weights import live_weights, reweight, started_s_ago
+
+_IN_FORCE_S, _ASK_S = 5.0, 0.2
+
+
+class Splitter(Protocol):
+    """Weights that can be read and set. Both raise SplitterError when nobody answers."""
+
+    def weights(self) -> Mapping[str, int]:
+        """The weight of every arm, as it is in force."""
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        """New requests follow the weights; those under way are not touched."""
+
+    def up_s(self) -> float:
+        """For how long it has kept the weights that it was told, in s; infinite where they outlive it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySplitter:
+    """The split behind an admin interface."""
+
+    admin: Admin
+
+    def weights(self) -> Mapping[str, int]:
+        """The live weights."""
+        return live_weights(self.admin)
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        """In one change, in force when it returns."""
+        reweight(self.admin, weights)
+
+    def up_s(self) -> float:
+        """Envoy's age, whole seconds of which it tells: it starts with the weights of its configuration."""
+        return started_s_ago(self.admin)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSplitter:
+    """The GRPCRoute of a gateway."""
+
+    gateway: Gateway
+
+    def weights(self) -> Mapping[str, int]:
+        """Those of the route; its gateway may be a moment behind."""
+        return self.gateway.state().weights
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        """Returns once the gateway says that it follows, or after 5 s: not every gateway says so."""
+        state = self.gateway.reweight(weights)
+        deadline = time.monotonic() + _IN_FORCE_S
+        while not state.in_force and time.monotonic() < deadline:
+            time.sleep(_ASK_S)
+            state = self.gateway.state()
+
+    def up_s(self) -> float:
+        """The cluster keeps the route."""
+        return math.inf
+
+
+def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
+    """The splitter of users' traffic to the arms; None where none is named. Raises ConfigError outside of a cluster
+    whose route is named."""
+    if users.route:
+        namespace, _, route = users.route.partition("/")
+        api = _proxy(users.api) if users.api else in_cluster()[0]
+        return RouteSplitter(Gateway(api=api, namespace=namespace, route=route, arms=arms))
+    return EnvoySplitter(Admin(*host_port(users.admin))) if users.admin else None
+
+
+def _proxy(address: str) -> ApiServer:
+    host, port = host_port(address)
+    return ApiServer(host=host, port=port)

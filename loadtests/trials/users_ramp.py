@@ -1,0 +1,206 @@
+"""A ramp of users' traffic: servers and splitter run already, and outlive whoever moves the weights.
+
+A controller that is killed leaves the splitter with the weights that it had. The next one goes on from the records.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.records.documents import read_document
+from analysis.records.weight_journal import BY_HAND, BY_OTHERS, WeightChange, append, read_weights
+from loadtests.experiments.model import Experiment
+from loadtests.traffic.schedule import SCHEDULE, Schedule
+from loadtests.trials.context import TrialContext
+from loadtests.trials.live_page import LivePage
+from loadtests.trials.preflight import check_writable
+from loadtests.trials.progress import Status
+from loadtests.trials.ramp_control import RampControl
+from loadtests.trials.run import Orchestrator
+from loadtests.trials.splitters import EnvoySplitter, Splitter, splitter_of
+from loadtests.trials.steering import Steered, Steering
+from loadtests.trials.trial_facts import TrialFacts
+from loadtests.trials.users_trial import UsersTrial, observed_of
+from servers.address import host_port
+from servers.clock import now_ns
+from servers.fields import ConfigError
+from servers.splitter.access_log import log_path
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.replicas import replica_addresses
+from servers.splitter.weights import configured_weights
+
+_READ_NS = 1_000_000_000
+
+
+class UsersRamp(Orchestrator):
+    """Ramps the experiment that `ramped` has made, whose requests users send. `resumed` is the run directory of a ramp
+    whose controller is gone."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        out: Path,
+        status: Status | None = None,
+        page: LivePage | None = None,
+        resumed: Path | None = None,
+    ) -> None:
+        super().__init__(experiment, out=out, status=status, page=page)
+        self._resumed = resumed
+        self._splitter: Splitter | None = None
+        self._log = ""
+        self._arms: dict[str, tuple[str, ...]] = {}
+
+    def prepare(self) -> None:
+        """The splitter answers, splits over both arms and tells what is needed. Otherwise ConfigError."""
+        users, names = self.experiment.users, [arm.name for arm in self.experiment.arms]
+        users.check()
+        self.experiment.security.check()
+        check_writable(self._out)
+        try:
+            self._splitter = splitter_of(users, names)
+            self._log, self._arms = users.access_log, dict(users.addresses)
+            if users.admin:
+                self._ask_envoy(Admin(*host_port(users.admin)))
+            weights = dict(self._splitter.weights()) if self._splitter is not None else dict.fromkeys(names, 0)
+        except SplitterError as error:
+            raise ConfigError(str(error)) from None
+        for name in names:
+            if name not in weights:
+                raise ConfigError(f'users\' traffic is not split over "{name}": it goes to {", ".join(weights)}')
+        if not self._log:
+            raise ConfigError(
+                "the split writes no request log: start it with --request-log FILE, or give users.access_log"
+            )
+        if users.moved_by == "others" or self._resumed is not None:
+            return
+        candidate = self.experiment.ramp.candidate
+        if share := weights[candidate]:
+            raise ConfigError(f"{candidate} has weight {share} already: set it to 0 first, or go on with --resume")
+
+    def _ask_envoy(self, admin: Admin) -> None:
+        """What the split itself knows, where the experiment does not say it."""
+        self._log = self._log or log_path(admin)
+        for arm, addresses in replica_addresses(admin).items():
+            if arm in (item.name for item in self.experiment.arms):
+                self._arms.setdefault(arm, addresses)
+        candidate = self.experiment.ramp.candidate
+        moves = isinstance(self._splitter, EnvoySplitter) and self.experiment.users.moved_by == "tailgate"
+        if moves and (share := configured_weights(admin).get(candidate, 0)):
+            # Envoy forgets live weights when it starts anew.
+            raise ConfigError(
+                f"the split gives {candidate} weight {share} whenever it starts anew: start it with "
+                f"--weight {candidate}=0, so that a restart gives it nothing"
+            )
+
+    def _directory(self) -> Path:
+        return super()._directory() if self._resumed is None else self._resumed
+
+    def _run_trials(self, run_dir: Path) -> None:
+        folder = run_dir / "trial-01"
+        context = TrialContext(
+            experiment=self.experiment,
+            number=1,
+            folder=folder,
+            facts=self._facts(folder),
+            status=self.status,
+            check=self._check,
+        )
+        observed = observed_of(
+            context,
+            log=Path(self._log),
+            admin=self.experiment.users.admin,
+            arms=self._arms,
+            since_ns=context.facts.start_ns or now_ns(),
+        )
+        steering = self._steering(context)
+        assert steering is not None
+        self._running = trial = UsersTrial(context, observed=observed, splitter=self._splitter, steering=steering)
+        clean = False
+        try:
+            trial.run()
+            clean = True
+        finally:
+            trial.close(hurry=not clean)
+
+    def _facts(self, folder: Path) -> TrialFacts:
+        """What was planned, which is nothing, and how it went until now."""
+        traffic = self.experiment.traffic
+        nothing = Schedule(
+            table=SCHEDULE.empty_table(),
+            design=traffic.design,
+            arms=tuple(arm.name for arm in self.experiment.arms),
+            trial=1,
+            seed=self.experiment.seed,
+            duration_s=traffic.duration_s,
+            block_s=traffic.block_s,
+            dropped={},
+        )
+        facts = TrialFacts.of(self.experiment, 1, nothing)
+        facts.planned = {}
+        facts.arms = [
+            {**row, "replicas": [f"{row['name']}-{index}" for index in range(len(self._arms.get(row["name"], ())))]}
+            for row in facts.arms
+        ]
+        document = read_document(folder / "trial.json")
+        if document is not None and document.content is not None:
+            facts.start_ns = document.content.get("start_ns")
+            facts.deaths = list(document.content.get("deaths", ()))
+        return facts
+
+    def _steering(self, context: TrialContext) -> Steering | None:
+        assert self._judge is not None
+        run_dir, control = context.folder.parent, self.experiment.control.name
+        if self.experiment.users.moved_by == "others":
+            return Onlooker(run_dir, control=control, candidate=self.experiment.ramp.candidate)
+        return RampControl(
+            run_dir,
+            limits=self.experiment.ramp,
+            gates=self.experiment.gates,
+            control=control,
+            judge=self._judge,
+            before=read_weights(run_dir),
+        )
+
+
+class Onlooker:
+    """Writes down what weights somebody else gives the arms, and moves none."""
+
+    def __init__(self, run_dir: Path, *, control: str, candidate: str) -> None:
+        self._run_dir = run_dir
+        self._arms = (control, candidate)
+        self._weights: dict[str, int] | None = None
+        self._read_ns = 0
+
+    def poll(self, trial: Steered) -> None:
+        """The journal has the weights in force."""
+        if trial.splitter is None or now_ns() - self._read_ns < _READ_NS:
+            return
+        self._read_ns = now_ns()
+        try:
+            every = trial.splitter.weights()
+        except SplitterError as error:
+            trial.context.status.detail = f"the splitter does not answer: {error}"
+            return
+        weights = {arm: every.get(arm, 0) for arm in self._arms}
+        if weights != self._weights:
+            self._weights = weights
+            why = "as others set them"
+            at_ns = now_ns()
+            append(
+                self._run_dir,
+                WeightChange(at_ns=at_ns, weights=weights, why=why, action=BY_OTHERS, step=0, done_ns=at_ns),
+            )
+
+
+def resumed(experiment: Experiment, run_dir: Path) -> Experiment:
+    """The experiment of the ramp in `run_dir`, which can go on. ConfigError for one that has ended."""
+    changes = read_weights(run_dir)
+    if not changes:
+        raise ConfigError(f'"{run_dir}" is no ramp that began: it has no weights.jsonl')
+    if experiment.ramp.load != "none":
+        raise ConfigError(f'"{run_dir}" was a ramp of its own traffic, whose arms ended with it: run it anew')
+    last = changes[-1]
+    if last.action in ("promoted", BY_HAND) or (last.action == "rollback" and last.done_ns is not None):
+        raise ConfigError(f'the ramp in "{run_dir}" has ended ({last.action}: {last.why}): start a new one')
+    return experiment

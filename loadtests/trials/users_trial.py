@@ -1,0 +1,196 @@
+"""A trial of users' traffic: arms and splitter run already and go on afterwards; what passes is recorded."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from loadtests.external.client_security import bearer_token
+from loadtests.trials.context import TrialContext
+from loadtests.trials.errors import RunError
+from loadtests.trials.processes import Child, child_environment
+from loadtests.trials.progress import Load, ReplicaState, read_load
+from loadtests.trials.pulse import Pulse
+from loadtests.trials.snapshots import start_up
+from loadtests.trials.splitters import Splitter
+from loadtests.trials.steering import Steering
+from loadtests.trials.telemetry import Collector
+from loadtests.trials.trial import take_all
+from loadtests.users.observed import OBSERVED, Observed
+from servers.clock import now_ns
+
+_COMMAND = (sys.executable, "-P", "-m", "loadtests.users")
+_POLL_S = 0.1
+_STOP_GRACE_S = 10.0
+_SNAPSHOT_S = 10.0
+
+
+class UsersTrial:
+    """Records what passes the splitter of `observed`, and what its replicas tell, until `steering` ends it or its time
+    is over. A trial whose folder is there goes on."""
+
+    def __init__(
+        self, context: TrialContext, *, observed: Observed, splitter: Splitter | None, steering: Steering
+    ) -> None:
+        self._context, self._observed = context, observed
+        self._splitter, self._steering = splitter, steering
+        context.logs.mkdir(parents=True, exist_ok=True)
+        self._collector = Collector(
+            context.folder, trial=context.number, status=context.status, since_ns=observed.since_ns
+        )
+        self._observer: Child | None = None
+        self._pulse: Pulse | None = None
+        self._end_ns: int | None = None
+        self._counted_before: dict[str, dict[str, int]] = {}
+        self._recording = True
+
+    def run(self) -> None:
+        """The traffic was recorded until its end."""
+        context, facts = self._context, self._context.facts
+        context.status.load = Load()
+        context.status.phase = "meeting the arms"
+        security = context.experiment.security
+        token = bearer_token(security) if security.token else ""
+        targets: dict[str, str] = {}
+        for arm, replicas in self._observed.arms.items():
+            for address, replica in replicas.items():
+                context.status.replicas[replica] = ReplicaState(stage="starting")
+                self._collector.follow(arm=arm, replica=replica, target=address, token=token)
+                targets[replica] = address
+        self._meet(targets)
+        facts.start_ns = self._observed.since_ns
+        context.write_facts()
+        (context.folder / OBSERVED).write_text(json.dumps(asdict(self._observed), indent=2) + "\n", encoding="utf-8")
+        self._observer = Child(
+            "users",
+            [*_COMMAND, str(context.folder.resolve())],
+            log_path=context.logs / "users.log",
+            environment=child_environment(),
+        )
+        arms = {replica: arm for arm, replicas in self._observed.arms.items() for replica in replicas.values()}
+        self._pulse = Pulse(targets, gone=partial(self._died, arms), token=token)
+        context.status.phase = "traffic of users"
+        end_ns = facts.start_ns + int(facts.duration_s * 1e9)
+        while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
+            context.check()
+            if (code := self._observer.poll()) is not None:
+                raise RunError(f"users' requests are not recorded any more: {self._observer.log_tail(2)} ({code})")
+            if self._collector.failure is not None:
+                raise RunError(self._collector.failure)
+            context.status.load = read_load(context.folder)
+            self._steering.poll(self)
+            time.sleep(_POLL_S)
+        facts.duration_s = (now_ns() - facts.start_ns) / 1e9
+        self._end_records()
+        facts.complete = True
+        context.write_facts()
+
+    def close(self, *, hurry: bool) -> None:
+        """Nothing is recorded any more. The traffic goes on."""
+        self._context.status.phase, self._context.status.detail = "stopping", ""
+        take_all(self._end_records, self._context.keep_facts)
+
+    def kill(self) -> None:
+        """The same at once. Safe in a signal handler."""
+        if self._observer is not None:
+            self._observer.kill_now()
+
+    @property
+    def context(self) -> TrialContext:
+        """The trial's facts and status."""
+        return self._context
+
+    @property
+    def collector(self) -> Collector:
+        """What replicas told."""
+        return self._collector
+
+    @property
+    def splitter(self) -> Splitter | None:
+        """What splits the traffic of users."""
+        return self._splitter
+
+    def end_load(self, at_ns: int | None) -> None:
+        """Nothing is recorded from the instant on. The traffic goes on: it is not ours."""
+        if at_ns is not None:
+            self._end_ns = at_ns
+
+    def _meet(self, targets: Mapping[str, str]) -> None:
+        """Every replica has said what it runs."""
+        facts = self._context.facts
+        snapshots = {}
+        for replica, target in targets.items():
+            snapshot = self._collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
+            if snapshot is None:
+                raise RunError(
+                    f"{replica} at {target} does not tell its telemetry within {_SNAPSHOT_S:g} s: is it a tailgate "
+                    "server that serves, and is security.token_env what it asks for?"
+                )
+            snapshots[replica] = snapshot
+        self._counted_before = {replica: dict(snapshot.counters) for replica, snapshot in snapshots.items()}
+        facts.startup = {
+            arm: start_up([snapshots[replica] for replica in replicas.values()])
+            for arm, replicas in self._observed.arms.items()
+            if replicas
+        }
+        facts.ready = dict.fromkeys(facts.startup, self._observed.since_ns)
+
+    def _died(self, arms: Mapping[str, str], replica: str) -> None:
+        death = {"arm": arms[replica], "replica": replica, "at_ns": now_ns(), "exit_code": None}
+        self._context.facts.deaths.append(death)
+        self._context.keep_facts()
+        self._context.status.replicas[replica].stage = "dead"
+        self._context.status.note(f"{replica} at {self._address(replica)} cannot be reached any more")
+
+    def _address(self, replica: str) -> str:
+        addresses = {name: at for replicas in self._observed.arms.values() for at, name in replicas.items()}
+        return addresses.get(replica, "?")
+
+    def _end_records(self) -> None:
+        """Requests and telemetry are on disk. A second call does nothing."""
+        if not self._recording:
+            return
+        self._recording = False
+        take_all(
+            lambda: self._pulse.stop() if self._pulse is not None else None,
+            lambda: self._observer.stop(_STOP_GRACE_S) if self._observer is not None else None,
+            lambda: self._collector.settle(timeout_s=2.0),
+            self._last_words,
+            self._collector.stop,
+        )
+
+    def _last_words(self) -> None:
+        final = {}
+        for replicas in self._observed.arms.values():
+            for replica in replicas.values():
+                if (snapshot := self._collector.snapshot(replica, timeout_s=2.0)) is not None:
+                    before = self._counted_before.get(replica, {})
+                    final[replica] = {
+                        "counters": counted_since(before, snapshot.counters),
+                        "memory_bytes": dict(snapshot.memory_bytes),
+                    }
+        self._context.facts.final = final
+
+
+def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """What was counted from one snapshot to the other. A process that has started anew counts from nothing."""
+    anew = any(now.get(name, 0) < count for name, count in before.items())
+    return {name: count - (0 if anew else before.get(name, 0)) for name, count in now.items()}
+
+
+def observed_of(
+    context: TrialContext, *, log: Path, admin: str, arms: Mapping[str, tuple[str, ...]], since_ns: int
+) -> Observed:
+    """What is observed of the replicas at these addresses. They have the names that an experiment gives its own."""
+    return Observed(
+        log=str(log.resolve()),
+        admin=admin,
+        arms={arm: {address: f"{arm}-{index}" for index, address in enumerate(known)} for arm, known in arms.items()},
+        timeout_s=context.experiment.traffic.timeout_s,
+        since_ns=since_ns,
+    )

@@ -1,0 +1,201 @@
+"""Writes down users' requests as they end, and an account of it as a load process keeps one of itself."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from analysis.records.documents import read_document, write_document
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import RecordWriter, read_pieces
+from loadtests.generator.arm_tally import ArmTally
+from loadtests.generator.record import RequestRecord
+from loadtests.generator.record_batches import request_batch
+from loadtests.users.log_follower import LogFollower
+from loadtests.users.observed import Observed
+from loadtests.users.under_way import UnderWay
+from loadtests.users.user_records import place_of, request_id, user_record
+from servers.address import host_port
+from servers.splitter.access_log import LoggedRequest, parse_line
+from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.statistics import SAME_START_S, read_statistics
+
+_RECENT_NS = 10_000_000_000
+_REQUESTS, _ACCOUNT, _PROGRESS = "requests-0.arrow", "generator-0.json", "progress-0.json"
+_IDENTITIES = pa.schema([REQUESTS.field("request_id")])
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What the log held. `pinned` requests were sent to an arm by its name, `others` are no inference or had no arm;
+    `unplaced` ones were under way when the splitter ended. Nothing else is known of these three."""
+
+    started: int = 0
+    finished: int = 0
+    failed: int = 0
+    pinned: int = 0
+    others: int = 0
+    unplaced: int = 0
+
+
+@dataclass(slots=True)
+class _Source:
+    """How many requests the splitter itself has counted for its arms, over all its starts."""
+
+    start_s: float
+    first: int
+    last: int
+    before: int = 0
+
+    @property
+    def count(self) -> int:
+        """All since the first reading."""
+        return self.before + self.last - self.first
+
+
+class Observer:
+    """Follows the requests of `observed` into `folder`. One that was killed goes on from its records: nothing is
+    written twice, and what ended meanwhile is written then."""
+
+    def __init__(self, folder: Path, observed: Observed) -> None:
+        self._folder, self._observed = folder, observed
+        self._admin = Admin(*host_port(observed.admin)) if observed.admin else None
+        self._tallies = {arm: ArmTally() for arm in observed.arms}
+        account = _content(folder / _ACCOUNT)
+        # As it was when the log that is read now was begun: it is read from there again.
+        begun = account.get("log") or {}
+        self._counts = _Counts(**begun.get("counts", {}))
+        self._under_way = UnderWay(longest_ns=int(observed.timeout_s * 1e9), known=begun.get("under_way", ()))
+        self._log = LogFollower(
+            Path(observed.log), log=int(begun.get("number", 0)), reopen=None if self._admin is None else self._reopen
+        )
+        self._begun = self._beginning()
+        self._recorded = _last_place(folder / _REQUESTS)
+        self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
+        self._source = _Source(**account["splitter"]) if account.get("splitter") else None
+
+    def step(self, now_ns: int, *, complete: bool = False) -> None:
+        """What was logged until now is in the records, and both accounts say so. Raises OSError."""
+        rows: list[RequestRecord] = []
+        self._count_at_the_source()
+        for line in self._log.lines():
+            if line.log != self._begun["number"]:
+                self._begun = self._beginning()
+            logged = parse_line(line.text)
+            if logged is None or logged.copy or logged.start_ns < self._observed.since_ns:
+                continue
+            if not logged.ended:
+                if logged.inference:
+                    self._counts.started += 1
+                    self._under_way.begun(logged.start_ns, logged.connection)
+                continue
+            self._under_way.ended(logged.start_ns, logged.connection)
+            if (record := self._record(logged, request_id(line.log, line.offset))) is not None:
+                self._tallies[logged.arm].add(record)
+                if (line.log, line.offset) > self._recorded:
+                    rows.append(record)
+        if rows:
+            self._writer.append_batch(request_batch(rows))
+        self._write(now_ns, complete=complete)
+        self._log.rotate()
+
+    def close(self, now_ns: int) -> None:
+        """The records are complete, as far as the log is."""
+        self.step(now_ns, complete=True)
+        self._writer.close()
+        self._log.close()
+
+    def _record(self, logged: LoggedRequest, identity: str) -> RequestRecord | None:
+        counts = self._counts
+        if not logged.inference or logged.arm not in self._observed.arms:
+            counts.others += 1
+            return None
+        if logged.pinned:
+            counts.pinned += 1
+            return None
+        counts.finished += 1
+        counts.failed += logged.status != "OK"
+        # Not by its own name: replicas that were started apart may have the same one.
+        replica = self._observed.arms[logged.arm].get(logged.address, logged.address)
+        return user_record(logged, identity, replica=replica)
+
+    def _beginning(self) -> dict[str, Any]:
+        """How things stood when the log was begun, to read it again from there."""
+        return {"number": self._log.log, "counts": asdict(self._counts), "under_way": self._under_way.starts()}
+
+    def _count_at_the_source(self) -> None:
+        """What the splitter has counted is known. What was under way in one that is gone is not waited for."""
+        if self._admin is None:
+            return
+        try:
+            arms = read_statistics(self._admin)
+        except SplitterError:
+            return  # it is told by whoever moves its weights
+        count = sum(arm.completed + arm.cancelled for arm in arms.values())
+        start_s = max(arm.envoy_start_s for arm in arms.values())
+        source = self._source
+        if source is None:
+            self._source = _Source(start_s=start_s, first=count, last=count)
+        elif abs(start_s - source.start_s) > SAME_START_S:
+            self._counts.unplaced += self._under_way.lost()
+            self._source = _Source(start_s=start_s, first=0, last=count, before=source.count)
+        else:
+            source.last = count
+
+    def _reopen(self) -> None:
+        assert self._admin is not None
+        with suppress(SplitterError):  # asked again when the log is read next
+            self._admin.post("/reopen_logs")
+
+    def _write(self, now_ns: int, *, complete: bool) -> None:
+        counts = self._counts
+        account = {
+            "worker": 0,
+            "planned": None,
+            **asdict(counts),
+            "records": {"written": counts.finished, "dropped": 0, "waiting_bytes": 0},
+            "start_ns": self._observed.since_ns,
+            "settled_ns": self._under_way.settled_ns(now_ns),
+            "clock": {"same": True},
+            "log": self._begun,
+            "splitter": None if self._source is None else asdict(self._source),
+            "error": None,
+            "complete": complete,
+        }
+        write_document(self._folder / _ACCOUNT, account)
+        since_ns = now_ns - _RECENT_NS
+        progress = {
+            "worker": 0,
+            "planned": None,
+            "started": counts.started,
+            "finished": counts.finished,
+            "failed": counts.failed,
+            "t_s": round((now_ns - self._observed.since_ns) / 1e9, 3),
+            "arms": {arm: tally.summary(since_ns) for arm, tally in self._tallies.items()},
+            "overall": {arm: tally.summary(0) for arm, tally in self._tallies.items()},
+            "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
+        }
+        write_document(self._folder / _PROGRESS, progress)
+
+
+def _last_place(path: Path) -> tuple[int, int]:
+    """Where the last request lies that is in the file; before all where there is none."""
+    last = (-1, -1)
+
+    def take(table: pa.Table) -> None:
+        nonlocal last
+        places = (place_of(identity) for identity in table.column("request_id").to_pylist())
+        last = max((place for place in places if place is not None), default=last)
+
+    if path.exists():
+        read_pieces(path, _IDENTITIES, take, written=REQUESTS)
+    return last
+
+
+def _content(path: Path) -> dict[str, Any]:
+    document = read_document(path)
+    return {} if document is None or document.content is None else document.content

@@ -1,0 +1,172 @@
+"""A service that has users: paced arms, `tailgate split` in front of them, and people who send requests all the time.
+
+Everything is a process of its own, so that each can be killed, and started again where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from loadtests.experiments.reading import load
+from servers.rpc import inference_pb2, inference_pb2_grpc
+from servers.splitter.admin import Admin
+from servers.splitter.weights import live_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+_START_S = 20.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a user's request ended, by the trailing metadata of who answered."""
+
+    at_s: float
+    status: str
+    arm: str
+
+
+@dataclass(slots=True)
+class UsersHouse:
+    """The house in `folder`. `flags` are those of tests/fakes/arm.py, by arm."""
+
+    folder: Path
+    arms: Sequence[str] = ("eager", "compiled-padded")
+    flags: dict[str, Sequence[str]] = field(default_factory=dict)
+    rate: float = 40.0
+    answers: list[Answer] = field(default_factory=list)
+    ports: dict[str, int] = field(default_factory=dict)
+    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _sender: threading.Thread | None = None
+
+    def __enter__(self) -> UsersHouse:
+        self.ports = {name: free_port() for name in (*self.arms, "split", "admin")}
+        for arm in self.arms:
+            self.start_arm(arm)
+        self.start_split()
+        self._sender = threading.Thread(target=self._send, daemon=True)
+        self._sender.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        assert self._sender is not None
+        self._sender.join(10)
+        for child in self.children.values():
+            child.kill()
+            child.wait()
+
+    @property
+    def admin(self) -> Admin:
+        """Envoy's admin interface."""
+        return Admin("127.0.0.1", self.ports["admin"])
+
+    def weights(self) -> dict[str, int]:
+        """What is in force."""
+        return live_weights(self.admin)
+
+    def start_arm(self, arm: str) -> None:
+        """The arm serves where it always does."""
+        config = self.folder / f"{arm}.json"
+        own = next(item for item in load("demo").own_arms if item.name == arm)
+        config.write_text(json.dumps(own.config.to_dict()))
+        command = ["tests/fakes/arm.py", "--config", str(config), "--replica", f"{arm}-0"]
+        command += ["--port", str(self.ports[arm]), "--warmup-s", "0.1", *self.flags.get(arm, ())]
+        self._start(arm, command)
+        self._await_port(arm)
+
+    def start_split(self) -> None:
+        """The split serves where it always does. It gives all to the first arm when it starts."""
+        command = ["-m", "loadtests.commands.main", "split", "--request-log", str(self.folder / "requests.log")]
+        for place, arm in enumerate(self.arms):
+            command += ["--arm", f"{arm}=127.0.0.1:{self.ports[arm]}", "--weight", f"{arm}={int(place == 0)}"]
+        command += ["--port", str(self.ports["split"]), "--admin-port", str(self.ports["admin"])]
+        self._start("split", command)
+        self._await_port("split")
+
+    def kill(self, name: str) -> None:
+        """The process is gone at once, and what it started with it."""
+        self.children[name].send_signal(signal.SIGKILL)
+        self.children[name].wait()
+
+    def envoy_pid(self) -> int:
+        """The process id of the split's Envoy."""
+        return int(json.loads(self.admin.get("/server_info"))["command_line_options"].get("pid", 0))
+
+    def ramp(self, *arguments: str) -> subprocess.Popen[str]:
+        """`tailgate ramp` with these arguments, started in the folder."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "loadtests.commands.main", "ramp", *arguments, "--page", "off"],
+            cwd=self.folder,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "ramp.log").open("a"),
+            text=True,
+        )
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.children[name] = subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=_environment(), stdout=log, stderr=log
+            )
+
+    def _await_port(self, name: str) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.ports[name])) == 0:
+                    return
+            assert self.children[name].poll() is None, (self.folder / f"{name}.log").read_text()
+            time.sleep(0.05)
+        raise AssertionError(f"{name} does not listen")
+
+    def _send(self) -> None:
+        rng = random.Random(5)
+        with (
+            grpc.insecure_channel(
+                f"127.0.0.1:{self.ports['split']}",
+                options=[("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100)],
+            ) as channel,
+            ThreadPoolExecutor(64) as pool,
+        ):
+            stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            while not self._stopped.wait(rng.expovariate(self.rate)):
+                pool.submit(self._ask, stub, rng.randint(8, 120), rng.randint(2, 8))
+
+    def _ask(self, stub: Any, length: int, tokens: int) -> None:
+        request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1] * length), max_tokens=tokens)
+        call = stub.Generate(request, timeout=20.0)
+        try:
+            for _ in call:
+                pass
+            status = "OK"
+        except grpc.RpcError as error:
+            status = error.code().name  # type: ignore[attr-defined]
+        trailing = dict(call.trailing_metadata() or ())
+        self.answers.append(Answer(time.time(), status, str(trailing.get("tailgate-arm", ""))))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
