@@ -52,7 +52,7 @@ def decide(standing: Standing, limits: RampLimits) -> Decision:
         return Decision(action="stay", why=f"it lasts {limits.step_s:g} s at least")
     if last:
         return Decision(action="promoted", why="it holds all of the traffic without an alarm")
-    lacking = _lacking(standing, limits)
+    lacking = lacks(standing, limits, to_whole=limits.steps[standing.step + 1] == 100.0)
     if lacking is None:
         share = f"{limits.steps[standing.step + 1]:g} %"
         return Decision(action="advance", why=f"nothing speaks against {share}")
@@ -61,13 +61,13 @@ def decide(standing: Standing, limits: RampLimits) -> Decision:
     return Decision(action="stay", why=lacking)
 
 
-def _lacking(standing: Standing, limits: RampLimits) -> str | None:
-    """What the next step lacks; None where it lacks nothing."""
+def lacks(standing: Standing, limits: RampLimits, *, to_whole: bool) -> str | None:
+    """What the next step lacks, `to_whole` where it is all of the traffic; None where it lacks nothing."""
     if standing.requests < limits.least_requests:
         return f"the candidate had {standing.requests} of {limits.least_requests} requests"
     if standing.uneven is not None:
         return standing.uneven
-    if limits.steps[standing.step + 1] == 100.0:
+    if to_whole:
         return None if standing.passed else "not every gate has passed, and beyond this step no control is left"
     if not standing.safe:
         return f"it is not sure that the candidate is at most {100.0 * limits.step_margin:g} % slower"

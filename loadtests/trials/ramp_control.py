@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
 from analysis.judging.gates import FAIL, PASS
 from analysis.judging.ramp_decision import Decision, Standing, decide
 from analysis.records.weight_journal import BY_HAND, WeightChange, append
-from analysis.run.spikes import RECOMPILE_KINDS
 from analysis.settings.gate_limits import GateLimits
 from analysis.settings.ramp_limits import RampLimits
 from loadtests.trials.early_end import END_DELAY_NS
@@ -27,7 +27,6 @@ from servers.splitter.admin import SplitterError
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
-_BURST_REQUESTS, _BURST_SHARE = 5, 0.2  # of failed requests, and of those that ended in the step
 _READ_NS = 1_000_000_000  # between two readings of the weights in force
 
 
@@ -83,8 +82,8 @@ class RampControl:
             return
         alarms = self._alarms(trial)
         if len(alarms) > self._limits.failure_limit:
-            cause_ns, why = alarms[self._limits.failure_limit]
-            self._act(trial, Decision(action="rollback", why=why), cause_ns=cause_ns)
+            cause = alarms[self._limits.failure_limit]
+            self._act(trial, Decision(action="rollback", why=cause.why), cause_ns=cause.at_ns)
             self._tell(trial, splitter)
             return
         if self._due is not None or self._moved_by_hand(trial, splitter):
@@ -95,7 +94,7 @@ class RampControl:
         self._looked = int(look["look"])
         if int(look["at_ns"]) < self._began_ns:
             return  # it was begun before the step, and counts the requests of the one before
-        self._act(trial, decide(self._standing(look, [why for _, why in alarms]), self._limits))
+        self._act(trial, decide(self._standing(look, [alarm.why for alarm in alarms]), self._limits))
         self._tell(trial, splitter)
 
     def _standing(self, look: Mapping[str, Any], alarms: Sequence[str]) -> Standing:
@@ -113,29 +112,24 @@ class RampControl:
             uneven=step.get("uneven"),
         )
 
-    def _alarms(self, trial: Steered) -> list[tuple[int, str]]:
-        """What happened to the candidate while it served, in order, each with when."""
+    def _alarms(self, trial: Steered) -> list[Alarm]:
+        """What happened to the candidate while it served, in order."""
         limits, candidate = self._limits, self._candidate
-        found = []
-        recompiles = 0
-        for event in trial.collector.served_compiles:
-            if event.arm != candidate or event.kind not in RECOMPILE_KINDS:
-                continue
-            recompiles += 1
-            shape = f" for {event.shape}" if event.shape else ""
-            if event.seconds >= limits.stall_limit_s:
-                found.append((event.end_ns, f"{candidate} compiled for {event.seconds:.1f} s while serving{shape}"))
-            elif recompiles > self._gates.max_recompiles:
-                found.append((event.end_ns, f"{candidate} recompiled {recompiles} times while serving{shape}"))
-        for death in trial.context.facts.deaths:
-            if death.get("arm") == candidate:
-                at_ns = death.get("at_ns")
-                found.append((int(at_ns) if isinstance(at_ns, int) else now_ns(), f"{death.get('replica')} died"))
+        found = compile_alarms(
+            candidate,
+            trial.collector.served_compiles,
+            stall_limit_s=limits.stall_limit_s,
+            max_recompiles=self._gates.max_recompiles,
+        )
+        found += death_alarms(candidate, trial.context.facts.deaths, now_ns=now_ns())
         if (load := trial.context.status.load.arms.get(candidate)) is not None:
-            failed = load.failed - self._failed_before
-            finished = load.finished - self._finished_before
-            if failed >= _BURST_REQUESTS and failed > _BURST_SHARE * finished:
-                found.append((now_ns(), f"{failed} of {finished} requests to {candidate} failed in this step"))
+            found += burst_alarms(
+                candidate,
+                failed=load.failed - self._failed_before,
+                finished=load.finished - self._finished_before,
+                now_ns=now_ns(),
+                meanwhile="in this step",
+            )
         return sorted(found)
 
     def _act(self, trial: Steered, decision: Decision, *, cause_ns: int | None = None) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pyarrow as pa
 from google.protobuf.message import Message
 
+from analysis.judging.alarms import ServedCompile
 from analysis.records.documents import write_document
 from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import RecordWriter, read_pieces
@@ -23,17 +24,6 @@ from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
 MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedCompile:
-    """A compile event of an arm while it served."""
-
-    arm: str
-    kind: str
-    seconds: float
-    end_ns: int
-    shape: str
 
 
 @dataclass(slots=True)
