@@ -7,12 +7,13 @@ from servers.fields import ConfigError
 FREE_PORT = "free"  # where 0 means none
 
 
-def host_port(text: str, otherwise: str = "") -> tuple[str, int]:
-    """(host, port) of `host:port` or `[v6]:port`. Raises ConfigError for anything else, in the words of `otherwise`."""
+def host_port(text: str, otherwise: str = "", *, lowest: int = 1) -> tuple[str, int]:
+    """(host, port) of `host:port` or `[v6]:port`, the port from `lowest` on. Raises ConfigError for anything else, in
+    the words of `otherwise`."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_host = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
-    if not is_host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+    if not is_host or not port.isascii() or not port.isdigit() or not lowest <= int(port) <= 65535:
         raise ConfigError(otherwise or f'address "{text}" is not host:port: give one such as 127.0.0.1:50051')
     return host, int(port)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from servers.complaint import shortened
+
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 T = TypeVar("T")
 
@@ -143,3 +148,12 @@ def _by_dotted_name(table: Mapping[str, Any], before: str = "") -> Iterator[tupl
             yield from _by_dotted_name(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
+
+
+def span_s(text: str) -> float | None:
+    """The seconds in a length of time above 0 such as "90s", "60m" or "1.5h"; a bare number is seconds. None for any
+    other text."""
+    match = _SPAN.fullmatch(text.strip())
+    unit = _UNITS_S.get(match[2]) if match else None
+    value = float(match[1]) * unit if match is not None and unit is not None else 0.0
+    return value if 0.0 < value < math.inf else None

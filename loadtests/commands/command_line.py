@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from loadtests.experiments.files import builtin_names
 from loadtests.experiments.toml_limits import check_path
-from servers.fields import ConfigError
+from servers.fields import ConfigError, span_s
 from servers.security import ServerTls, check_named, server_tls
 
 MOST_CHARACTERS = 1 << 16
@@ -95,16 +94,12 @@ def real(
     return parse
 
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
 def duration(text: str) -> float:
     """The type of lengths of time such as "90s", "60m" or "1.5h", in seconds; a bare number is seconds."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip())
-    unit = _UNITS_S.get(match[2] or "s") if match else None
-    if match is None or unit is None or not 0 < float(match[1]) * unit <= _LONGEST_S:
+    value = span_s(text)
+    if value is None or value > _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text!r} is no length of time: give 90s, 60m or 1.5h, a week at most")
-    return float(match[1]) * unit
+    return value
 
 
 def several(kind: Callable[[str], T], most: int = 1024) -> Callable[[str], tuple[T, ...]]:

@@ -81,24 +81,26 @@ class TableTail:
 
     def new(self) -> list[dict[str, Any]]:
         """The rows that came since, in the order of the file."""
+        return [row for batch in self.batches() for row in batch.to_pylist()]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The same, a batch for each piece of the file."""
         pieces = [_piece(line) for line in self._sums.new()]
         if self._sums.restarts != self._restarts:
             self._restarts, self._schema = self._sums.restarts, None
         known = [piece for piece in pieces if piece is not None]
-        rows: list[dict[str, Any]] = []
         # A file that is not as its sums say is judged later, with words. Here it shows less.
         with suppress(OSError, EOFError, pa.ArrowException), self._path.open("rb") as file:
             if self._schema is None and known and known[0].at == 0:
                 self._schema = pa.ipc.read_schema(pa.py_buffer(os.pread(file.fileno(), known[0].size, 0)))
             batches = [piece for piece in known if piece.rows and piece.size <= _LARGEST_PIECE]
             for piece in batches[-1:] if self._newest_only else batches:
-                rows += self._decoded(os.pread(file.fileno(), piece.size, piece.at))
-        return rows
+                yield self._decoded(os.pread(file.fileno(), piece.size, piece.at))
 
-    def _decoded(self, piece: bytes) -> list[dict[str, Any]]:
+    def _decoded(self, piece: bytes) -> pa.RecordBatch:
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(piece)), self._schema)
         wanted = [name for name in batch.schema.names if name in self._columns]
-        return list(batch.select(wanted).to_pylist())
+        return batch.select(wanted)
 
 
 def _piece(line: bytes) -> Piece | None:

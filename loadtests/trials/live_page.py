@@ -44,10 +44,8 @@ class PageAddress:
         if text == OFF:
             return None
         wrong = f'--page "{text}" is not HOST:PORT: give one such as 127.0.0.1:8080, port 0 for a free one, or {OFF}'
-        host, _, port = text.rpartition(":")
-        # Port 0, which other addresses may not have, takes a free one.
-        named, number = host_port(f"{host}:{port if port.strip('0') else 1}" if port else text, wrong)
-        return cls(host=named, port=number if port.strip("0") else 0)
+        host, port = host_port(text, wrong, lowest=0)
+        return cls(host=host, port=port)
 
 
 class LivePage:

@@ -21,3 +21,7 @@ def test_anything_else_is_refused_in_the_words_of_the_caller(text: str) -> None:
         host_port(text)
     with pytest.raises(ConfigError, match=r"^--admin is odd$"):
         host_port(text, "--admin is odd")
+
+
+def test_port_0_is_read_where_it_means_a_free_one() -> None:
+    assert host_port("localhost:0", lowest=0) == ("localhost", 0)

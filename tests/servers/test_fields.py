@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import pytest
 
 from servers.config import CompileConfig
-from servers.fields import ConfigError, Range, build, check_fields, override
+from servers.fields import ConfigError, Range, build, check_fields, override, span_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +52,15 @@ def test_a_name_with_dots_may_be_written_as_tables() -> None:
     assert changed.options == {"combo_kernels": True, "triton.enable_pdl": True, "triton.cudagraphs": False}
     with pytest.raises(ConfigError, match=r"compile.options.triton.enable_pdl is \[1\]"):
         override(base, {"options": {"triton": {"enable_pdl": [1]}}}, where="compile")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)]
+)
+def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
+    assert span_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "9" * 5000])
+def test_what_is_no_length_of_time_is_none(text: str) -> None:
+    assert span_s(text) is None
