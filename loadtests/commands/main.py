@@ -1,6 +1,6 @@
-"""The console script `tailgate`: run | ramp | frontier | parity | inspect | serve | precompile | split | worker |
-analyze | compare | export | forecast | plan | calibrate | breakeven. Each command is a module of this package; only
-that of the command in hand is imported.
+"""The console script `tailgate`: run | ramp | provider | frontier | parity | inspect | serve | precompile | split |
+worker | analyze | compare | export | forecast | plan | calibrate | breakeven. Each command is a module of this package;
+only that of the command in hand is imported.
 
 Exit codes of run, parity, analyze and compare: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the run
 itself broke or was interrupted. Results go to stdout, as `servers.stdout` says: words for a person at a terminal,
@@ -27,6 +27,7 @@ from servers.fields import ConfigError
 COMMANDS = {
     "run": "run an experiment and judge it",
     "ramp": "move traffic to a candidate step by step, and back when something happens",
+    "provider": "answer for a run's candidate where Argo Rollouts or Flagger moves the traffic",
     "frontier": "find out which policy to ship at which load",
     "parity": "say whether the arms of an experiment compute the same",
     "inspect": "list the graphs of an arm and the shapes that will recompile",

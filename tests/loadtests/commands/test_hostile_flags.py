@@ -65,6 +65,7 @@ HOSTILE = {
 BASE: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("demo", "--out", "OUT"),),
     "ramp": (("demo", "--set", "ramp.candidate=compiled-padded", "--out", "OUT"),),
+    "provider": (("RUN", "--listen", "127.0.0.1:1"),),
     "frontier": (("demo", "--out", "OUT"),),
     "parity": (("demo", "--out", "OUT"),),
     "inspect": (("--arm", "eager"), ("demo", "--arm", "eager")),
@@ -126,6 +127,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(Orchestrator, "run", outcome)
     monkeypatch.setattr(Envoy, "start", refused)
+    monkeypatch.setattr("loadtests.commands.provider.ProviderServer", stopped)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("loadtests.workers.remote._wait_for", stopped)
     monkeypatch.setattr("loadtests.trials.parity_processes.ParityRun.run", stopped)

@@ -35,7 +35,7 @@ ENDING: dict[str, tuple[str, ...]] = {
 _LOADS_A_MODEL = ("inspect", "precompile")
 _SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 # Others have a test of their own below; a worker finds nothing out.
-APART = {"run", "ramp", "frontier", "serve", "split", "parity", "worker"}
+APART = {"run", "ramp", "provider", "frontier", "serve", "split", "parity", "worker"}
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +136,10 @@ def test_a_split_names_its_port_on_stderr(tmp_path: Path) -> None:
     arms = ("--arm", "eager=127.0.0.1:9", "--arm", "compiled=127.0.0.1:9", "--port", "0")
     code, lines, err = at_terminal(tailgate("split", *arms), tmp_path, stop_at="Ctrl-C ends")
     assert (code, lines) == (0, []), err
+
+
+def test_a_provider_names_its_address_on_stderr(tmp_path: Path, given: dict[str, str]) -> None:
+    words = tailgate("provider", given["RUN"], "--listen", "127.0.0.1:0")
+    code, lines, err = at_terminal(words, tmp_path, stop_at="Ctrl-C ends")
+    assert (code, lines) == (0, []), err
+    assert re.search(r"at http://127\.0\.0\.1:[1-9]\d+/v1/judgement; Ctrl-C ends", err)

@@ -1,0 +1,231 @@
+import http.client
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from loadtests.provider.server import ProviderServer
+from tests.fakes.controllers import asked
+from tests.fakes.rollout import Rollout
+from tests.loadtests.provider.conftest import Serve
+
+TOKEN = "0123456789abcdef"
+JUDGEMENT, FLAGGER = "/v1/judgement", "/v1/flagger"
+
+
+def hooked(server: ProviderServer, hook: str, /, **metadata: str) -> tuple[int, str]:
+    body = {"name": "served", "namespace": "default", "phase": "Progressing", "checksum": "1", "metadata": metadata}
+    return asked(server.port, "POST", f"{FLAGGER}/{hook}" if hook else FLAGGER, body=json.dumps(body))
+
+
+def test_a_judgement_is_json_with_reasons(run: Rollout, serve: Serve) -> None:
+    run.answer()
+    run.look(safe=True)
+    status, body = asked(serve().port, "GET", f"{JUDGEMENT}?arm=new&for=step&window=90s")
+    document = json.loads(body)
+    assert (status, document.pop("at")[:4].isdigit()) == (200, True)
+    assert document == {
+        "verdict": "PASS",
+        "reasons": ["it is surely at most 25 % slower than the control"],
+        "candidate": "new",
+        "for": "step",
+        "gate": None,
+        "run": run.folder.name,
+        "window": "90s",
+        "requests": 40,
+        "look": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("?arm=old", 'arm "old" is no candidate'),
+        ("?arms=new", '"arms" is no parameter of /v1/judgement: give some of arm, gate, for, window, inconclusive'),
+        ("?arm=new&arm=new", '"arm" comes twice in the address: give it once'),
+        ("?window=soon", 'window is "soon": give 1s to 60m, such as 5m'),
+        ("?" + "&".join(f"a{number}=1" for number in range(40)), "the address has more than 16 parameters"),
+        ("?arm=%1b%5b31m%0d%0aSet-Cookie:x%e2%80%ae", 'arm "\\x1b[31m Set-Cookie:x\\u202e" is no candidate'),
+        ("?arm=" + "x" * 5000, "arm has 5000 characters; the limit is 200"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_printable_line(run: Rollout, serve: Serve, query: str, error: str) -> None:
+    status, body = asked(serve().port, "GET", JUDGEMENT + query)
+    assert (status, body.count("\n")) == (400, 1)
+    assert body[:-1].isprintable()
+    assert body.startswith(error)
+
+
+def test_other_places_and_methods_are_not_there(serve: Serve) -> None:
+    port = serve().port
+    for path in ("/", "/v1", "/v1/judgement/", "/v1/flagger", "/%2e%2e/status.json", "//etc/passwd"):
+        assert asked(port, "GET", path)[0] == 404
+    assert asked(port, "POST", JUDGEMENT, body="{}")[0] == 404
+    assert asked(port, "POST", f"{FLAGGER}/rollout/x", body="{}")[0] == 404
+    assert asked(port, "DELETE", JUDGEMENT)[0] == 501
+
+
+def test_a_body_is_bounded_and_a_json_object(serve: Serve) -> None:
+    port = serve().port
+    place = f"{FLAGGER}/rollback"
+    assert asked(port, "POST", place, body="x" * 65_537)[0] == 413
+    assert asked(port, "POST", place, headers={"Content-Length": "9" * 4000})[0] == 413
+    assert asked(port, "POST", place, headers={"Content-Length": "-1"})[0] == 411
+    assert asked(port, "POST", place, headers={"Transfer-Encoding": "chunked"}, body="0\r\n\r\n")[0] == 411
+    for body in ("", "{", "[]", "null", "[" * 60_000, '"\\ud800"', "\xff"):
+        assert asked(port, "POST", place, body=body)[0] == 400
+    assert asked(port, "POST", place, body='{"metadata": [1], "name": {"a": 1}}')[0] == 409
+
+
+def test_a_client_that_says_nothing_more_delays_nobody(serve: Serve) -> None:
+    server = serve()
+    with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        silent.sendall(b"POST /v1/flagger/rollback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        assert asked(server.port, "GET", "/healthz") == (200, "ok\n")
+
+
+def test_with_a_token_only_health_is_told_without_it(serve: Serve) -> None:
+    server = serve(token=TOKEN)
+    assert asked(server.port, "GET", "/healthz")[0] == 200
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "Bearer "}):
+        status, body = asked(server.port, "GET", JUDGEMENT, headers=headers)
+        assert (status, TOKEN in body) == (401, False)
+    sent = {"Authorization": f"Bearer {TOKEN}", "Host": "tailgate-provider:9466"}
+    assert asked(server.port, "GET", JUDGEMENT, headers=sent)[0] == 200
+
+
+def test_flagger_sends_the_token_in_its_metadata(run: Rollout, serve: Serve) -> None:
+    server = serve(token=TOKEN)
+    run.died()
+    assert hooked(server, "rollback")[0] == hooked(server, "rollback", token="wrong")[0] == 401
+    assert hooked(server, "rollback", token=TOKEN) == (200, "FAIL: new-0 died\n")
+
+
+def test_without_a_token_only_names_of_this_machine_are_answered(serve: Serve) -> None:
+    port = serve().port
+    assert asked(port, "GET", JUDGEMENT, headers={"Host": "evil.example"})[0] == 403
+    body = json.dumps({"name": "served", "metadata": {}})
+    assert asked(port, "POST", f"{FLAGGER}/rollback", body=body, headers={"Host": "evil.example"})[0] == 403
+
+
+HOOKS = ("confirm-rollout", "pre-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion", "rollback")
+
+
+def answers(server: ProviderServer, **metadata: str) -> dict[str, bool]:
+    """Which hooks go on."""
+    found = {hook: hooked(server, hook, **metadata)[0] for hook in HOOKS}
+    assert set(found.values()) <= {200, 409}
+    return {hook: status == 200 for hook, status in found.items()}
+
+
+def test_what_is_open_neither_promotes_nor_rolls_back(run: Rollout, serve: Serve) -> None:
+    run.answer()
+    run.look()
+    assert answers(serve()) == {
+        "confirm-rollout": True,
+        "pre-rollout": True,
+        "rollout": True,
+        "confirm-traffic-increase": False,
+        "confirm-promotion": False,
+        "rollback": False,
+    }
+
+
+def test_more_traffic_takes_less_than_the_promotion(run: Rollout, serve: Serve) -> None:
+    server = serve()
+    run.answer()
+    run.look(safe=True)
+    found = answers(server)
+    assert (found["confirm-traffic-increase"], found["confirm-promotion"], found["rollback"]) == (True, False, False)
+    # What a hook is for, its metadata does not change.
+    assert hooked(server, "confirm-promotion", **{"for": "step"})[0] == 409
+    run.look("PASS")
+    assert answers(server) == {**dict.fromkeys(HOOKS, True), "rollback": False}
+
+
+def test_a_failure_closes_every_gate_and_rolls_back(run: Rollout, serve: Serve) -> None:
+    server = serve()
+    run.answer()
+    run.look("PASS")
+    run.compiled(2.0)
+    assert answers(server) == {**dict.fromkeys(HOOKS, False), "rollback": True}
+    assert hooked(server, "rollout") == (409, "FAIL: new compiled for 2.0 s while serving for prefill 1×81\n")
+
+
+def test_where_nobody_watches_nothing_begins_nor_rolls_back(run: Rollout, serve: Serve) -> None:
+    run.answer()
+    run.look("PASS")
+    run.end()
+    assert answers(serve()) == {**dict.fromkeys(HOOKS, False), "rollout": True}
+
+
+def test_the_first_traffic_needs_no_evidence_and_the_second_does(run: Rollout, serve: Serve) -> None:
+    server = serve()
+    assert hooked(server, "confirm-traffic-increase")[0] == 200
+    # No request of the candidate was seen: without evidence there is no second step.
+    assert hooked(server, "confirm-traffic-increase")[0] == 409
+
+
+def test_a_few_pinned_requests_before_the_first_traffic_do_not_close_it(run: Rollout, serve: Serve) -> None:
+    run.answer(29)
+    run.look()
+    server = serve()
+    assert hooked(server, "confirm-traffic-increase")[0] == 200
+    run.answer(1)
+    run.look()
+    assert hooked(server, "confirm-traffic-increase")[0] == 409
+    # A provider that was started anew does not take a candidate with traffic for one without.
+    assert hooked(serve(), "confirm-traffic-increase")[0] == 409
+
+
+def test_what_is_open_can_count_towards_the_rollback_and_never_is_one(run: Rollout, serve: Serve) -> None:
+    server = serve()
+    assert hooked(server, "rollout", inconclusive="fail")[0] == 409
+    status, body = hooked(server, "rollback", inconclusive="fail")
+    assert (status, body.partition(" would")[0]) == (400, "inconclusive=fail at the hook rollback")
+
+
+def test_the_type_of_a_hook_must_be_known(serve: Serve) -> None:
+    server = serve()
+    for hook in ("", "Rollback", "manual-traffic-control"):
+        status, body = hooked(server, hook)
+        assert (status, body.startswith(f'hook "{hook}" is none of Flagger: post to {FLAGGER}/<confirm')) == (400, True)
+    assert hooked(server, "", hook="rollout")[0] == 200
+
+
+def test_what_flagger_only_tells_is_noted(serve: Serve) -> None:
+    server = serve()
+    for hook in ("event", "post-rollout"):
+        assert hooked(server, hook, eventMessage="New revision detected!") == (200, "noted\n")
+
+
+def test_answers_are_noted_when_they_change_and_hold_no_secret(run: Rollout, serve: Serve) -> None:
+    notes: list[str] = []
+    server = serve(token=TOKEN, notes=notes)
+    for _ in range(2):
+        hooked(server, "rollback", token=TOKEN)
+    run.died()
+    hooked(server, "rollback", token=TOKEN)
+    assert [note.partition(":")[0] for note in notes] == ["rollback new default served"] * 2
+    assert "FAIL: new-0 died" in notes[1]
+    assert TOKEN not in "".join(notes)
+
+
+def test_hostile_names_in_the_run_stay_text(tmp_path: Path, serve: Serve) -> None:
+    name = "new\r\nX-Evil: 1\x1b[31m<script>alert(1)</script>\u202e"
+    run = Rollout(folder=tmp_path / "hostile" / "run", candidate=name)
+    run.look("FAIL", reason=name)
+    server = serve(folder=run.folder)
+    status, body = hooked(server, "rollback")
+    assert (status, body.count("\n"), body[:-1].isprintable()) == (200, 1, True)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", JUDGEMENT)
+    answer = connection.getresponse()
+    document = json.loads(answer.read())
+    connection.close()
+    assert answer.headers["X-Evil"] is None
+    assert answer.headers["Content-Type"].startswith("application/json")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert document["candidate"] == name
+    assert all(reason.isprintable() for reason in document["reasons"])
