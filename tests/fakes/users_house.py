@@ -112,18 +112,25 @@ class UsersHouse:
         self.children[name].wait()
 
     def envoy_pid(self) -> int:
-        """The process id of the split's Envoy."""
-        return int(json.loads(self.admin.get("/server_info"))["command_line_options"].get("pid", 0))
+        """The process id of the split's Envoy: its only child, or the child of its launcher."""
+        return _last_child(self.children["split"].pid)
 
     def ramp(self, *arguments: str) -> subprocess.Popen[str]:
         """`tailgate ramp` with these arguments, started in the folder."""
         return subprocess.Popen(
-            [sys.executable, "-m", "loadtests.commands.main", "ramp", *arguments, "--page", "off"],
+            [sys.executable, "-m", "loadtests.commands.main", "ramp", *arguments, "--json"],
             cwd=self.folder,
             env=_environment(),
             stdout=subprocess.PIPE,
             stderr=(self.folder / "ramp.log").open("a"),
             text=True,
+        )
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`tailgate` with these arguments, to its end."""
+        command = [sys.executable, "-m", "loadtests.commands.main", *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=_environment(), capture_output=True, text=True, timeout=60, check=False
         )
 
     def _start(self, name: str, command: list[str]) -> None:
@@ -170,3 +177,10 @@ class UsersHouse:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _last_child(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    every = children or [child for thread in threads for child in (thread / "children").read_text().split()]
+    return _last_child(int(every[0])) if every else pid

@@ -1,0 +1,190 @@
+"""A ramp of users' traffic from the outside: real Envoy, real processes, users who send all the time, paced arms."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
+from tests.fakes.users_house import UsersHouse
+
+STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=90"]
+LOOSE = ["--set", "ramp.step_margin=3.0", "--set", "gates.margin=3.0", "--set", "gates.cold_s=1"]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[UsersHouse]:
+    with UsersHouse(tmp_path) as house:
+        yield house
+
+
+def started(house: UsersHouse, *more: str) -> subprocess.Popen[str]:
+    """A ramp of the house's candidate."""
+    admin = f"127.0.0.1:{house.ports['admin']}"
+    candidate = ["--set", f"ramp.candidate={house.arms[1]}", "--set", "traffic.block_s=1"]
+    return house.ramp("demo", "--admin", admin, "--out", "out", "--page", "off", *candidate, *STEPS, *LOOSE, *more)
+
+
+def ended(ramp: subprocess.Popen[str], timeout_s: float = 150.0) -> tuple[int, dict[str, Any]]:
+    """Its exit code and its last line."""
+    out, _ = ramp.communicate(timeout=timeout_s)
+    return ramp.returncode, json.loads(out.splitlines()[-1])
+
+
+def run_dir(house: UsersHouse) -> Path:
+    """The only run directory."""
+    (path,) = (house.folder / "out").glob("*-demo")
+    return path
+
+
+def journal(house: UsersHouse) -> list[dict[str, Any]]:
+    """What was decided, each decision once."""
+    path = run_dir(house) / "weights.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list({row["at_ns"]: row for row in rows}.values())
+
+
+def wait_for_action(house: UsersHouse, action: str, timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if list((house.folder / "out").glob("*-demo")) and action in [row["action"] for row in journal(house)]:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {action}: {(house.folder / 'ramp.log').read_text()[-2000:]}")
+
+
+def recorded(house: UsersHouse) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for path in sorted(run_dir(house).glob("trial-*/requests*.arrow")):
+        rows += read_table(path, REQUESTS)[0].to_pylist()
+    return rows
+
+
+def nothing_is_lost(house: UsersHouse) -> None:
+    """Every answer that users had between the first and the last record is a record, once."""
+    rows = recorded(house)
+    assert len({row["request_id"] for row in rows}) == len(rows)
+    first, last = min(row["end_ns"] for row in rows) / 1e9 + 0.5, max(row["end_ns"] for row in rows) / 1e9 - 0.5
+    theirs = Counter(item.arm for item in house.answers if first < item.at_s < last and item.status == "OK")
+    ours = Counter(row["arm"] for row in rows if first < row["end_ns"] / 1e9 < last and row["status"] == "OK")
+    for arm, count in theirs.items():
+        # Both clocks look at the same instants; a few answers lie on either side of the borders.
+        assert abs(ours[arm] - count) <= 5, (ours, theirs)
+
+
+def test_a_good_candidate_gets_all_users_and_none_of_them_notices(house: UsersHouse) -> None:
+    code, line = ended(started(house))
+    assert code in (0, 3), line
+    assert [row["action"] for row in journal(house)] == ["start", "advance", "promoted"], line
+    assert house.weights() == {"eager": 0, "compiled-padded": 10_000}
+    assert {answer.status for answer in house.answers} == {"OK"}
+    nothing_is_lost(house)
+    ramp = json.loads((run_dir(house) / "summary.json").read_text())["ramp"]
+    assert (ramp["outcome"], ramp["hurt"]) == ("promoted", 0)
+
+
+def test_a_naive_candidate_is_taken_back_and_the_users_stay(tmp_path: Path) -> None:
+    with UsersHouse(tmp_path, arms=("eager", "compiled-naive")) as house:
+        code, line = ended(started(house, "--set", "ramp.stall_limit_s=0.2"))
+        assert (code, line["verdict"]) == (99, "FAIL")
+        assert house.weights() == {"eager": 10_000, "compiled-naive": 0}
+        ramp = json.loads((run_dir(house) / "summary.json").read_text())["ramp"]
+        assert (ramp["outcome"], ramp["rollback_s"] < 2.0) == ("rollback", True)
+        assert 0 < ramp["hurt"] <= ramp["exposed"]
+        assert {answer.status for answer in house.answers} == {"OK"}, "no stream was dropped"
+
+
+def test_a_candidate_that_dies_is_taken_back_at_once(house: UsersHouse) -> None:
+    ramp = started(house)
+    wait_for_action(house, "start")
+    died_ns = time.time_ns()
+    house.kill("compiled-padded")
+    code, _ = ended(ramp)
+    assert code == 99
+    last = journal(house)[-1]
+    assert (last["action"], last["weights"]["compiled-padded"]) == ("rollback", 0)
+    assert (last["done_ns"] - died_ns) / 1e9 < 2.5
+
+
+def test_a_killed_controller_leaves_the_weights_and_the_next_one_goes_on(house: UsersHouse) -> None:
+    ramp = started(house)
+    wait_for_action(house, "start")
+    time.sleep(3.0)
+    ramp.send_signal(signal.SIGKILL)
+    ramp.wait()
+    left = house.weights()
+    time.sleep(1.0)
+    assert house.weights() == left
+    assert journal(house)[-1]["weights"] == left
+    code, line = ended(house.ramp("--resume", str(run_dir(house)), "--page", "off"))
+    assert code in (0, 3), line
+    actions = [row["action"] for row in journal(house)]
+    assert actions[-2:] == ["advance", "promoted"]
+    assert "resume" in actions
+    assert {answer.status for answer in house.answers} == {"OK"}
+    nothing_is_lost(house)
+    again = house.ramp("--resume", str(run_dir(house)), "--page", "off")
+    assert again.communicate(timeout=60) is not None
+    assert again.returncode == 2, "a ramp that has ended is not gone on with"
+
+
+def test_a_split_that_started_anew_gets_its_weights_again(house: UsersHouse) -> None:
+    ramp = started(house, "--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=10")
+    wait_for_action(house, "start")
+    os.kill(house.envoy_pid(), signal.SIGKILL)
+    house.children["split"].wait(10)
+    house.start_split()
+    assert house.weights() in ({"eager": 1, "compiled-padded": 0}, {"eager": 5000, "compiled-padded": 5000})
+    wait_for_action(house, "again")
+    deadline = time.monotonic() + 5
+    while house.weights()["compiled-padded"] != 5000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert house.weights() == {"eager": 5000, "compiled-padded": 5000}
+    ramp.send_signal(signal.SIGKILL)
+    ramp.wait()
+
+
+def test_weights_that_somebody_else_sets_end_the_ramp_and_stay(house: UsersHouse) -> None:
+    ramp = started(house, "--set", "ramp.step_s=30")
+    wait_for_action(house, "start")
+    by_hand = ["--admin", f"127.0.0.1:{house.ports['admin']}", "--set-weights", "eager=9,compiled-padded=1"]
+    time.sleep(1.5)
+    assert house.command("split", *by_hand).returncode == 0
+    code, _ = ended(ramp)
+    assert code == 3
+    last = journal(house)[-1]
+    assert (last["action"], last["weights"]) == ("by hand", {"eager": 9, "compiled-padded": 1})
+    assert house.weights() == {"eager": 9, "compiled-padded": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["--admin", "127.0.0.1:1"], "no split answers at 127.0.0.1:1"),
+        (["--set", "ramp.load=none"], "nothing says where users' traffic flows"),
+    ],
+)
+def test_a_ramp_without_a_split_is_refused_in_one_line(tmp_path: Path, settings: list[str], words: str) -> None:
+    house = UsersHouse(tmp_path)
+    done = house.command("ramp", "demo", "--set", "ramp.candidate=compiled-padded", *settings)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_split_that_would_give_the_candidate_traffic_when_it_starts_anew_is_refused(tmp_path: Path) -> None:
+    with UsersHouse(tmp_path, arms=("compiled-padded", "eager")) as house:  # all to the first
+        admin = f"127.0.0.1:{house.ports['admin']}"
+        done = house.command("ramp", "demo", "--admin", admin, "--set", "ramp.candidate=compiled-padded")
+        assert done.returncode == 2
+        assert "start it with --weight compiled-padded=0" in done.stderr
