@@ -36,6 +36,22 @@ class CompileEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompileUnderWay:
+    """A compile of the device thread, sent before it begins and again, with `end_ns`, once it is over, failed or not.
+
+    The last one says how it stands. `kind` is compile, whichever it turns out to be, or graph_capture.
+    """
+
+    kind: str
+    start_ns: int
+    end_ns: int = 0  # while it goes on
+    compile_id: str = ""
+    shape: str = ""
+    batch_id: int = -1
+    phase: str = "warmup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerFacts:
     """What the compiler could not do since the start, and how often: graph breaks by place and cause, graphs that were
     not captured as CUDA graphs by cause. Sent whenever a count has changed.

@@ -516,6 +516,15 @@ class Taps:
         """`on_start()` and `on_end(compile id)` around each compile and recording."""
         self._call_back(lambda args: on_start(), lambda args: on_end(compile_key(args.compile_id)))
 
+    def under_way(self, on_start: Callable[[str, bool], object], on_end: Callable[[], object]) -> None:
+        """`on_start(compile id, whether it is a recording)` before each compile and recording, `on_end()` after it,
+        also where it failed. One that begins while another thread compiles is part of that one."""
+        recording = _reach("torch._dynamo.callback:CallbackTrigger.CUDAGRAPH_RECORDING")
+        self._call_back(
+            lambda args: on_start(compile_key(args.compile_id), args.callback_trigger is recording),
+            lambda args: on_end(),
+        )
+
     def skipped_graphs(self, listener: Callable[[str], object], on_partition: Callable[[str], object]) -> None:
         """`listener(line)` for what the log of CUDA graphs says, `on_partition(cause)` for what it does not say."""
         log = _reach("torch._inductor.cudagraph_utils:cudagraphs_log")

@@ -25,7 +25,7 @@ import torch
 
 from servers.clock import now_ns
 from servers.compiler import internals, jit
-from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 
 RAN_EAGERLY = "a step of a compiled arm ran eagerly: no compiled code fits its shape any more"
 COUNTED = "counted, not seen: this torch's compiler is not read, so the time is that of the whole step"
@@ -53,12 +53,19 @@ class Trigger:
 class CompileRecorder:
     """Collects the compile events of this process. Install once, on the device thread, where all else happens too.
 
-    `publish` is called with all facts whenever one has changed, at the end of the compile that changed it.
+    `publish` is called with all facts whenever one has changed, at the end of the compile that changed it. `announce`
+    is called before each compile of the device thread begins, and when it is over.
     """
 
-    def __init__(self, publish: Callable[[CompilerFacts], object] | None = None) -> None:
+    def __init__(
+        self,
+        publish: Callable[[CompilerFacts], object] | None = None,
+        announce: Callable[[CompileUnderWay], object] | None = None,
+    ) -> None:
         self.trigger = Trigger()
         self._publish = publish
+        self._announce = announce
+        self._under_way: CompileUnderWay | None = None
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
         self._graph_breaks: Counter[str] = Counter()
@@ -96,6 +103,8 @@ class CompileRecorder:
             self._taps.recordings(self._on_recording, self._on_recorded)
             self._taps.skipped_graphs(self._read_skip, self._count_skip)
             self._taps.background(self._on_background)
+            if self._announce is not None:
+                self._taps.under_way(self._on_begin, self._on_over)
         if not triton_spots and internals.has_triton():
             self._taps.triton(self._on_kernel)
         jit.listen(self._on_kernel)
@@ -217,6 +226,26 @@ class CompileRecorder:
         self._graph_breaks.update(breaks)
         self._note_skips()
         self._publish_changes()
+
+    def _on_begin(self, compile_id: str, is_recording: bool) -> None:
+        if self._announce is None or threading.get_ident() != self._thread:
+            return  # what compiles elsewhere holds no step up
+        step = self.trigger
+        self._under_way = CompileUnderWay(
+            kind="graph_capture" if is_recording else "compile",
+            start_ns=now_ns(),
+            compile_id=compile_id,
+            shape=step.shape,
+            batch_id=step.batch_id,
+            phase=step.phase,
+        )
+        self._announce(self._under_way)
+
+    def _on_over(self) -> None:
+        # on whichever thread ended last: torch tells of the last of several that overlap alone
+        under_way, self._under_way = self._under_way, None
+        if self._announce is not None and under_way is not None:
+            self._announce(replace(under_way, end_ns=now_ns()))
 
     def _on_kernel(self, compiled: jit.JitCompile) -> None:
         self._kernels.append((compiled, self.trigger))

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import logging
 import os
-import queue
 import signal
 import threading
 from collections.abc import Callable
@@ -20,10 +19,12 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 
 from servers.clock import now_ns
+from servers.compiler.events import CompileUnderWay
 from servers.complaint import named
 from servers.config import ArmConfig
 from servers.engine.engine import Arrivals, Engine
 from servers.engine.messages import MemoryReading, Progress, Ready, Shutdown, StepOutput
+from servers.engine.outbox import Outbox
 from servers.engine.startup import itemised, process_started_ns
 from servers.fields import ConfigError
 from servers.program import isolate_compiler, log_to_stderr
@@ -32,6 +33,7 @@ log = logging.getLogger("tailgate.device")
 
 _LONGEST_REST_S = 0.5
 _LONGEST_WAIT_S = 0.02  # with texts that wait for company, whose deadlines may pass
+_LONGEST_FLUSH_S = 0.1  # a front that does not read holds no compile up for longer
 
 
 def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
@@ -39,9 +41,9 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     log_to_stderr()
-    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    outbox = Outbox()
     arrivals = Arrivals()
-    sender = threading.Thread(target=_send, args=(connection, outbox), daemon=True)
+    sender = threading.Thread(target=outbox.send, args=(connection,), daemon=True)
     sender.start()
     threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
     try:
@@ -53,13 +55,13 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
         if not is_refused:
             log.exception("the engine could not start")
         outbox.put(Progress(at_ns=now_ns(), stage="failed", detail=str(error) if is_refused else named(error)))
-        outbox.put(None)
+        outbox.close()
         sender.join(5.0)
         return
     _loop(engine, memory, arrivals, outbox)
 
 
-def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, Callable[[], MemoryReading | None]]:
+def _start(arm: ArmConfig, outbox: Outbox) -> tuple[Engine, Callable[[], MemoryReading | None]]:
     """A warm engine, and what says once a second what it holds."""
     entered_ns = now_ns()
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
@@ -69,7 +71,7 @@ def _start(arm: ArmConfig, outbox: queue.SimpleQueue[object]) -> tuple[Engine, C
     from servers.engine.runners import runner_for
 
     imported_ns = now_ns()
-    recorder = CompileRecorder(publish=outbox.put)
+    recorder = CompileRecorder(publish=outbox.put, announce=lambda compile: _announce(compile, outbox))
     recorder.install()
     runner = runner_for(arm, recorder)
     runner.load()
@@ -122,7 +124,7 @@ def _loop(
     engine: Engine,
     memory: Callable[[], MemoryReading | None],
     arrivals: Arrivals,
-    outbox: queue.SimpleQueue[object],
+    outbox: Outbox,
 ) -> None:
     while not arrivals.closed:
         arrivals.take(engine)
@@ -138,17 +140,11 @@ def _loop(
             arrivals.wait(rest_s)
 
 
-def _send(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:
-    """Everything in `outbox` is sent, until None says that nothing more comes."""
-    with contextlib.suppress(OSError):
-        more = True
-        while more:
-            messages = [outbox.get()]
-            while not outbox.empty():
-                messages.append(outbox.get())
-            if not (more := messages[-1] is not None):
-                messages.pop()
-            connection.send(messages)
+def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
+    """The front knows of the compile before it begins: from then on it may hold the interpreter lock."""
+    outbox.put(compile)
+    if not compile.end_ns:
+        outbox.flush(_LONGEST_FLUSH_S)
 
 
 def _receive(connection: Connection, arrivals: Arrivals) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import grpc
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig
 from servers.engine.messages import Cancel, Finished, MemoryReading, Progress, Ready, StepOutput, StepRecord, Submit
 from servers.front.metrics import FrontMetrics
@@ -21,10 +21,17 @@ from servers.front.tokenizer import Tokenizer
 from servers.front.watcher import Watcher
 
 # What Telemetry.Watch streams.
-TelemetryEvent = CompileEvent | StepRecord | Progress | CompilerFacts | MemoryReading
+TelemetryEvent = CompileEvent | CompileUnderWay | StepRecord | Progress | CompilerFacts | MemoryReading
 
 # How many of each Telemetry.Watch can replay to a late subscriber.
-_RETAINED = {Progress: 1000, CompileEvent: 100_000, StepRecord: 200_000, CompilerFacts: 1, MemoryReading: 10_000}
+_RETAINED = {
+    Progress: 1000,
+    CompileEvent: 100_000,
+    CompileUnderWay: 1,
+    StepRecord: 200_000,
+    CompilerFacts: 1,
+    MemoryReading: 10_000,
+}
 
 
 class Answer:
@@ -142,6 +149,8 @@ class Front:
         for message in messages:
             if isinstance(message, StepOutput):
                 self._take_output(message)
+            elif isinstance(message, CompileUnderWay):
+                self.publish(replace(message, phase="warmup") if self._is_on_trial else message)
             elif isinstance(message, CompileEvent):
                 if self._is_on_trial:
                     message = replace(message, phase="warmup")
@@ -197,6 +206,7 @@ class Front:
     def fail(self, message: str) -> None:
         """The engine process has died: every request in flight ends with UNAVAILABLE."""
         self.failure = self.failure or message
+        self._logs[CompileUnderWay].clear()
         self.publish(Progress(at_ns=now_ns(), stage="failed", detail=self.failure))
         for request_id, answer in self._answers.items():
             answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))

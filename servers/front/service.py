@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.complaint import one_line
 from servers.config import ArmConfig, EngineConfig, Task
 from servers.engine.messages import MemoryReading, Progress, StepRecord, Submit, Timing, startup_groups
@@ -302,12 +302,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             Progress: request.progress,
             CompilerFacts: request.facts,
             MemoryReading: request.memory,
+            CompileUnderWay: request.under_way,
         }
         kinds = tuple(kind for kind, is_requested in requested.items() if is_requested)
         if not kinds:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "nothing to watch is named: set compile_events, steps, progress, facts or memory",
+                "nothing to watch is named: set compile_events, under_way, steps, progress, facts or memory",
             )
         steps: list[StepRecord] = []
         with self.front.watch(*kinds) as watcher:
@@ -359,9 +360,17 @@ def step_records(steps: Sequence[StepRecord]) -> telemetry_pb2.TelemetryEvent:
     return telemetry_pb2.TelemetryEvent(steps={"records": [_fields(step) for step in steps]})
 
 
-def telemetry_event(event: CompileEvent | CompilerFacts | Progress | MemoryReading) -> telemetry_pb2.TelemetryEvent:
+def telemetry_event(
+    event: CompileEvent | CompileUnderWay | CompilerFacts | Progress | MemoryReading,
+) -> telemetry_pb2.TelemetryEvent:
     """The wire form of an event; field names are the same on both sides."""
-    names = {CompileEvent: "compile", CompilerFacts: "facts", Progress: "progress", MemoryReading: "memory"}
+    names = {
+        CompileEvent: "compile",
+        CompileUnderWay: "under_way",
+        CompilerFacts: "facts",
+        Progress: "progress",
+        MemoryReading: "memory",
+    }
     name = names[type(event)]
     return telemetry_pb2.TelemetryEvent(**{name: _fields(event)})
 

@@ -7,32 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("compile_events", "steps", "progress", "facts", "memory")
+    __slots__ = ("compile_events", "steps", "progress", "facts", "memory", "under_way")
     COMPILE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     compile_events: bool
     steps: bool
     progress: bool
     facts: bool
     memory: bool
-    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ..., memory: bool = ...) -> None: ...
+    under_way: bool
+    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., facts: bool = ..., memory: bool = ..., under_way: bool = ...) -> None: ...
 
 class TelemetryEvent(_message.Message):
-    __slots__ = ("compile", "steps", "progress", "facts", "memory")
+    __slots__ = ("compile", "steps", "progress", "facts", "memory", "under_way")
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     compile: CompileEvent
     steps: StepRecords
     progress: Progress
     facts: CompilerFacts
     memory: MemoryReading
-    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ..., memory: _Optional[_Union[MemoryReading, _Mapping]] = ...) -> None: ...
+    under_way: CompileUnderWay
+    def __init__(self, compile: _Optional[_Union[CompileEvent, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., facts: _Optional[_Union[CompilerFacts, _Mapping]] = ..., memory: _Optional[_Union[MemoryReading, _Mapping]] = ..., under_way: _Optional[_Union[CompileUnderWay, _Mapping]] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("records",)
@@ -81,6 +85,24 @@ class CompileEvent(_message.Message):
     kernels: int
     breaks: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, event_id: _Optional[str] = ..., kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., frame: _Optional[str] = ..., reason: _Optional[str] = ..., shape: _Optional[str] = ..., dynamic: bool = ..., cache: _Optional[str] = ..., batch_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., backend_ns: _Optional[int] = ..., phase: _Optional[str] = ..., autotune_ns: _Optional[int] = ..., guards: _Optional[int] = ..., nodes: _Optional[int] = ..., kernels: _Optional[int] = ..., breaks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CompileUnderWay(_message.Message):
+    __slots__ = ("kind", "start_ns", "end_ns", "compile_id", "shape", "batch_id", "phase")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    start_ns: int
+    end_ns: int
+    compile_id: str
+    shape: str
+    batch_id: int
+    phase: str
+    def __init__(self, kind: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., compile_id: _Optional[str] = ..., shape: _Optional[str] = ..., batch_id: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class CompilerFacts(_message.Message):
     __slots__ = ("graph_breaks", "cudagraph_skips", "blind_spots")

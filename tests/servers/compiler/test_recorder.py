@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from servers.clock import now_ns
-from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
 from tests.servers.compiler.reset import reset_compiler
 
@@ -41,6 +43,53 @@ def compiled(function: Function, **options: object) -> Function:
 
 def square(x: torch.Tensor) -> torch.Tensor:
     return x * x + 1
+
+
+@pytest.fixture
+def announced() -> Iterator[list[CompileUnderWay]]:
+    """What a recorder announces that serves batch 7."""
+    torch._dynamo.reset()
+    told: list[CompileUnderWay] = []
+    recorder = CompileRecorder(announce=told.append)
+    recorder.install()
+    recorder.trigger = Trigger(batch_id=7, shape="prefill 2x64", phase="serving")
+    yield told
+    recorder.remove()
+    torch._dynamo.reset()
+
+
+def test_a_compile_is_announced_before_it_begins_and_again_once_it_is_over(announced: list[CompileUnderWay]) -> None:
+    seen: list[list[CompileUnderWay]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        seen.append(list(announced))  # in the midst of the compile
+        return graph.forward
+
+    function = compiled(square, backend=backend)
+    function(torch.ones(3))
+    ((begun,),) = seen
+    assert (begun.kind, begun.compile_id, begun.end_ns) == ("compile", "0/0", 0)
+    assert (begun.batch_id, begun.shape, begun.phase) == (7, "prefill 2x64", "serving")
+    assert announced[1:] == [replace(begun, end_ns=announced[1].end_ns)]
+    assert begun.start_ns < announced[1].end_ns <= now_ns()
+    function(torch.ones(3))
+    assert len(announced) == 2, "a step without a compile announces nothing"
+
+
+def test_a_compile_that_fails_is_over(announced: list[CompileUnderWay]) -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        raise RuntimeError("no kernel for it")
+
+    with pytest.raises(Exception, match="no kernel for it"):
+        compiled(square, backend=backend)(torch.ones(3))
+    assert [bool(told.end_ns) for told in announced] == [False, True]
+
+
+def test_what_compiles_on_another_thread_is_not_announced(announced: list[CompileUnderWay]) -> None:
+    thread = threading.Thread(target=lambda: compiled(square)(torch.ones(3)))
+    thread.start()
+    thread.join()
+    assert announced == []
 
 
 def test_a_compile_tells_when_where_and_for_which_step(recorder: CompileRecorder) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
 
-from servers.compiler.events import CompileEvent, CompilerFacts
+from servers.compiler.events import CompileEvent, CompilerFacts, CompileUnderWay
 from servers.config import ArmConfig, CompileConfig
 from servers.engine.messages import MemoryReading, Ready, StepOutput, StepRecord
 from servers.front.front import Front
@@ -127,6 +128,45 @@ def test_everything_that_a_compile_tells_goes_over_the_wire_and_its_time_is_coun
     assert f"tailgate_compile_seconds_total{{{labels}}} 2.5" in metrics_of(front)
 
 
+def under_way_now(front: Front) -> list[telemetry_pb2.CompileUnderWay]:
+    """What somebody who comes now is told."""
+    with front.watch(CompileUnderWay) as late:
+        front.close()
+        return [telemetry_event(event).under_way for event in iter(lambda: asyncio.run(late.get()), None)]  # type: ignore[arg-type]
+
+
+UNDER_WAY = CompileUnderWay(
+    kind="compile", start_ns=10, compile_id="0/1", shape="prefill 2x64", batch_id=7, phase="serving"
+)
+
+
+def test_who_comes_late_is_told_how_it_stands_with_the_last_compile() -> None:
+    front = front_of()
+    front.receive([replace(UNDER_WAY, start_ns=1), replace(UNDER_WAY, start_ns=1, end_ns=9), UNDER_WAY])
+    (wire,) = under_way_now(front)
+    assert (wire.kind, wire.start_ns, wire.end_ns, wire.phase) == ("compile", 10, 0, "serving")
+    assert (wire.compile_id, wire.shape, wire.batch_id) == ("0/1", "prefill 2x64", 7)
+
+
+def test_with_a_dead_engine_nothing_is_under_way() -> None:
+    front = front_of()
+    front.receive([UNDER_WAY])
+    front.fail("the engine process died with exit code -9")
+    assert under_way_now(front) == []
+
+
+def test_a_compile_for_the_replicas_own_first_request_is_part_of_its_warm_up() -> None:
+    front = front_of()
+    front.receive([ready_of({}), UNDER_WAY])
+    assert [wire.phase for wire in under_way_now(front)] == ["warmup"]
+
+
+def ready_of(items: dict[str, int]) -> Ready:
+    return Ready(
+        vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={"weights": 3}, startup_ns=items
+    )
+
+
 def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
     items = {
         "process": 5,
@@ -136,11 +176,8 @@ def test_the_start_is_summed_by_the_first_word_of_each_item() -> None:
         "capture decode batch 1": 1,
         "other": 2,
     }
-    ready = Ready(
-        vocab_size=9, device="cpu", dtype="float32", versions={}, memory_bytes={"weights": 3}, startup_ns=items
-    )
     front = front_of()
-    front.receive([ready])
+    front.receive([ready_of(items)])
     front.open()
     groups = {"process": 5, "load": 7, "decode": 30, "capture": 1, "other": 2, "total": 45}
     assert dict(snapshot_of(front).startup_groups_ns) == groups

@@ -518,6 +518,26 @@ def test_what_a_replica_asks_itself_is_recorded_nowhere(tmp_path: Path) -> None:
     assert not any(event.phase == "serving" or event.request_ids for event in compiles)
 
 
+def test_a_compile_is_told_before_it_is_over_and_its_event_follows(tmp_path: Path) -> None:
+    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
+    replica = start(tmp_path, replace(arm, compile=replace(arm.compile, backend="eager")))
+    wait_warm(replica)
+    watch = replica.telemetry.Watch(telemetry_pb2.WatchRequest(compile_events=True, under_way=True), timeout=60)
+    told = ((now_ns(), event) for event in watch)
+    call = replica.inference.Generate(ask(tokens=17, max_tokens=2))
+    begun_ns, begun = next((at_ns, event.under_way) for at_ns, event in told if event.under_way.phase == "serving")
+    assert (begun.kind, begun.end_ns, begun.batch_id >= 0) == ("compile", 0, True)
+    assert begun.shape.startswith("prefill")
+    over = next(event.under_way for _, event in told if event.WhichOneof("event") == "under_way")
+    assert (over.start_ns, over.compile_id) == (begun.start_ns, begun.compile_id)
+    assert begun_ns < over.end_ns, "although the compile holds its interpreter"
+    event = next(event.compile for _, event in told if event.compile.phase == "serving")
+    assert event.compile_id == begun.compile_id
+    assert begun.start_ns <= event.end_ns <= over.end_ns + 10_000_000
+    list(call)
+    watch.cancel()
+
+
 def watched(replica: Replica, request: telemetry_pb2.WatchRequest) -> Iterator[telemetry_pb2.TelemetryEvent]:
     """What is retained, and then nothing more: the replica idles."""
     with contextlib.suppress(grpc.RpcError):
