@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from analysis.records.plain_values import mapping, number, text_of
 from analysis.settings.metrics import METRIC_NAMES
 
 _QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
@@ -41,6 +42,14 @@ def bytes_text(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{digits(size)} TiB"
+
+
+def into_compile(facts: object) -> str:
+    """What trial.json says of a compile whose end nobody saw: "12.0 s into a compile for prefill 2x64". Empty where it
+    says nothing."""
+    row = mapping(facts)
+    seconds, shape = number(row.get("seconds")), text_of(row, "shape")
+    return "" if seconds is None else f"{seconds:.1f} s into a compile" + (f" for {shape}" if shape else "")
 
 
 def sentence(faults: Sequence[str]) -> str:

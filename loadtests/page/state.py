@@ -286,6 +286,7 @@ class RunState:
                     "stage": _text(replica.get("stage")),
                     "text": _text(replica.get("text")),
                     "compiles": _whole(replica.get("compiles")),
+                    "compiling": _compiling(replica.get("compiling")),
                 }
                 for name, replica in mapping(status.get("replicas")).items()
                 if isinstance(replica, Mapping)
@@ -356,6 +357,14 @@ def _gate(gate: Mapping[str, Any]) -> dict[str, Any]:
         "reason": _text(gate.get("reason")),
         **{key: number(gate.get(key)) for key in numbers},
     }
+
+
+def _compiling(value: object) -> dict[str, Any] | None:
+    """What a replica compiles since when; None where it does not."""
+    table = mapping(value)
+    start_ns = _whole(table.get("start_ns"))
+    words = {key: _text(table.get(key)) for key in ("arm", "shape")}
+    return None if start_ns is None else {**words, "start_ns": start_ns}
 
 
 def _decision(arm: object) -> dict[str, Any]:

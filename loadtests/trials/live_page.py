@@ -152,7 +152,12 @@ class LivePage:
             "began_ns": self._began_ns,
             **{name: getattr(status, name) for name in ("phase", "detail", "trial", "trials", "planned", "duration_s")},
             "replicas": {
-                name: {"stage": state.stage, "text": state.text(), "compiles": state.compiles}
+                name: {
+                    "stage": state.stage,
+                    "text": state.text(),
+                    "compiles": state.compiles,
+                    "compiling": asdict(compiling) if (compiling := state.compiling) is not None else None,
+                }
                 for name, state in dict(status.replicas).items()
             },
             "load": {"finished": load.finished, "failed": load.failed, "t_s": load.t_s},

@@ -18,6 +18,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from loadtests.trials.under_way import UnderWay
+from servers.clock import now_ns
+
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.25
 
@@ -31,9 +34,12 @@ class ReplicaState:
     total: int = 0
     detail: str = ""
     compiles: int = 0
+    compiling: UnderWay | None = None  # while it serves
 
     def text(self) -> str:
         """Such as "warm-up 2/5 4x64"."""
+        if self.compiling is not None:
+            return self.compiling.text(now_ns())
         if self.stage == "warmup":
             counted = f" {self.done}/{self.total}" if self.total else ""
             return f"warm-up{counted} {self.detail}".rstrip()
@@ -169,6 +175,7 @@ def plain_line(status: Status, elapsed_s: float) -> str:
             for name, arm in load.arms.items()
         ]
         parts += [f"{name} is dead" for name, state in status.replicas.items() if state.stage == "dead"]
+        parts += [f"{name} is {state.text()}" for name, state in status.replicas.items() if state.compiling is not None]
     else:
         parts += [f"{name}: {state.text()}" for name, state in status.replicas.items()]
     return " · ".join(parts)

@@ -22,6 +22,7 @@ from loadtests.trials.early_end import END_DELAY_NS
 from loadtests.trials.judge import Judge
 from loadtests.trials.splitters import Splitter
 from loadtests.trials.steering import Steered
+from loadtests.trials.under_way import stalls
 from servers.clock import now_ns
 from servers.splitter.admin import SplitterError
 
@@ -121,6 +122,8 @@ class RampControl:
             stall_limit_s=limits.stall_limit_s,
             max_recompiles=self._gates.max_recompiles,
         )
+        under_way = stalls(trial.collector.compiling, arm=candidate, limit_s=limits.stall_limit_s, at_ns=now_ns())
+        found += [Alarm(at_ns=at_ns, why=why) for at_ns, why in under_way]
         found += death_alarms(candidate, trial.context.facts.deaths, now_ns=now_ns())
         if (load := trial.context.status.load.arms.get(candidate)) is not None:
             found += burst_alarms(

@@ -207,8 +207,11 @@ class Replicas:
             if code is None or replica.dead:
                 continue
             replica.dead = True
-            death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": now_ns(), "exit_code": code}
+            at_ns = now_ns()
+            death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": at_ns, "exit_code": code}
             trial, child = self._trial, replica.child
+            if (compiling := self._collector.last_compiling(replica.name)) is not None:
+                death["compiling"] = compiling.facts(at_ns)
             trial.facts.deaths.append(death)
             self._bed.forget(replica.name)
             trial.write_facts()
@@ -237,7 +240,8 @@ class Replicas:
         return answers
 
     def last_words(self) -> dict[str, dict[str, Any]]:
-        """Counters and memory of every replica that still serves; one that is missing does not."""
+        """Counters and memory of every replica that still serves, and what it still compiles; one that is missing does
+        not serve."""
         final = {}
         for replica in self._replicas.values():
             if replica.alive and replica.channel is not None and is_serving(replica.channel):
@@ -245,6 +249,8 @@ class Replicas:
                 if snapshot is not None:
                     counters, memory = dict(snapshot.counters), dict(snapshot.memory_bytes)
                     final[replica.name] = {"counters": counters, "memory_bytes": memory}
+                    if (compiling := self._collector.last_compiling(replica.name)) is not None:
+                        final[replica.name]["compiling"] = compiling.facts(now_ns())
         return final
 
     # --- The end ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import RecordWriter, read_pieces
 from loadtests.trials.channels import arm_channel
 from loadtests.trials.progress import ReplicaState, Status
+from loadtests.trials.under_way import UnderWay
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 FLUSH_EVERY_S = 1.0
@@ -38,6 +39,7 @@ class _Follower:
     events_seen: set[tuple[str, int]] = field(default_factory=set)  # id and start: ids begin anew with the process
     last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
+    cut_short: UnderWay | None = None  # under way when the stream broke off
 
 
 class Collector:
@@ -96,6 +98,17 @@ class Collector:
             return None
         return answer
 
+    @property
+    def compiling(self) -> list[UnderWay]:
+        """What replicas that serve compile now, the longest first."""
+        states = [state.compiling for state in list(self._status.replicas.values())]
+        return sorted(filter(None, states), key=lambda compile: compile.start_ns)
+
+    def last_compiling(self, replica: str) -> UnderWay | None:
+        """What the replica compiles, or compiled while serving when its telemetry broke off."""
+        follower = self._followers.get(replica)
+        return self._status.replicas[replica].compiling or (follower.cut_short if follower is not None else None)
+
     def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
         """Nothing new came for `quiet_s`, or `timeout_s` have passed."""
         deadline = time.monotonic() + timeout_s
@@ -126,7 +139,9 @@ class Collector:
 
     def _follow(self, follower: _Follower) -> None:
         stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
-        request = telemetry_pb2.WatchRequest(compile_events=True, steps=True, progress=True, facts=True, memory=True)
+        request = telemetry_pb2.WatchRequest(
+            compile_events=True, under_way=True, steps=True, progress=True, facts=True, memory=True
+        )
         while not self._stopping.is_set():
             try:
                 follower.call = stub.Watch(request, wait_for_ready=True)
@@ -134,6 +149,8 @@ class Collector:
                     self._take(follower, event)
             except grpc.RpcError:
                 pass  # the replica died or is too busy; when it comes back it replays what it retains
+            state = self._status.replicas[follower.replica]
+            follower.cut_short, state.compiling = state.compiling or follower.cut_short, None
             if self._stopping.wait(_RETRY_S):
                 return
 
@@ -141,6 +158,8 @@ class Collector:
         kind = event.WhichOneof("event")
         if kind == "progress":
             self._take_progress(follower.replica, event.progress)
+        elif kind == "under_way":
+            self._take_under_way(follower, event.under_way)
         elif kind == "compile":
             key = event.compile.event_id, event.compile.start_ns
             served = event.compile.phase != "warmup"
@@ -185,6 +204,14 @@ class Collector:
                     "blind_spots": list(event.facts.blind_spots),
                 }
                 self._facts_are_new = True
+
+    def _take_under_way(self, follower: _Follower, compile: telemetry_pb2.CompileUnderWay) -> None:
+        follower.cut_short = None
+        is_served = compile.phase != "warmup" and not compile.end_ns
+        columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape", "batch_id")}
+        self._status.replicas[follower.replica].compiling = (
+            UnderWay(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
+        )
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:

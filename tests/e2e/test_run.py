@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,10 +287,12 @@ def test_a_run_that_may_be_looked_at_ends_when_it_is_decided(tmp_path: Path) -> 
     assert "SIGKILL" not in (run_dir / "looks.log").read_text()
 
 
-def ramp_with(tmp_path: Path, candidate: str, *more: str) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
+def ramp_with(
+    tmp_path: Path, candidate: str, *more: str, flags: Sequence[str] = ()
+) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
     settings = ["--out", "out", "--seed", "3", "--set", f"ramp.candidate={candidate}", "--set", "traffic.block_s=1"]
     settings += ["--set", "traffic.rate=40", "--set", "gates.cold_s=1", "--set", "trials.starting_at_once=2"]
-    done = with_fake_arms(["ramp", "demo", *settings, *more], tmp_path)
+    done = with_fake_arms(["ramp", "demo", *settings, *more], tmp_path, *flags)
     line = last_line(done)
     run_dir = tmp_path / line["run_dir"]
     return line, run_dir, [json.loads(text) for text in (run_dir / "weights.jsonl").read_text().splitlines()]
@@ -311,6 +314,20 @@ def test_a_ramp_takes_a_naive_candidate_back_in_its_first_step(tmp_path: Path) -
     assert late == [], "no request goes to a candidate that was taken back"
     after = [row for row in requests(run_dir) if row["sent_ns"] > back_ns]
     assert {row["status"] for row in after} == {"OK"}, "and the control serves on"
+
+
+def test_a_ramp_takes_a_candidate_back_while_it_compiles(tmp_path: Path) -> None:
+    ramp = ("--set", "ramp.steps=[4,50,100]", "--set", "ramp.stall_limit_s=1", "--at-most", "60s")
+    line, run_dir, changes = ramp_with(tmp_path, "compiled-naive", *ramp, flags=("--stall-s", "20"))
+    assert (line["verdict"], line["exit_code"]) == ("FAIL", 99)
+    back = changes[-1]
+    assert (back["action"], back["weights"]) == ("rollback", {"eager": 10_000, "compiled-naive": 0})
+    assert "compiled-naive has been compiling for 1." in back["why"]
+    assert back["done_ns"] - back["cause_ns"] < 2e9
+    events = read_table(run_dir / "trial-01" / "compile_events.arrow", COMPILE_EVENTS)[0].to_pylist()
+    first = next(event for event in events if event["phase"] == "serving")
+    assert back["cause_ns"] - first["start_ns"] == 1e9
+    assert first["end_ns"] - first["start_ns"] >= 20e9, "the record is the compile as it was"
 
 
 def test_a_ramp_brings_a_good_candidate_to_all_of_the_traffic(tmp_path: Path) -> None:

@@ -92,6 +92,22 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             )
         )
 
+    def under_way(self, *, start_ns: int, end_ns: int = 0, shape: str, batch_id: int) -> None:
+        """The compile is under way, or is over at `end_ns`."""
+        self.publish(
+            telemetry_pb2.TelemetryEvent(
+                under_way=telemetry_pb2.CompileUnderWay(
+                    kind="compile",
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    compile_id=f"0/{self._compiles + 1}",
+                    shape=shape,
+                    batch_id=batch_id,
+                    phase="serving",
+                )
+            )
+        )
+
     def compile_event(self, *, start_ns: int, shape: str, phase: str, request_ids: list[str], batch_id: int) -> None:
         self._compiles += 1
         recompile = phase == "serving"
@@ -146,10 +162,13 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             start = now_ns()
             if self.config.preset == "compiled-naive" and length // 32 not in self._seen:
                 self._seen.add(length // 32)
+                shape = f"1x{length}"
+                self.under_way(start_ns=start, shape=shape, batch_id=batch)
                 time.sleep(self.stall_s)
                 stall_ns = now_ns() - start
+                self.under_way(start_ns=start, end_ns=start + stall_ns, shape=shape, batch_id=batch)
                 self.compile_event(
-                    start_ns=start, shape=f"1x{length}", phase="serving", request_ids=[request_id], batch_id=batch
+                    start_ns=start, shape=shape, phase="serving", request_ids=[request_id], batch_id=batch
                 )
             time.sleep(seconds)
             end = now_ns()
@@ -214,7 +233,12 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             if self._closed:
                 mine.put(None)
         context.add_callback(lambda: mine.put(None))
-        wanted = {"compile": request.compile_events, "steps": request.steps, "progress": request.progress}
+        wanted = {
+            "compile": request.compile_events,
+            "under_way": request.under_way,
+            "steps": request.steps,
+            "progress": request.progress,
+        }
         while (event := mine.get()) is not None:
             if wanted[event.WhichOneof("event") or "progress"]:
                 yield event

@@ -31,6 +31,7 @@ class WatchedRun:
     duration_s: float = 900.0
     streams: bool = True
     notes: list[str] = field(default_factory=list)
+    compiling: float | None = None  # for how many seconds the last arm has been
 
     def __post_init__(self) -> None:
         self.trial = self.folder / "trial-01"
@@ -55,7 +56,13 @@ class WatchedRun:
     def status(self, phase: str = "traffic", detail: str = "", ended: Mapping[str, Any] | None = None) -> None:
         """status.json is as the run is now."""
         streaming = phase == "traffic"
-        states = {f"{arm}-0": {"stage": "serving", "text": "ready", "compiles": 0} for arm in self.arms}
+        states: dict[str, dict[str, Any]] = {
+            f"{arm}-0": {"stage": "serving", "text": "ready", "compiles": 0, "compiling": None} for arm in self.arms
+        }
+        if self.compiling is not None:
+            start_ns = self.now_ns() - int(self.compiling * SECOND)
+            under_way = {"arm": self.naive, "shape": self.text or "prefill 4×50", "start_ns": start_ns}
+            states[f"{self.naive}-0"] |= {"text": f"compiling for {self.compiling:.0f} s", "compiling": under_way}
         content = {
             "at_ns": self.now_ns(),
             "began_ns": START_NS - 60 * SECOND,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.judging.validity import ALL_KINDS, ESTIMATES, Check
+from analysis.judging.wording import into_compile
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
@@ -109,7 +110,7 @@ def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool
 
     `silent` are replicas that live, and neither served nor answered once the traffic was over.
     """
-    codes = ", ".join(f"{death.get('replica', arm)} (exit code {death.get('exit_code')})" for death in deaths)
+    codes = ", ".join(f"{death.get('replica', arm)} ({_how(death)})" for death in deaths)
     faults = [f"{arm} died under load: {codes}"] if deaths else []
     faults += [f"{', '.join(silent)} did not serve any more when the traffic was over"] if silent else []
     return Check(
@@ -122,6 +123,11 @@ def check_deaths(arm: str, deaths: Sequence[Mapping[str, Any]], *, control: bool
         affects=ESTIMATES if control else ALL_KINDS,
         remedy=f"See the logs of {arm}.",
     )
+
+
+def _how(death: Mapping[str, Any]) -> str:
+    compiling = into_compile(death.get("compiling"))
+    return f"exit code {death.get('exit_code')}" + (f", {compiling}" if compiling else "")
 
 
 def check_cut(arm: str, cut: int, requests: int, quantile: float) -> Check:

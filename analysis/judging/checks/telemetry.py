@@ -17,7 +17,7 @@ from analysis.arrays import Ints
 from analysis.blackbox.stalls import COMPILE, UNKNOWN, Stall
 from analysis.blackbox.view import Outside
 from analysis.judging.validity import ESTIMATES, Check
-from analysis.judging.wording import counted, digits, sentence
+from analysis.judging.wording import counted, digits, into_compile, sentence
 from analysis.records.placing import Unplaced, words_of
 from analysis.records.plain_values import mapping, number
 from analysis.run.run import Run
@@ -83,7 +83,8 @@ def check_placed(unplaced: Sequence[Unplaced], what: str, *, arm: str | None, af
 def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
     """Where recorded events are fewer than the arm's replicas counted, in words; and whether all of them counted.
 
-    The numbers in event ids count too: a replica numbers its events from 0. A trial that was stopped has no count.
+    The numbers in event ids count too: a replica numbers its events from 0. A compile that went on at the end is no
+    event, and is missing likewise. A trial that was stopped has no count.
     """
     faults: list[str] = []
     vouched = bool(run.trials_of(arm))
@@ -101,6 +102,8 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
                 vouched = False
                 if final and replica not in dead:
                     faults.append(f"{replica} did not tell its counts at the end of trial {trial.number}")
+            if compiling := into_compile(mapping(final.get(replica)).get("compiling")):
+                faults.append(f"{replica} was {compiling} when the records of trial {trial.number} ended")
             expected = max(int(counted or 0), _numbered(own, f"{trial.number}-{replica}-"))
             if len(own) < expected:
                 faults.append(f"{replica} counted {expected} in trial {trial.number} and {len(own)} are recorded")

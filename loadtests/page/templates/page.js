@@ -11,6 +11,7 @@ const parts = [
   { on: ["look"], every: 0, draw: checkTables() },
   { on: ["load", "events", "run"], every: EVERY_MS, draw: latencyChart() },
   { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
+  { on: ["now", "run"], every: 0, draw: showUnderWay },
   { on: ["load", "weights", "run"], every: EVERY_MS, draw: loadCharts() },
   { on: ["bed"], every: EVERY_MS, draw: showBed },
   { on: ["notes"], every: 0, draw: showNotes },

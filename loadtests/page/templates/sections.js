@@ -325,6 +325,17 @@ function showCompiles(seen) {
   );
 }
 
+function showUnderWay(seen) {
+  const { now } = seen,
+    names = armNames(seen);
+  const going = (now?.replicas ?? []).filter((one) => one.compiling);
+  at("[data-under-way]").replaceChildren(
+    ...going.map(({ compiling: { arm, shape, start_ns } }) =>
+      el("p", {}, el("strong", {}, "Compiling now: "), armTag(Math.max(0, names.indexOf(arm)), arm), ` since ${sec((now.at_ns - start_ns) / 1e9)} `, shape ? el("code", {}, shape) : null),
+    ),
+  );
+}
+
 // --- checks -----------------------------------------------------------------------------------------------------------
 
 const NEAR = 0.75; // of the limit, from which on a check is said to be near

@@ -123,6 +123,19 @@ def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Any) -> None:
     assert tab.text(".card.arm-1 .chip") == "PASS"
 
 
+def test_what_is_compiled_now_stands_above_what_was(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(1)
+    run.compiling = 12.0
+    run.status()
+    tab = open_page(run)
+    tab.wait_for("document.querySelector('[data-under-way]').innerText")
+    assert tab.text("[data-under-way]") == "Compiling now: compiled-naive since 12 s prefill 4×50"
+    run.compiling = None
+    run.second()
+    run.status()
+    tab.wait_for("!document.querySelector('[data-under-way]').innerText")
+
+
 def test_only_changes_of_state_are_said_aloud(run: WatchedRun, open_page: Any) -> None:
     run.minutes(1)
     tab = open_page(run)

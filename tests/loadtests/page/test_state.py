@@ -123,6 +123,15 @@ def test_compiles_while_serving_are_listed_and_those_of_warm_ups_counted(run: Wa
     assert (naive["serving"], naive["serving_s"], naive["longest_s"], naive["hit"]) == (2, 6.0, 4.0, 18)
 
 
+def test_what_is_compiled_now_has_its_arm_its_shape_and_its_start(run: WatchedRun) -> None:
+    run.minutes(1)
+    run.compiling = 12.0
+    run.status()
+    compiling = [replica["compiling"] for replica in told(run)["now"]["replicas"]]
+    start_ns = START_NS + 48 * 10**9
+    assert compiling == [None, None, {"arm": "compiled-naive", "shape": "prefill 4×50", "start_ns": start_ns}]
+
+
 def test_the_test_bed_has_shares_of_counters_and_what_holds_devices_back(run: WatchedRun) -> None:
     for _ in range(201):
         run.second()

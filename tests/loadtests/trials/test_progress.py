@@ -2,9 +2,11 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from loadtests.trials.progress import ArmLoad, Display, Load, ReplicaState, Status, live_table, plain_line, read_load
+from loadtests.trials.under_way import UnderWay
 
 
 def report(folder: Path, worker: int, arms: dict[str, dict[str, float | None]]) -> None:
@@ -41,6 +43,14 @@ def test_plain_line_tells_requests_and_live_quantiles() -> None:
         "[0:03] · traffic 3 of 9 s · 5/40 requests, 1 failed · "
         "eager ttft p50 9.3 ms p99 250 ms e2e p99 12.35 s · naive-0 is dead"
     )
+
+
+def test_plain_line_tells_what_compiles_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtests.trials.progress.now_ns", lambda: 13 * 10**9)
+    compiling = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")
+    status = Status(phase="traffic", load=Load(finished=5, arms={"naive": ArmLoad(finished=5)}))
+    status.replicas = {"naive-0": ReplicaState(stage="serving", compiling=compiling)}
+    assert plain_line(status, 3.0).endswith("naive-0 is compiling for 12 s (2x64)")
 
 
 def test_live_table_holds_replicas_arms_and_notes() -> None:

@@ -222,6 +222,30 @@ def test_an_arm_that_dies_is_recorded_and_the_run_goes_on(tmp_path: Path) -> Non
     assert "the device fell off the bus" in status.notes[0]
 
 
+def test_an_arm_that_dies_in_the_midst_of_a_compile_is_known_to_have_compiled(tmp_path: Path) -> None:
+    outcome, _ = run(experiment(), tmp_path, "--die", "naive-0=1", "--stall-s", "100")
+    assert outcome.complete, outcome.error
+    (death,) = trial_facts(outcome)["deaths"]
+    assert death["compiling"]["shape"].startswith("1x")
+    assert death["compiling"]["start_ns"] < death["at_ns"]
+
+
+def test_a_compile_that_the_run_does_not_outlast_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_STOP_GRACE_S", 1.0)
+    what = experiment(traffic={"timeout_s": 1}, parity={"served": False})
+    outcome, _ = run(what, tmp_path, "--stall-s", "100")
+    assert outcome.complete, outcome.error
+    compiling = trial_facts(outcome)["final"]["naive-0"]["compiling"]
+    assert compiling["shape"].startswith("1x")
+    assert compiling["seconds"] > 1.0
+    checks = analyze(outcome.run_dir)["validity"]
+    (counts,) = [row for row in checks if row["check"] == "event counts" and row["arm"] == "naive"]
+    assert not counts["ok"]
+    assert "s into a compile for 1x" in counts["reason"]
+
+
 def test_a_replica_that_dies_after_its_last_answer_is_recorded(tmp_path: Path) -> None:
     what = experiment(parity={"served": False})
     outcome, _ = run(what, tmp_path, "--die-last", "naive-0")

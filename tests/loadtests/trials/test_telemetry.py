@@ -1,5 +1,6 @@
 import contextlib
 import json
+import queue
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from analysis.records.tables import read_table
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
 from loadtests.trials.telemetry import Collector
+from loadtests.trials.under_way import UnderWay
 from servers.config import ArmConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
@@ -232,3 +234,62 @@ def test_a_second_stop_does_nothing(collector: Collector) -> None:
 def test_every_column_of_telemetry_is_a_field_of_its_message(schema: pa.Schema, message: type[Message]) -> None:
     """So that a new column is a line in the schema and one in the message."""
     assert set(schema.names) - {"trial", "arm", "replica"} <= set(message.DESCRIPTOR.fields_by_name)
+
+
+class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
+    """Tells what is put, on one stream after the other; None ends a stream."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[telemetry_pb2.TelemetryEvent | None] = queue.SimpleQueue()
+        self.streams = 0
+
+    def tell(self, *, end_ns: int = 0, phase: str = "serving") -> None:
+        under_way = telemetry_pb2.CompileUnderWay(
+            kind="compile", start_ns=5, end_ns=end_ns, shape="2x64", batch_id=7, phase=phase
+        )
+        self.events.put(telemetry_pb2.TelemetryEvent(under_way=under_way))
+
+    def Watch(  # noqa: N802
+        self, request: telemetry_pb2.WatchRequest, context: grpc.ServicerContext
+    ) -> Iterator[telemetry_pb2.TelemetryEvent]:
+        assert request.under_way
+        self.streams += 1
+        yield from iter(self.events.get, None)
+
+
+@pytest.fixture
+def live(collector: Collector) -> Iterator[LiveTelemetry]:
+    telemetry = LiveTelemetry()
+    with served(telemetry) as target:
+        collector.follow(arm="naive", replica="naive-0", target=target)
+        yield telemetry
+        telemetry.events.put(None)
+
+
+NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64", batch_id=7)
+
+
+def test_a_compile_is_under_way_until_its_end_is_told(collector: Collector, live: LiveTelemetry) -> None:
+    live.tell()
+    assert eventually(lambda: collector.compiling == [NOW])
+    live.tell(end_ns=9)
+    assert eventually(lambda: collector.compiling == [])
+    assert collector.last_compiling("naive-0") is None
+
+
+def test_a_compile_of_the_warm_up_is_none_while_serving(collector: Collector, live: LiveTelemetry) -> None:
+    live.tell()
+    assert eventually(lambda: collector.compiling == [NOW])
+    live.tell(phase="warmup")
+    assert eventually(lambda: collector.compiling == [])
+
+
+def test_nothing_is_under_way_beyond_the_end_of_the_stream(collector: Collector, live: LiveTelemetry) -> None:
+    live.tell()
+    assert eventually(lambda: collector.compiling == [NOW])
+    live.events.put(None)
+    assert eventually(lambda: collector.compiling == [])
+    assert collector.last_compiling("naive-0") == NOW, "what it was cut short in stays known"
+    assert eventually(lambda: live.streams == 2)
+    live.tell()
+    assert eventually(lambda: collector.compiling == [NOW]), "a server that goes on tells again how it stands"

@@ -62,3 +62,9 @@ def test_a_dead_control_spoils_every_arm_and_a_dead_arm_itself():
     assert check_deaths("a", deaths, control=True).arm is None
     died = check_deaths("a", deaths, control=False)
     assert (died.arm, died.reason) == ("a", "a died under load: a-0 (exit code -9).")
+
+
+def test_a_death_in_the_midst_of_a_compile_says_so():
+    compiling = {"start_ns": 5, "seconds": 12.04, "shape": "prefill 2x64"}
+    died = check_deaths("a", [{"replica": "a-0", "exit_code": -9, "compiling": compiling}], control=False)
+    assert "a-0 (exit code -9, 12.0 s into a compile for prefill 2x64)" in died.reason

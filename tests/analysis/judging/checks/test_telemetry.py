@@ -73,6 +73,18 @@ def test_a_replica_that_lived_and_told_no_count_opens_them(tmp_path):
     assert "compiled-0 did not tell its counts" in failed(summary)["event counts"]
 
 
+def test_a_compile_that_went_on_at_the_end_opens_them(tmp_path):
+    directory = write_run(tmp_path / "run", QUIET)
+    count(directory, eager=0, compiled=1)
+    path = directory / "trial-01" / "trial.json"
+    info = json.loads(path.read_text())
+    info["final"]["compiled-0"]["compiling"] = {"start_ns": 5, "seconds": 53.0, "shape": "prefill 2x64"}
+    path.write_text(json.dumps(info))
+    summary = analyze(directory)
+    assert gate(summary)["verdict"] == "INCONCLUSIVE"
+    assert "was 53.0 s into a compile for prefill 2x64 when the records" in failed(summary)["event counts"]
+
+
 def test_missing_steps_are_told_and_open_no_gate(tmp_path):
     directory = write_run(tmp_path / "run", QUIET)
     path = directory / "trial-01" / "trial.json"
