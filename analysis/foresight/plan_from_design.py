@@ -24,7 +24,7 @@ from analysis.settings.gate_limits import GateLimits
 from analysis.settings.slo_targets import SloTarget
 from analysis.statistics.compare import TRIALS_FOR_T_TEST
 
-DESIGNS = ("mirrored", "split", "switchback", "separate")
+DESIGNS = ("mirrored", "split", "switchback", "shadow", "separate")
 ARRIVALS = ("steady", "wandering")
 _MODEL_ERROR = 2.0  # real servers may have half or twice the model's spread
 
@@ -52,7 +52,7 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
     limits = limits_for(GateLimits(), goal)
     block_s = limits.block_s * (2 if traffic.design == "switchback" else 1)
     overhead_s = limits.cold_s * traffic.trials
-    design = {"switchback": "separate"}.get(traffic.design, traffic.design)
+    design = {"switchback": "separate", "shadow": "mirrored"}.get(traffic.design, traffic.design)
     if design == "mirrored" and traffic.arrivals == "steady":
         design = "mirrored, steady"
     rows = []
@@ -86,6 +86,8 @@ def plan_from_design(traffic: Traffic, goal: Goal, *, targets: Sequence[SloTarge
         assumed.insert(2, "How much starts differ is gates.restart_spread: only a pilot of several trials tells.")
     if traffic.design == "switchback":
         assumed.insert(1, "Switchback was not simulated: it is planned as separate hosts.")
+    if traffic.design == "shadow":
+        assumed.insert(1, "A shadow was not simulated: it is planned as mirrored, every request copied.")
     if not traffic.searching:
         assumed.append(
             "The arm searches for no kernels: for one that does, such as compiled-bucketed, give --searching."

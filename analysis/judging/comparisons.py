@@ -196,7 +196,7 @@ class _Rows:
 
 def _rows(run: Run, arm: str, phase: str) -> _Rows:
     """The steady phase leaves out the cold start and every request in flight while one of the two compiled. Both arms
-    lose the same stretches, and under a mirrored design a request and its copy go together."""
+    lose the same stretches, and where requests are copied, a request and its copy go together."""
     selected = []
     for name in (arm, run.control):
         mask = run.of_arm(name) & run.usable
@@ -205,7 +205,7 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
         else:
             selected.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
     pairs = [run.requests.pair[rows] for rows in selected]
-    paired = run.design == "mirrored" and all(len(pair) > 0 and bool((pair >= 0).all()) for pair in pairs)
+    paired = run.copied and all(len(pair) > 0 and bool((pair >= 0).all()) for pair in pairs)
     treatment, control = _in_pairs(run, selected) if paired else selected
     return _Rows(treatment=treatment, control=control, paired=paired)
 

@@ -78,7 +78,7 @@ def checks_of_all(run: Run) -> Iterable[Check]:
     yield check_records(run.records.problems, int(requests.broken.sum()), requests.repeated, stated=run.records.stated)
     yield check_complete(infos, planned=run.planned_trials, own_names=run.own_names)
     if run.records.joined:
-        yield check_schedules(run.repeated_schedules, mirrored=run.design == "mirrored")
+        yield check_schedules(run.repeated_schedules, mirrored=run.copied)
     closed = run.reported_open_loop is False and not run.planned
     if run.in_turn:
         # Each arm had requests of its own, so that what a treatment lacks concerns no other.
@@ -87,7 +87,8 @@ def checks_of_all(run: Run) -> Iterable[Check]:
             remedy = alone.remedy if run.trials_of(arm) else "Go on with the search: tailgate frontier --after RUN_DIR."
             yield replace(alone, arm=None if arm == run.control else arm, remedy=remedy)
     else:
-        yield check_counts(counts, run.planned, mirrored=run.design == "mirrored" and not closed, ended=run.ended_arms)
+        alike = run.copied and not run.copied_in_part and not closed
+        yield check_counts(counts, run.planned, mirrored=alike, ended=run.ended_arms)
     ramp = ramp_of(run)
     if ramp is not None:
         yield share_of_candidate(run, ramp.candidate)
@@ -139,12 +140,12 @@ def checks_of_arm(run: Run, arm: str, steady: Sequence[Comparison]) -> Iterable[
         arm, run.differences(arm), intended=intended, outside=outside, weights_apart=run.weights_apart(arm)
     )
     yield check_equal_work(work_of(run, arm))
-    if not run.embeds:
+    if not run.embeds and run.design != "shadow":
         yield check_token_stream(token_times(run, arm), token_times(run, run.control), judged=gates_on_gaps(run))
     if arm in run.ended_arms:
         return  # the control went on without it
     yield check_lag_apart(arm, run.control, lag_apart(run, arm))
-    if run.design == "mirrored" and not run.in_turn:
+    if run.copied and not run.in_turn:
         allowed_ms = matters_ms(run, 0.5)
         if (copies := copies_of(run, arm, allowed_ms=allowed_ms)) is not None:
             yield check_copies(copies, allowed_ms=allowed_ms)

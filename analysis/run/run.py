@@ -169,6 +169,17 @@ class Run:
         return sum(trial.seconds for trial in self.trials)
 
     @property
+    def copied(self) -> bool:
+        """Whether requests went to every arm at once: sent to each, or copied by the splitter."""
+        return self.design in ("mirrored", "shadow")
+
+    @property
+    def copied_in_part(self) -> bool:
+        """Whether only a share of the requests was copied."""
+        share = number(table(self.records.experiment, "traffic").get("shadow_pct"))
+        return self.design == "shadow" and share is not None and share < 100
+
+    @property
     def planned_trials(self) -> int:
         """The number of trials in the experiment; 0 where it has none."""
         count = table(self.records.experiment, "trials").get("count")

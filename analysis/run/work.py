@@ -43,7 +43,7 @@ def work_of(run: Run, arm: str) -> Work:
     requests, control = run.requests, run.control
     ours = not run.account(arm).external and not run.account(control).external
     counted = not run.embeds and run.account(arm).counts_tokens and run.account(control).counts_tokens
-    paired = run.design == "mirrored"
+    paired = run.copied
     other = [text for name in (arm, control) if ours and (text := _beside_the_plan(run, name))]
     if run.in_turn:
         # Each got requests of its own, and what is answered past the knee is no fair share of them.

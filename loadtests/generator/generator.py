@@ -53,7 +53,13 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
     """The way to each arm, or "*" to all others. Arms behind one address share its connections."""
 
     source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode: Encode = OwnEncoder(source.ids, text=source.plain, ignore_eos=config.ignore_eos, task=config.task)
+    encode: Encode = OwnEncoder(
+        source.ids,
+        text=source.plain,
+        ignore_eos=config.ignore_eos,
+        task=config.task,
+        id_header=bool(config.copied_from),
+    )
     lanes: dict[str, Lane] = {}
     routes: dict[str, Route] = {}
     for arm, target in config.targets.items():
@@ -344,6 +350,8 @@ class Generator:
             limit -= 1
             call, copy, at_ns = self._ended.popleft()
             record = self._record_of(call, copy, self._config.trial, at_ns)
+            if record.arm is None and self._config.copied_from:
+                record = record._replace(arm=self._config.copied_from)
             self._log.ended(record, copy.arm)
             if self._recorder is not None:
                 self._guarded(partial(self._recorder.append, record))

@@ -32,7 +32,7 @@ SCHEDULE = pa.schema(
         ("prompt_tokens", pa.int32()),
         ("max_tokens", pa.int32()),
         ("prompt_seed", pa.int64()),  # one of its own for each request
-        ("arm", pa.string()),  # null: the splitter chooses; "*": a copy to every arm; a name: pinned
+        ("arm", pa.string()),  # null: the splitter chooses, or copies; "*": a copy to every arm; a name: pinned
         ("phase", pa.string()),  # rampup | measure
         ("prefix_seed", pa.int64()),  # one for each session: names its token sequence
     ]
@@ -116,10 +116,10 @@ class Schedule:
 
     @property
     def planned(self) -> dict[str, int]:
-        """Requests planned for each arm; under split, all of them under "*"; a closed loop plans none."""
+        """Requests planned for each arm; under split and shadow, all of them under "*"; a closed loop plans none."""
         if self.loop == "closed":
             return {}
-        if self.design == "split":
+        if self.design in ("split", "shadow"):
             return {EVERY_ARM: len(self)}
         if self.design == "mirrored":
             return dict.fromkeys(self.arms, len(self))

@@ -77,7 +77,7 @@ class TrialFacts:
             prompts=dict(schedule.prompts),
             devices={arm.name: arm.config.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},
-            planned=schedule.planned,
+            planned=planned_for(experiment, schedule.planned),
             dropped=dict(schedule.dropped),
         )
 
@@ -86,6 +86,13 @@ class TrialFacts:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         known = {name: value for name, value in values.items() if value is not None or name not in _LATE}
         write_document(folder / "trial.json", known, indent=2)
+
+
+def planned_for(experiment: Experiment, planned: Mapping[str, int]) -> Mapping[str, int]:
+    """What a schedule plans, by arm: of a shadow design all of it for the control, as its splitter copies the rest."""
+    if experiment.traffic.design != "shadow":
+        return planned
+    return {experiment.control.name: sum(planned.values())}
 
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:

@@ -12,11 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER, STATUS_NAMES, trailing_key
+from servers.metadata import (
+    ARM_HEADER,
+    INFERENCE_SERVICE,
+    REQUEST_ID_HEADER,
+    SESSION_HEADER,
+    STATUS_NAMES,
+    trailing_key,
+)
 from servers.splitter.admin import Admin
 
-# Carried from the client to the arm and to its shadows, so that a request and its copies are known as one.
-REQUEST_ID_HEADER: Final = "x-request-id"
 # Envoy keeps lines for this long before it writes them; by default it keeps them for 10 s.
 FLUSH_MS: Final = 200
 # The whole numbers that a replica's trailing metadata carry.

@@ -57,6 +57,7 @@ def test_an_arm_that_failed_does_not_make_the_run_longer(tmp_path: Path) -> None
 def test_without_a_pilot_mirrored_arms_need_least_and_separate_ones_most() -> None:
     lengths = {design: plan_from_design(Traffic(rate=4, design=design), Goal())["needed_s"] for design in DESIGNS}
     assert lengths["mirrored"] < lengths["split"] < lengths["separate"]
+    assert lengths["shadow"] == lengths["mirrored"]
     assert lengths["switchback"] == pytest.approx(lengths["separate"], rel=0.01)  # but for the length of a block
     steady = plan_from_design(Traffic(rate=4, arrivals="steady"), Goal())["needed_s"]
     assert steady < lengths["mirrored"]

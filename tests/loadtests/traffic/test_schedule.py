@@ -100,7 +100,7 @@ def test_cut_missing_or_foreign_files_are_no_schedule(tmp_path: Path) -> None:
 @given(
     seed=st.integers(0, 2**63),
     trial=st.integers(0, 50),
-    design=st.sampled_from(["mirrored", "split", "switchback"]),
+    design=st.sampled_from(["mirrored", "split", "switchback", "shadow"]),
     turns_mean=st.sampled_from([1.0, 2.5]),
     over_limit=st.sampled_from(["clip", "drop"]),
 )
@@ -343,7 +343,7 @@ def test_traffic_survives_its_own_plain_table() -> None:
         ({"rate": float("nan")}, "traffic.rate is nan"),
         ({"rate": 1, "duration_s": 0}, "traffic.duration_s is 0"),
         ({"rate": 1, "duration_s": float("inf")}, "traffic.duration_s is inf"),
-        ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback"),
+        ({"rate": 1, "design": "both"}, "use one of mirrored, split, switchback, shadow"),
         ({"rate": 1, "arrivals": "uniform"}, "traffic.arrivals is 'uniform'"),
         ({"rate": 1, "workload": "poems"}, "traffic.workload is 'poems'"),
         ({"rate": 1, "over_limit": "cut"}, "use one of clip, drop, fail"),
@@ -377,6 +377,9 @@ def test_traffic_survives_its_own_plain_table() -> None:
         ({"rate": 1, "trace_start_s": 2}, "does not replay"),
         ({"rate": 1, "design": "split", "direct": True}, "remove direct"),
         ({"rate": 1, "design": "switchback", "rampup_s": 10}, "give a multiple"),
+        ({"rate": 1, "shadow_pct": 5}, "only shadows get copies"),
+        ({"rate": 1, "design": "shadow", "direct": True}, "needs the splitter to copy requests"),
+        ({"design": "shadow", "arrivals": "closed", "concurrency": 2}, "the control alone would set the pace"),
     ],
 )
 def test_impossible_traffic_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:

@@ -86,7 +86,7 @@ def encoders(**tables: dict[str, Any]) -> Experiment:
     return experiment(**{key: {**base.get(key, {}), **tables.get(key, {})} for key in {**base, **tables}})
 
 
-@pytest.mark.parametrize("design", ["mirrored", "split", "switchback"])
+@pytest.mark.parametrize("design", ["mirrored", "split", "switchback", "shadow"])
 def test_encoders_are_sent_texts_and_judged_by_their_vectors(design: str, tmp_path: Path) -> None:
     outcome, _ = run(encoders(traffic={"design": design}), tmp_path, "--token", "naive-0=6")
     assert outcome.complete, outcome.error

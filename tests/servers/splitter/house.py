@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, SESSION_HEADER
+from servers.metadata import ARM_HEADER, INFERENCE_SERVICE, REQUEST_ID_HEADER, SESSION_HEADER
 from servers.rpc import inference_pb2, inference_pb2_grpc
-from servers.splitter.access_log import REQUEST_ID_HEADER
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, stat_name
 
