@@ -178,6 +178,7 @@ def _compared(
         method=run.limits.method,
         restart_spread=start_spread(run, arm),
         machines=run.machines.of_trial,
+        shares_changed=bool(run.records.weights),
     )
     return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
 

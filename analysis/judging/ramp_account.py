@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from analysis.arrays import Bools
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.records.plain_values import table
 from analysis.records.weight_journal import WeightChange
 from analysis.run.run import Run
+from analysis.run.weight_stretches import weight_stretches
 from analysis.settings.ramp_limits import RampLimits
 
 _FAR = 4.5  # standard deviations that an arm's share may be from its weight by chance
@@ -88,9 +85,10 @@ def ramp_gate(account: RampAccount) -> Gate:
 def share_of_candidate(run: Run, candidate: str) -> Check:
     """The candidate got the share of requests that its weights gave it, step by step."""
     due, variance, got = 0.0, 0.0, 0
-    for weights, rows in _stretches(run):
+    for stretch in weight_stretches(run):
+        rows, weights = stretch.rows, stretch.weights
         count, total = int(rows.sum()), sum(weights.values())
-        share = weights.get(candidate, 0) / total if total else 0.0
+        share = weights.get(candidate, 0.0) / total if total else 0.0
         due += count * share
         variance += count * share * (1.0 - share)
         got += int((rows & run.of_arm(candidate)).sum())
@@ -104,17 +102,5 @@ def share_of_candidate(run: Run, candidate: str) -> Check:
         reason=f"{candidate} got {got} requests, and its weights gave it {due:.0f}"
         + ("." if apart <= _FAR else ": farther than chance."),
         affects=(*ESTIMATES, "error"),
-        remedy="Look for requests that pin an arm, for long sessions, and for weights that somebody else set.",
+        remedy="Look for requests that pin an arm, and for long sessions.",
     )
-
-
-def _stretches(run: Run) -> Sequence[tuple[Mapping[str, int], Bools]]:
-    """The weights of each stretch of time, and the requests that were sent in it."""
-    changes = run.records.weights
-    ends: list[Any] = [change.at_ns for change in changes[1:]] + [np.iinfo(np.int64).max]
-    sent = run.requests.start_ns
-    usable = ~run.requests.broken
-    return [
-        (change.weights, usable & (sent >= change.at_ns) & (sent < end))
-        for change, end in zip(changes, ends, strict=True)
-    ]

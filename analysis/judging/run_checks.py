@@ -31,6 +31,7 @@ from analysis.judging.checks.traffic import (
     check_open_loop,
     check_sample_ratio,
     check_schedules,
+    check_shares_by_stretch,
     slowdown_during,
     starts_after_ends,
 )
@@ -51,6 +52,7 @@ from analysis.run.run import Run
 from analysis.run.slo import Units, judge_share, units
 from analysis.run.spikes import normal_e2e_ms, windows_of
 from analysis.run.trials import SECOND
+from analysis.run.weight_stretches import weight_stretches
 from analysis.run.work import gates_on_gaps, token_times, work_of
 from analysis.statistics.compare import Comparison
 
@@ -92,6 +94,13 @@ def checks_of_all(run: Run) -> Iterable[Check]:
     ramp = ramp_of(run)
     if ramp is not None:
         yield share_of_candidate(run, ramp.candidate)
+    elif run.design == "split" and run.records.weights:
+        yield check_shares_by_stretch(
+            [
+                ({arm: run.sessions(arm, stretch.rows) for arm in run.arms}, stretch.weights)
+                for stretch in weight_stretches(run)
+            ]
+        )
     elif run.design == "split":
         ratio = check_sample_ratio({arm: run.sessions(arm) for arm in run.arms}, run.weights)
         if ratio is not None:

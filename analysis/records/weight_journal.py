@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from analysis.records.plain_values import number
 
 JOURNAL = "weights.jsonl"
-BY_HAND = "by hand"  # the action of a change that ended a ramp
-BY_OTHERS = "others"  # of one in a run whose weights somebody else moves
+BY_HAND = "set by hand"  # what a change is called that nobody of the run made
+BY_OTHERS = "others"  # in a run whose weights somebody else moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,9 @@ class WeightChange:
     """The weights from `at_ns` on, ns since the epoch. `step` counts from 0, None outside a ramp. `action` is start,
     advance, rollback, promoted, hold, resume (of a ramp whose controller was gone), again (in a splitter that had
     started anew), BY_HAND or BY_OTHERS. `cause_ns` is when what caused it was seen, `done_ns` when the splitter had
-    taken it, None where nobody knows."""
+    taken it, None where nobody knows. From `at_ns` to then some requests may still have gone by the weights before: of
+    a change by hand, `at_ns` is when it was surely not made yet and `done_ns` when it was seen. `shadows` are the
+    percentages of requests that arms got copies of."""
 
     at_ns: int
     weights: Mapping[str, int]
@@ -33,6 +35,12 @@ class WeightChange:
     trial: int = 1
     cause_ns: int | None = None
     done_ns: int | None = None
+    shadows: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether somebody changed the weights past the run."""
+        return self.action == BY_HAND
 
 
 def append(directory: Path, change: WeightChange) -> None:
@@ -53,6 +61,7 @@ def read_weights(directory: Path) -> tuple[WeightChange, ...]:
             row = json.loads(line)
             weights = {str(arm): int(weight) for arm, weight in row["weights"].items()}
             at_ns = int(row["at_ns"])
+            shadows = {str(arm): float(percent) for arm, percent in (row.get("shadows") or {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # the line that was being written when the run was cut off
         step = number(row.get("step"))
@@ -66,6 +75,7 @@ def read_weights(directory: Path) -> tuple[WeightChange, ...]:
             trial=int(number(row.get("trial")) or 1),
             cause_ns=_whole(row.get("cause_ns")),
             done_ns=_whole(row.get("done_ns")),
+            shadows=shadows,
         )
     return tuple(changes.values())
 

@@ -26,7 +26,8 @@ WIDTH, HEIGHT = 720.0, 140.0  # of the picture of a ramp
 
 
 def words(summary: Row) -> list[tuple[str, str]]:
-    """(what, in words) of a run that was looked at while it went on, and of a ramp; empty for any other."""
+    """(what, in words) of a run that was looked at while it went on, of a ramp, and of weights that somebody set; empty
+    for any other."""
     lines = []
     if at(summary, "sequential", "alpha"):
         ended = text(at(summary, "sequential", "ended"))
@@ -40,7 +41,18 @@ def words(summary: Row) -> list[tuple[str, str]]:
         if is_number(back := at(summary, "ramp", "rollback_s")):
             parts.append(f"back within {seconds(back)} of what was told")
         lines.append(("Ramp", "; ".join(parts)))
+    for part in ("ramp", "weights"):
+        by_hand = [row for row in rows(summary, part, "changes") if row.get("action") == "set by hand"]
+        if by_hand:
+            lines.append(("Weights", "; ".join(map(_by_hand, by_hand))))
     return lines
+
+
+def _by_hand(row: Row) -> str:
+    weights, shadows = row.get("weights"), row.get("shadows_pct")
+    shares = [f"{arm}={value}" for arm, value in (weights if isinstance(weights, dict) else {}).items()]
+    copies = [f"copies of {value} % to {arm}" for arm, value in (shadows if isinstance(shadows, dict) else {}).items()]
+    return f"set by hand after {span(row.get('offset_s'))}: {', '.join([*shares, *copies])} ({text(row.get('reason'))})"
 
 
 def decisions(summary: Row) -> Table:

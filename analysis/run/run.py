@@ -176,8 +176,11 @@ class Run:
     @property
     def copied_in_part(self) -> bool:
         """Whether only a share of the requests was copied."""
-        share = number(table(self.records.experiment, "traffic").get("shadow_pct"))
-        return self.design == "shadow" and share is not None and share < 100
+        given = number(table(self.records.experiment, "traffic").get("shadow_pct"))
+        shares = [100.0 if given is None else given]
+        for change in self.records.weights:
+            shares += [change.shadows.get(arm, 0.0) for arm in self.treatments]
+        return self.design == "shadow" and min(shares) < 100
 
     @property
     def planned_trials(self) -> int:
@@ -298,9 +301,10 @@ class Run:
                 rows = rows[~met | (self.requests.trial[rows] != trial.number)]
         return rows
 
-    def sessions(self, arm: str) -> int:
-        """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself."""
-        own = self.of_arm(arm)
+    def sessions(self, arm: str, rows: Bools | None = None) -> int:
+        """Sessions that the arm got, since the splitter places sessions; a request without one counts by itself. With
+        `rows`, those that have a request among them."""
+        own = self.of_arm(arm) if rows is None else self.of_arm(arm) & rows
         names = self.requests.session_ids.filter(pa.array(own))
         sessions = pa.table({"trial": self.requests.trial[own], "session": names})
         known = sessions.filter(names.is_valid())

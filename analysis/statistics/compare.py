@@ -32,7 +32,14 @@ from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
 from analysis.statistics.machines import mean_over_trials
-from analysis.statistics.quantiles import BlockHistogram, block_histogram, quantile, quantiles, shared_blocks
+from analysis.statistics.quantiles import (
+    BlockHistogram,
+    block_histogram,
+    quantile,
+    quantiles,
+    shared_blocks,
+    weighted_log_ratios,
+)
 from analysis.statistics.resampling import (
     Limits,
     block_scores,
@@ -120,8 +127,12 @@ def compare_quantiles(
     method: Method = "label swap",
     restart_spread: float = RESTART_SPREAD,
     machines: Mapping[int, int] | None = None,
+    shares_changed: bool = False,
 ) -> list[Comparison]:
     """One comparison of two samples for each quantile in `qs` over the whole run, undecided (see `decide`).
+
+    With `shares_changed`, the samples' sizes say when each had more of the traffic: the ratio is then that of the
+    samples with equal weight in each block, as limits are in any case, or it would be that of two stretches of time.
 
     Below six trials: labels are swapped within groups of neighbouring time blocks [1, 2], all 2^groups ways where they
     are at most draws + 1, and the limits come from inverting that test over shifts in log scale. It assumes that the
@@ -150,6 +161,11 @@ def compare_quantiles(
     if histogram is None:
         return items
     by_group = grouped(histogram, stage.group)
+    if shares_changed:
+        alike = np.ones((1, histogram.treatment.shape[1]), dtype=np.float32)
+        items = [
+            replace(item, ratio=math.exp(weighted_log_ratios(histogram, item.quantile, alike)[0])) for item in items
+        ]
     tested = []
     for plain in items:
         q = plain.quantile

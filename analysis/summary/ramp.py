@@ -1,10 +1,11 @@
-"""What became of a ramp, as a part of the summary."""
+"""What became of a ramp, and how weights changed in any other run, as parts of the summary."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from analysis.judging.ramp_account import ramp_of
+from analysis.records.weight_journal import WeightChange
 from analysis.run.run import Run
 
 
@@ -21,15 +22,36 @@ def ramp_row(run: Run) -> dict[str, Any]:
         "exposed": account.exposed,
         "hurt": account.hurt,
         "rollback_s": account.rollback_s,
-        "changes": [
-            {
-                "offset_s": run.offset_s(change.trial, change.at_ns),
-                "action": change.action,
-                "step": change.step,
-                "weights": dict(change.weights),
-                "reason": change.why,
-                "took_s": None if change.done_ns is None else (change.done_ns - change.at_ns) / 1e9,
-            }
-            for change in account.changes
-        ],
+        "changes": _changes(run),
     }
+
+
+def weights_row(run: Run) -> dict[str, Any]:
+    """The `weights` part of the summary; empty where they never changed, and where a ramp's steps say how they did."""
+    return {} if ramp_of(run) is not None or not run.records.weights else {"changes": _changes(run)}
+
+
+def _changes(run: Run) -> list[dict[str, Any]]:
+    """The changes of weights in order, also those that were made past the run."""
+    changes = run.records.weights
+    return [
+        {
+            "offset_s": run.offset_s(change.trial, change.at_ns),
+            "trial": change.trial,
+            "action": change.action,
+            "step": change.step,
+            "weights": dict(change.weights),
+            "shadows_pct": dict(change.shadows),
+            "reason": change.why + _taken_back(change, before),
+            "took_s": None if change.done_ns is None else (change.done_ns - change.at_ns) / 1e9,
+        }
+        for change, before in zip(changes, [None, *changes], strict=False)
+    ]
+
+
+def _taken_back(change: WeightChange, before: WeightChange | None) -> str:
+    """What is said of a decision that undoes what somebody had set."""
+    if before is None or not before.by_hand or change.by_hand or before.weights == change.weights:
+        return ""
+    weights = ", ".join(f"{arm}={weight}" for arm, weight in before.weights.items())
+    return f"; takes back what was set by hand {(change.at_ns - before.at_ns) / 1e9:.0f} s before ({weights})"

@@ -39,7 +39,7 @@ from analysis.summary.arms import arm_row
 from analysis.summary.bed import bed_row
 from analysis.summary.joined import joined_facts
 from analysis.summary.looks import looks_row
-from analysis.summary.ramp import ramp_row
+from analysis.summary.ramp import ramp_row, weights_row
 from analysis.summary.resources import memory_events
 from analysis.summary.sent_traffic import traffic_facts
 from analysis.summary.series import latency_series
@@ -114,6 +114,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "design": _design(run),
         **({"sequential": looks} if (looks := looks_row(run, judgement)) else {}),
         **({"ramp": ramp} if (ramp := ramp_row(run)) else {}),
+        **({"weights": weights} if (weights := weights_row(run)) else {}),
         **({"joined": joined} if (joined := joined_facts(run, judgement)) else {}),
         **({"traffic": traffic} if (traffic := traffic_facts(run)) else {}),
         **({"saturation": search} if (search := summary_rows(run)) else {}),

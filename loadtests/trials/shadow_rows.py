@@ -88,7 +88,7 @@ class ShadowRows:
         while lines := list(self._log.new()):
             for line in lines:
                 logged = parse_line(line.decode("utf-8", "replace"))
-                if logged is None or not logged.request_id:
+                if logged is None or not logged.ended or not logged.request_id:
                     continue
                 if logged.copy:
                     self._copies.setdefault(logged.request_id, {})[logged.arm] = logged

@@ -35,11 +35,12 @@ from loadtests.trials.shadow_rows import REQUEST_LOG, ShadowRows
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial_facts import planned_for
+from loadtests.trials.weight_watch import WeightWatch, in_words
 from servers.security import server_tls
 from servers.splitter.admin import SplitterError
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from servers.splitter.weights import reshare
+from servers.splitter.weights import Shares, reshare
 
 _POLL_S = 0.1
 _ENVOY_READY_S = 30.0
@@ -73,6 +74,7 @@ class Trial:
         self._replicas = Replicas(context, command=arm_command, cache=cache, collector=self._collector, bed=self._bed)
         self._pressure = Pressure(context, arm_command=arm_command)
         self._envoy: Envoy | None = None
+        self._weights: WeightWatch | None = None
         self._load: LoadGenerator | None = None
         self._shadows = ShadowRows(context) if context.experiment.traffic.design == "shadow" else None
 
@@ -138,6 +140,9 @@ class Trial:
         config = splitter_config(experiment, targets, logs=context.logs)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._bed.name("splitter", envoy.pid)
+        if experiment.traffic.design in ("split", "shadow"):
+            shares = Shares(weights=config.weights, shadows=config.shadows)
+            self._weights = WeightWatch(context.folder.parent, trial=context.number, configured=shares)
         if context.metrics:
             page = MetricsPage(host=envoy.admin.host, port=envoy.admin.port, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
@@ -167,10 +172,18 @@ class Trial:
             self._pressure.step()
             if self._shadows is not None:
                 self._shadows.poll()
+            self._watch_weights()
             if self._steering is not None:
                 self._steering.poll(self)
             time.sleep(_POLL_S)
         load.read()
+
+    def _watch_weights(self) -> None:
+        """A change of the splitter's weights that somebody else made is in the records."""
+        if self._weights is not None and self._envoy is not None:
+            change = self._weights.poll(self._envoy.admin)
+            if change is not None:
+                self._context.status.note(f"weights were set by hand: {in_words(change)} ({change.why})")
 
     @property
     def context(self) -> TrialContext:
@@ -198,8 +211,10 @@ class Trial:
         arms = {arm: int(row["at_ns"]) for arm, row in (facts.ended_arms or {}).items()}
         self._load.end(at_ns, arms)
         if context.experiment.traffic.design == "shadow":
-            if arms and self._envoy is not None:
-                reshare(self._envoy.admin, shadows=dict.fromkeys(arms, 0.0))
+            ended = dict.fromkeys(arms, 0.0)
+            if arms and self._envoy is not None and self._weights is not None:
+                self._weights.expect(ended)
+                reshare(self._envoy.admin, shadows=ended)
             arms = {}  # what shadows get is what the splitter copies
         planned = self._schedule.planned_before(
             int(facts.duration_s * 1e9), arms={arm: at - facts.start_ns for arm, at in arms.items()}

@@ -26,22 +26,31 @@ class Shares:
 def live_shares(admin: Admin) -> Shares:
     """The shares in force. Raises SplitterError when no split answers."""
     route = _route(admin)
+    weights = {item["name"]: int(item.get("weight", 0)) for item in route["weighted_clusters"]["clusters"]}
+    fractions = [policy["runtime_fraction"] for policy in route.get("request_mirror_policies", [])]
+    shadows = {
+        fraction["runtime_key"].removeprefix(f"{SHADOW_KEYS}."): _percent("", fraction["default_value"])
+        for fraction in fractions
+    }
+    return shares_since(admin, Shares(weights=weights, shadows=shadows))
+
+
+def shares_since(admin: Admin, configured: Shares) -> Shares:
+    """The shares in force at a split that was started with `configured`. A tenth of the work of `live_shares`.
+
+    Raises SplitterError when no split answers.
+    """
     entries = json.loads(admin.get("/runtime")).get("entries", {})
 
-    def live(key: str) -> str:
-        return str(entries.get(key, {}).get("final_value", ""))
+    def live(key: str, name: str) -> str:
+        return str(entries.get(f"{key}.{name}", {}).get("final_value", ""))
 
-    weights = {
-        cluster["name"]: int(live(f"{WEIGHT_KEYS}.{cluster['name']}") or cluster.get("weight", 0))
-        for cluster in route["weighted_clusters"]["clusters"]
+    weights = {name: int(live(WEIGHT_KEYS, name) or weight) for name, weight in configured.weights.items()}
+    shadows = {
+        name: percent
+        for name in weights
+        if (percent := _percent(live(SHADOW_KEYS, name), configured.shadows.get(name, 0.0)))
     }
-    shadows = {}
-    for policy in route.get("request_mirror_policies", []):
-        fraction = policy["runtime_fraction"]
-        key = fraction["runtime_key"]
-        percent = _percent(live(key), fraction["default_value"])
-        if percent:
-            shadows[key.removeprefix(f"{SHADOW_KEYS}.")] = percent
     return Shares(weights=weights, shadows=shadows)
 
 
@@ -106,8 +115,8 @@ def _check_known(names: Iterable[str], arms: Mapping[str, int], admin: Admin) ->
             raise ConfigError(f'arm "{name}" is unknown to the split at {admin.address}: use one of {", ".join(arms)}')
 
 
-def _percent(live: str, configured: Mapping[str, Any]) -> float:
-    """The percentage of requests that Envoy copies: of the fraction that is live, otherwise of the configured one.
+def _percent(live: str, configured: Mapping[str, Any] | float) -> float:
+    """The percentage of requests that Envoy copies: of the fraction that is live, otherwise the configured one.
 
     A live one is JSON, or the whole percentage that a person may have set by hand.
     """
@@ -117,6 +126,8 @@ def _percent(live: str, configured: Mapping[str, Any]) -> float:
         if isinstance(document, (int, float)):
             return float(min(int(document), 100))
         fraction = document
+    if isinstance(fraction, (int, float)):
+        return float(fraction)
     whole = {"HUNDRED": 100, "TEN_THOUSAND": 10_000, "MILLION": 1_000_000}[fraction.get("denominator", "HUNDRED")]
     percent: float = fraction.get("numerator", 0) * 100 / whole
     return percent

@@ -50,6 +50,38 @@ def check_sample_ratio(counts: Mapping[str, int], weights: Mapping[str, float]) 
     )
 
 
+def check_shares_by_stretch(stretches: Sequence[tuple[Mapping[str, int], Mapping[str, float]]]) -> Check:
+    """The splitter sent each arm its share of the sessions in each stretch of weights, given as (sessions by arm,
+    weights): exact binomial tests, p >= 0.001 over all of them together (Bonferroni).
+
+    A session that lasts over a change counts in both stretches, as the splitter places it anew.
+    """
+    worst, words, tests = 1.0, "", 0
+    for index, (counts, weights) in enumerate(stretches, start=1):
+        total, whole = sum(counts.values()), sum(weights.values())
+        if not total or not whole:
+            continue
+        for arm, count in counts.items():
+            tests += 1
+            p_value = float(stats.binomtest(count, total, weights.get(arm, 0.0) / whole).pvalue)
+            if p_value < worst:
+                due = total * weights.get(arm, 0.0) / whole
+                worst, words = p_value, f"{arm} got {count} of {total} sessions in stretch {index} (expected {due:.0f})"
+    p_value = min(1.0, worst * max(1, tests))
+    ok = p_value >= _RATIO_ALPHA
+    return Check(
+        check="sample ratio",
+        ok=ok,
+        value=p_value,
+        limit=_RATIO_ALPHA,
+        reason=f"Over {len(stretches)} stretches of weights, each arm got its share of the sessions."
+        if ok
+        else f"{words}: more uneven than chance.",
+        affects=(*ESTIMATES, "error"),
+        remedy="Look for requests that one arm loses, and that no client pins an arm.",
+    )
+
+
 def check_schedules(repeated: Sequence[Sequence[int]], *, mirrored: bool) -> Check:
     """Every trial drove a schedule of its own; `repeated` lists the trials that shared one.
 

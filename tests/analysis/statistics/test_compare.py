@@ -180,6 +180,23 @@ def test_unequal_split_keeps_its_level():
     assert worse <= 10
 
 
+def test_shares_that_changed_while_all_slowed_down_are_no_slower_arm():
+    # Equal arms; in the second half everything takes twice as long, and one arm has nine tenths of it.
+    rng = np.random.default_rng(3)
+    sizes = [np.where(np.arange(40) < 20, few, 120 - few) for few in (12, 108)]
+    samples = []
+    for size in sizes:
+        block = np.repeat(np.arange(40), size)
+        values = rng.lognormal(3.0, 0.6, len(block)) * np.where(block < 20, 1.0, 2.0)
+        samples.append(Sample(values=values, block=block, trial=np.ones_like(block)))
+    asked = {"qs": (0.9,), "margin": 0.1, "alpha": 0.05, "draws": 199, "paired": False}
+    (plain,) = compare_quantiles(*samples, rng=np.random.default_rng(1), **asked)
+    (leveled,) = compare_quantiles(*samples, rng=np.random.default_rng(1), shares_changed=True, **asked)
+    assert plain.ratio > 1.3
+    assert leveled.ratio == pytest.approx(1.0, abs=0.1)
+    assert leveled.low < leveled.ratio < leveled.high
+
+
 def test_six_trials_are_judged_by_their_own_ratios():
     result = judged(*mirrored(6, trials=6, blocks=6, ratio=0.95))
     assert result.method == "t-test over trials"
