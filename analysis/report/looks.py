@@ -51,7 +51,11 @@ def words(summary: Row) -> list[tuple[str, str]]:
 def _by_hand(row: Row) -> str:
     weights, shadows = row.get("weights"), row.get("shadows_pct")
     shares = [f"{arm}={value}" for arm, value in (weights if isinstance(weights, dict) else {}).items()]
-    copies = [f"copies of {value} % to {arm}" for arm, value in (shadows if isinstance(shadows, dict) else {}).items()]
+    copies = [
+        f"copies of {value:g} % to {arm}"
+        for arm, value in (shadows if isinstance(shadows, dict) else {}).items()
+        if is_number(value)
+    ]
     return f"set by hand after {span(row.get('offset_s'))}: {', '.join([*shares, *copies])} ({text(row.get('reason'))})"
 
 

@@ -8,7 +8,7 @@ as Envoy saw the copy take longer: what the client would have seen of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class ShadowRows:
         experiment = context.experiment
         self._context = context
         self._shadows = [arm.name for arm in experiment.arms if not arm.control]
-        self._all = experiment.traffic.shadow_pct == 100
         self._tokens = experiment.task != "embed"
         self._keep_ns = round(2e9 * experiment.traffic.timeout_s) + _FLUSHED_NS
         self._log = LinesTail(context.logs / REQUEST_LOG)
@@ -46,6 +45,8 @@ class ShadowRows:
         self._requests: dict[str, dict[str, Any]] = {}  # by id, as clients saw them
         self._originals: dict[str, LoggedRequest] = {}
         self._copies: dict[str, dict[str, LoggedRequest]] = {}  # by id and arm
+        self._passed = 0  # requests that the splitter passed on, of those that it may copy
+        self._made: dict[str, int] = {}  # copies by arm, once they are counted
         self._next_ns = 0
 
     def poll(self) -> None:
@@ -66,14 +67,18 @@ class ShadowRows:
         with suppress(SplitterError):
             while any(_counted(envoy, arm, "active") for arm in self._shadows) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            copies = {arm: _counted(envoy, arm, "total") for arm in self._shadows}
-            self._context.facts.planned = {**self._context.facts.planned, **copies}
+            self._made = {arm: _counted(envoy, arm, "total") for arm in self._shadows}
+            self._context.facts.planned = {**self._context.facts.planned, **self._made}
 
     def close(self) -> None:
-        """Every copy that the splitter made has its row. To be called when the splitter has ended."""
+        """Every copy that ended has its row, and where all requests were copied, each that did not end has one too.
+
+        To be called when the splitter has ended.
+        """
         self._take()
+        copied = [arm for arm in self._shadows if self._made.get(arm, 0) >= self._passed]
         for name in list(self._requests):
-            self._write(name, unended=self._all)
+            self._write(name, unended=copied)
         self._writer.close()
 
     def _take(self) -> None:
@@ -92,20 +97,21 @@ class ShadowRows:
                     continue
                 if logged.copy:
                     self._copies.setdefault(logged.request_id, {})[logged.arm] = logged
-                else:
+                elif not logged.pinned:
+                    self._passed += 1
                     self._originals[logged.request_id] = logged
 
     def _whole(self, name: str) -> bool:
         return name in self._originals and len(self._copies.get(name, {})) == len(self._shadows)
 
-    def _write(self, name: str, *, unended: bool = False) -> None:
-        """The rows of the copies of a request. `unended`: also of those that had not ended."""
+    def _write(self, name: str, *, unended: Collection[str] = ()) -> None:
+        """The rows of the copies of a request; also of those to the arms `unended` that had not ended."""
         request, original = self._requests.pop(name), self._originals.pop(name, None)
         copies = self._copies.pop(name, {})
         for arm in self._shadows:
             if arm in copies:
                 self._writer.append(shadow_row(request, original, copies[arm], tokens=self._tokens))
-            elif unended and original is not None:
+            elif arm in unended and original is not None:
                 error = "the splitter ended before the copy did"
                 cut = {"arm": arm, "first_token_ns": None, "end_ns": now_ns(), "status": "CANCELLED", "error": error}
                 self._writer.append({**_asked(request), **cut})
