@@ -30,8 +30,8 @@ from loadtests.trials.served_parity import (
     compared_vectors,
     questions,
 )
-from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.shadow_rows import REQUEST_LOG, ShadowRows
+from loadtests.trials.splitters import EnvoySplitter, Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial_facts import planned_for
