@@ -163,7 +163,7 @@ def test_weights_that_somebody_else_sets_end_the_ramp_and_stay(house: UsersHouse
     code, _ = ended(ramp)
     assert code == 3
     last = journal(house)[-1]
-    assert (last["action"], last["weights"]) == ("by hand", {"eager": 9, "compiled-padded": 1})
+    assert (last["action"], last["weights"]) == ("set by hand", {"eager": 9, "compiled-padded": 1})
     assert house.weights() == {"eager": 9, "compiled-padded": 1}
 
 

@@ -62,7 +62,7 @@ def test_forgiven_alarms_and_the_initial_delay() -> None:
 
 def test_what_stays_open_holds_or_rolls_back_as_was_asked() -> None:
     standing = Standing(step=1, step_s=1800.0, requests=100)
-    assert decide(standing, LIMITS).action == "stay"
+    assert decide(standing, LIMITS).action == "hold"
     decision = decide(standing, replace(LIMITS, on_inconclusive="rollback"))
     assert decision.action == "rollback"
     assert decision.why.startswith("still open after 1800 s: it is not sure")
