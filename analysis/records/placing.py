@@ -89,9 +89,13 @@ def _misplaced(
 
 
 def misplaced_requests(table: pa.Table, *, arms: Collection[str], trials: Collection[int]) -> tuple[Unplaced, ...]:
-    """The requests that name an arm, a trial or a phase that the run does not have; empty where it is not known which
-    it has."""
-    unplaced = []
+    """The requests that name an arm, a trial or a phase that the run does not have, or no arm; empty where it is not
+    known which it has."""
+    nameless = table.column("arm").null_count
+    # Nobody knows whose it is that ended before the splitter had answered: its client gave up, or lost the connection.
+    unplaced = (
+        [Unplaced(arm=None, reason="that ended before it was known whose they are", rows=nameless)] if nameless else []
+    )
     for what, known in (("arm", arms), ("trial", trials), ("phase", REQUEST_PHASES)):
         for item in pc.value_counts(table.column(what).combine_chunks()).to_pylist() if known else ():
             if item["values"] is not None and item["values"] not in known:

@@ -124,12 +124,14 @@ def requests_of(
 
     `ends_ns` is the planned end of each trial, `cut_short` the trials that did not reach it: connections that broke in
     their last second broke with the run, and their requests are cut off, not failed. Without `deadline_ms`, a failure
-    counts as the longest time seen. Without `tokens` nothing but an end was to come, so that no request, failed or not,
-    has a TTFT, a TPOT or a gap. Without `queues`, the servers' times are left out: only a backlog
-    needs them.
+    counts as the longest time seen. Where some requests name no arm they are left out. Without
+    `tokens` nothing but an end was to come, so that no request, failed or not, has a TTFT, a TPOT or a gap. Without
+    `queues`, the servers' times are left out: only a backlog needs them.
     """
     if nameless := table.column("arm").null_count:
-        raise RecordError(f"{nameless} requests name no arm: fill the column arm")
+        if nameless == table.num_rows:
+            raise RecordError(f"{nameless} requests name no arm: fill the column arm")
+        table = table.filter(table.column("arm").is_valid())  # see `misplaced_requests`
     unique = _first_of_each(table)
     repeated = 0
     if unique is not None:

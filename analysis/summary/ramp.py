@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.judging.ramp_account import ramp_of
-from analysis.records.weight_journal import WeightChange
 from analysis.run.run import Run
 
 
@@ -33,7 +32,6 @@ def weights_row(run: Run) -> dict[str, Any]:
 
 def _changes(run: Run) -> list[dict[str, Any]]:
     """The changes of weights in order, also those that were made past the run."""
-    changes = run.records.weights
     return [
         {
             "offset_s": run.offset_s(change.trial, change.at_ns),
@@ -42,16 +40,8 @@ def _changes(run: Run) -> list[dict[str, Any]]:
             "step": change.step,
             "weights": dict(change.weights),
             "shadows_pct": dict(change.shadows),
-            "reason": change.why + _taken_back(change, before),
+            "reason": change.why,
             "took_s": None if change.done_ns is None else (change.done_ns - change.at_ns) / 1e9,
         }
-        for change, before in zip(changes, [None, *changes], strict=False)
+        for change in run.records.weights
     ]
-
-
-def _taken_back(change: WeightChange, before: WeightChange | None) -> str:
-    """What is said of a decision that undoes what somebody had set."""
-    if before is None or not before.by_hand or change.by_hand or before.weights == change.weights:
-        return ""
-    weights = ", ".join(f"{arm}={weight}" for arm, weight in before.weights.items())
-    return f"; takes back what was set by hand {(change.at_ns - before.at_ns) / 1e9:.0f} s before ({weights})"

@@ -40,6 +40,8 @@ def early_end(look: Mapping[str, Any], ended: Collection[str] = ()) -> EarlyEnd:
 class EarlyEnding:
     """Ends the load of a trial, as a whole or for one arm, once what was looked at decides it. trial.json says why."""
 
+    moves_weights = False
+
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
 

@@ -38,6 +38,8 @@ class RampControl:
     are left as they are, written down, and end the ramp: two hands must not pull at one lever.
     """
 
+    moves_weights = True
+
     def __init__(
         self,
         run_dir: Path,
@@ -200,7 +202,7 @@ class RampControl:
         assert last is not None
         if now_ns() - self._read_ns < _READ_NS:
             return False
-        self._read_ns = now_ns()
+        before_ns, self._read_ns = self._read_ns, now_ns()
         try:
             weights = dict(splitter.weights())
             up_s = splitter.up_s()
@@ -214,11 +216,12 @@ class RampControl:
             return True
         shares = ", ".join(f"{arm}={weight}" for arm, weight in weights.items())
         self._last = WeightChange(
-            at_ns=now_ns(),
+            at_ns=before_ns or last.done_ns or now_ns(),  # they were not set yet
             weights=weights,
             why=f"somebody else set the weights to {shares}",
             action=BY_HAND,
             step=self._step,
+            done_ns=now_ns(),
         )
         append(self._run_dir, self._last)
         self._end_ns = now_ns()

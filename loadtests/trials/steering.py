@@ -30,7 +30,10 @@ class Steered(Protocol):
 
 
 class Steering(Protocol):
-    """Is asked many times a second while the traffic flows."""
+    """Is asked many times a second while the traffic flows. One that `moves_weights` also writes down what others do to
+    them."""
+
+    moves_weights: bool
 
     def poll(self, trial: Steered) -> None:
         """What is to be done now was done."""

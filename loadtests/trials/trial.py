@@ -140,7 +140,8 @@ class Trial:
         config = splitter_config(experiment, targets, logs=context.logs)
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._bed.name("splitter", envoy.pid)
-        if experiment.traffic.design in ("split", "shadow"):
+        watched = self._steering is None or not self._steering.moves_weights
+        if experiment.traffic.design in ("split", "shadow") and watched:
             shares = Shares(weights=config.weights, shadows=config.shadows)
             self._weights = WeightWatch(context.folder.parent, trial=context.number, configured=shares)
         if context.metrics:

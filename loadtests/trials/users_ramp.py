@@ -166,6 +166,8 @@ class UsersRamp(Orchestrator):
 class Onlooker:
     """Writes down what weights somebody else gives the arms, and moves none."""
 
+    moves_weights = True
+
     def __init__(self, run_dir: Path, *, control: str, candidate: str) -> None:
         self._run_dir = run_dir
         self._arms = (control, candidate)

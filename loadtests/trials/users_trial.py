@@ -37,10 +37,11 @@ class UsersTrial:
     def __init__(
         self, context: TrialContext, *, observed: Observed, splitter: Splitter | None, steering: Steering
     ) -> None:
-        self._context, self._observed = context, observed
-        self._splitter, self._steering = splitter, steering
+        self.context = context
+        self.splitter = splitter
+        self._observed, self._steering = observed, steering
         context.logs.mkdir(parents=True, exist_ok=True)
-        self._collector = Collector(
+        self.collector = Collector(
             context.folder, trial=context.number, status=context.status, since_ns=observed.since_ns
         )
         self._observer: Child | None = None
@@ -51,7 +52,7 @@ class UsersTrial:
 
     def run(self) -> None:
         """The traffic was recorded until its end."""
-        context, facts = self._context, self._context.facts
+        context, facts = self.context, self.context.facts
         context.status.load = Load()
         context.status.phase = "meeting the arms"
         security = context.experiment.security
@@ -60,7 +61,7 @@ class UsersTrial:
         for arm, replicas in self._observed.arms.items():
             for address, replica in replicas.items():
                 context.status.replicas[replica] = ReplicaState(stage="starting")
-                self._collector.follow(arm=arm, replica=replica, target=address, token=token)
+                self.collector.follow(arm=arm, replica=replica, target=address, token=token)
                 targets[replica] = address
         self._meet(targets)
         facts.start_ns = self._observed.since_ns
@@ -80,8 +81,8 @@ class UsersTrial:
             context.check()
             if (code := self._observer.poll()) is not None:
                 raise RunError(f"users' requests are not recorded any more: {self._observer.log_tail(2)} ({code})")
-            if self._collector.failure is not None:
-                raise RunError(self._collector.failure)
+            if self.collector.failure is not None:
+                raise RunError(self.collector.failure)
             context.status.load = read_load(context.folder)
             self._steering.poll(self)
             time.sleep(_POLL_S)
@@ -92,28 +93,13 @@ class UsersTrial:
 
     def close(self, *, hurry: bool) -> None:
         """Nothing is recorded any more. The traffic goes on."""
-        self._context.status.phase, self._context.status.detail = "stopping", ""
-        take_all(self._end_records, self._context.keep_facts)
+        self.context.status.phase, self.context.status.detail = "stopping", ""
+        take_all(self._end_records, self.context.keep_facts)
 
     def kill(self) -> None:
         """The same at once. Safe in a signal handler."""
         if self._observer is not None:
             self._observer.kill_now()
-
-    @property
-    def context(self) -> TrialContext:
-        """The trial's facts and status."""
-        return self._context
-
-    @property
-    def collector(self) -> Collector:
-        """What replicas told."""
-        return self._collector
-
-    @property
-    def splitter(self) -> Splitter | None:
-        """What splits the traffic of users."""
-        return self._splitter
 
     def end_load(self, at_ns: int | None) -> None:
         """Nothing is recorded from the instant on. The traffic goes on: it is not ours."""
@@ -122,10 +108,10 @@ class UsersTrial:
 
     def _meet(self, targets: Mapping[str, str]) -> None:
         """Every replica has said what it runs."""
-        facts = self._context.facts
+        facts = self.context.facts
         snapshots = {}
         for replica, target in targets.items():
-            snapshot = self._collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
+            snapshot = self.collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
             if snapshot is None:
                 raise RunError(
                     f"{replica} at {target} does not tell its telemetry within {_SNAPSHOT_S:g} s: is it a tailgate "
@@ -142,10 +128,10 @@ class UsersTrial:
 
     def _died(self, arms: Mapping[str, str], replica: str) -> None:
         death = {"arm": arms[replica], "replica": replica, "at_ns": now_ns(), "exit_code": None}
-        self._context.facts.deaths.append(death)
-        self._context.keep_facts()
-        self._context.status.replicas[replica].stage = "dead"
-        self._context.status.note(f"{replica} at {self._address(replica)} cannot be reached any more")
+        self.context.facts.deaths.append(death)
+        self.context.keep_facts()
+        self.context.status.replicas[replica].stage = "dead"
+        self.context.status.note(f"{replica} at {self._address(replica)} cannot be reached any more")
 
     def _address(self, replica: str) -> str:
         addresses = {name: at for replicas in self._observed.arms.values() for at, name in replicas.items()}
@@ -159,22 +145,22 @@ class UsersTrial:
         take_all(
             lambda: self._pulse.stop() if self._pulse is not None else None,
             lambda: self._observer.stop(_STOP_GRACE_S) if self._observer is not None else None,
-            lambda: self._collector.settle(timeout_s=2.0),
+            lambda: self.collector.settle(timeout_s=2.0),
             self._last_words,
-            self._collector.stop,
+            self.collector.stop,
         )
 
     def _last_words(self) -> None:
         final = {}
         for replicas in self._observed.arms.values():
             for replica in replicas.values():
-                if (snapshot := self._collector.snapshot(replica, timeout_s=2.0)) is not None:
+                if (snapshot := self.collector.snapshot(replica, timeout_s=2.0)) is not None:
                     before = self._counted_before.get(replica, {})
                     final[replica] = {
                         "counters": counted_since(before, snapshot.counters),
                         "memory_bytes": dict(snapshot.memory_bytes),
                     }
-        self._context.facts.final = final
+        self.context.facts.final = final
 
 
 def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -135,7 +135,7 @@ class Observer:
             arms = read_statistics(self._admin)
         except SplitterError:
             return  # it is told by whoever moves its weights
-        count = sum(arm.completed + arm.cancelled for arm in arms.values())
+        count = sum(arms[arm].ended for arm in self._observed.arms if arm in arms)
         start_s = max(arm.envoy_start_s for arm in arms.values())
         source = self._source
         if source is None:

@@ -1,16 +1,13 @@
 """The resources of Argo Rollouts and Flagger in deploy/: each field that decides what is promoted.
 
-Their schemas are in no Python package and are not copied here. With TAILGATE_CRDS naming a folder that holds the YAML
-of their CustomResourceDefinitions, every document is held to them, unknown keys included."""
+Their schemas are in no Python package and are not copied here: docs/providers.md says against which they were held."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import jsonschema
 import pytest
 import yaml
 
@@ -103,49 +100,3 @@ def test_the_canary_asks_by_every_hook_that_belongs_together() -> None:
     # Timeouts of the hooks of an interval together end within it, as Flagger asks.
     assert sum(int(HOOKS[kind]["timeout"].removesuffix("s")) for kind in ("rollout",)) < 10
     assert (analysis["interval"], analysis["maxWeight"], analysis["stepWeights"][-1]) == ("10s", 50, 50)
-
-
-# --- The published schemas, where they are at hand --------------------------------------------------------------------
-
-
-def strict(schema: Any) -> Any:
-    """The schema with keys that it does not name refused, as the API server's strict validation does."""
-    if isinstance(schema, list):
-        return [strict(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema.get("x-kubernetes-int-or-string"):
-        return {"type": ["integer", "string"]}
-    properties = schema.get("properties")
-    made = {key: strict(value) for key, value in schema.items() if key != "properties"}
-    if properties:
-        made["properties"] = {name: strict(value) for name, value in properties.items()}
-        if not schema.get("x-kubernetes-preserve-unknown-fields"):
-            made.setdefault("additionalProperties", False)
-    return made
-
-
-@pytest.mark.skipif(
-    "TAILGATE_CRDS" not in os.environ, reason="TAILGATE_CRDS names no folder of CustomResourceDefinitions"
-)
-@pytest.mark.parametrize(
-    "document",
-    [item for item in ALL if item["kind"] in ("AnalysisTemplate", "Rollout", "Canary")],
-    ids=lambda item: f"{item['kind']} {item['metadata']['name']}",
-)
-def test_a_resource_is_valid_by_its_published_schema(document: dict[str, Any]) -> None:
-    definitions = [
-        item
-        for path in sorted(Path(os.environ["TAILGATE_CRDS"]).glob("*.yaml"))
-        for item in yaml.safe_load_all(path.read_text())
-        if item and item["spec"]["names"]["kind"] == document["kind"]
-    ]
-    (definition,) = definitions
-    version = next(
-        item
-        for item in definition["spec"]["versions"]
-        if f"{definition['spec']['group']}/{item['name']}" == document["apiVersion"]
-    )
-    schema = strict(version["schema"]["openAPIV3Schema"])
-    schema["properties"]["metadata"] = {"type": "object"}
-    jsonschema.Draft7Validator(schema).validate(document)

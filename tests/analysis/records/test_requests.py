@@ -5,6 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from analysis.records.placing import misplaced_requests
 from analysis.records.requests import requests_of
 from analysis.records.schemas import REQUESTS
 from analysis.records.tables import RecordError
@@ -99,7 +100,13 @@ class TestLatency:
     def test_no_request_is_no_error(self):
         assert len(requests_of(REQUESTS.empty_table())) == 0
 
-    def test_a_request_without_an_arm_is_refused(self):
+    def test_a_request_without_an_arm_is_left_out_beside_others(self):
+        table = table_of([row(0), row(1) | {"arm": None}])
+        assert len(requests_of(table)) == 1
+        (unplaced,) = misplaced_requests(table, arms=(), trials=())
+        assert (unplaced.rows, unplaced.arm) == (1, None)
+
+    def test_requests_of_which_none_names_an_arm_are_refused(self):
         with pytest.raises(RecordError, match="name no arm"):
             requests_of(table_of([row(0) | {"arm": None}]))
 

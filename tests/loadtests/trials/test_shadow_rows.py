@@ -24,6 +24,9 @@ def request(**changes: Any) -> dict[str, Any]:
 
 def logged(arm: str, first_ms: int | None, end_ms: int, **changes: Any) -> LoggedRequest:
     row = LoggedRequest(
+        ended=True,
+        connection=1,
+        address="127.0.0.1:50051",
         arm=arm,
         copy=arm != "eager",
         request_id="1-7",
