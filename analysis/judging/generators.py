@@ -15,6 +15,7 @@ from analysis.records.plain_values import mapping, number
 
 BUSY_SHARE = 0.05  # of the time that a core may be used up: hiccups of a second happen
 BUSY_SECONDS = 2.0
+UNSEEN_SHARE = 0.001  # of users' requests that may be missing: those of the instant in which a splitter died
 
 Account = Mapping[str, Any]
 
@@ -31,6 +32,9 @@ def check_generators(
         yield check_processes(known, expected)
     if any("records" in account for account in known):
         yield check_dropped(known)
+    for account in known:
+        if "unplaced" in account:
+            yield check_users(account)
     if any(number(mapping(account.get("loop_lag_ms")).get("p99")) is not None for account in known):
         yield check_loop_lag(known, limit_ms)
     if any(number(mapping(account.get("cpu")).get("of_s")) for account in known):
@@ -92,6 +96,24 @@ def check_dropped(accounts: Sequence[Account]) -> Check:
         else "No record was dropped.",
         affects=ALL_KINDS,
         remedy="Record on a faster disk, use more load workers, or lower the rate.",
+    )
+
+
+def check_users(account: Account) -> Check:
+    """The splitter's log held what the splitter itself counted, and every request that was under way has ended."""
+    counted = number(mapping(account.get("splitter")).get("count")) or 0.0
+    passed, cut = (number(account.get(key)) or 0.0 for key in ("passed", "unplaced"))
+    missing = max(0.0, counted - passed)
+    limit = UNSEEN_SHARE * max(counted, passed)
+    return Check(
+        check="users' requests",
+        ok=missing + cut <= limit,
+        value=missing + cut,
+        limit=limit,
+        reason=f"Of {max(counted, passed):.0f} requests of users {missing:.0f} are not in the splitter's log and "
+        f"{cut:.0f} were under way when it ended, limit {limit:.0f}.",
+        affects=(*ESTIMATES, "error"),
+        remedy="See whether the disk of the log was full, and why the splitter ended.",
     )
 
 

@@ -33,6 +33,7 @@ def main() -> int:
         )
         while not stopped.wait(EVERY_S):
             observer.step(time.time_ns())
+        observer.step(time.time_ns())
         time.sleep(_LAST_S)
         observer.close(time.time_ns())
     except OSError as error:

@@ -32,7 +32,8 @@ _IDENTITIES = pa.schema([REQUESTS.field("request_id")])
 @dataclass(slots=True)
 class _Counts:
     """What the log held. `pinned` requests were sent to an arm by its name, `others` are no inference or had no arm;
-    `unplaced` ones were under way when the splitter ended. Nothing else is known of these three."""
+    `unplaced` ones were under way when the splitter ended. Nothing else is known of these three. `passed` have ended at
+    one of the arms, whatever they were."""
 
     started: int = 0
     finished: int = 0
@@ -40,6 +41,7 @@ class _Counts:
     pinned: int = 0
     others: int = 0
     unplaced: int = 0
+    passed: int = 0
 
 
 @dataclass(slots=True)
@@ -76,17 +78,23 @@ class Observer:
         self._begun = self._beginning()
         self._recorded = _last_place(folder / _REQUESTS)
         self._writer = RecordWriter(folder / _REQUESTS, REQUESTS)
-        self._source = _Source(**account["splitter"]) if account.get("splitter") else None
+        source = account.get("splitter")
+        self._source = _Source(**{key: source[key] for key in _Source.__slots__}) if source else None
 
     def step(self, now_ns: int, *, complete: bool = False) -> None:
         """What was logged until now is in the records, and both accounts say so. Raises OSError."""
         rows: list[RequestRecord] = []
-        self._count_at_the_source()
+        if not complete:
+            self._count_at_the_source()  # before the lines are read, so that they hold what was counted
         for line in self._log.lines():
             if line.log != self._begun["number"]:
                 self._begun = self._beginning()
             logged = parse_line(line.text)
-            if logged is None or logged.copy or logged.start_ns < self._observed.since_ns:
+            if logged is None or logged.copy:
+                continue
+            if logged.ended and logged.start_ns + logged.end_ns >= self._observed.since_ns:
+                self._counts.passed += logged.arm in self._observed.arms
+            if logged.start_ns < self._observed.since_ns:
                 continue
             if not logged.ended:
                 if logged.inference:
@@ -162,7 +170,7 @@ class Observer:
             "settled_ns": self._under_way.settled_ns(now_ns),
             "clock": {"same": True},
             "log": self._begun,
-            "splitter": None if self._source is None else asdict(self._source),
+            "splitter": None if self._source is None else {**asdict(self._source), "count": self._source.count},
             "error": None,
             "complete": complete,
         }

@@ -63,6 +63,14 @@ def wait_for_action(house: UsersHouse, action: str, timeout_s: float = 90.0) -> 
     raise AssertionError(f"no {action}: {(house.folder / 'ramp.log').read_text()[-2000:]}")
 
 
+def more_answers(house: UsersHouse, count: int = 40) -> None:
+    """So many users were answered from now on."""
+    before, deadline = len(house.answers), time.monotonic() + 30
+    while len(house.answers) < before + count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def recorded(house: UsersHouse) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for path in sorted(run_dir(house).glob("trial-*/requests*.arrow")):
@@ -119,11 +127,11 @@ def test_a_candidate_that_dies_is_taken_back_at_once(house: UsersHouse) -> None:
 def test_a_killed_controller_leaves_the_weights_and_the_next_one_goes_on(house: UsersHouse) -> None:
     ramp = started(house)
     wait_for_action(house, "start")
-    time.sleep(3.0)
+    more_answers(house)
     ramp.send_signal(signal.SIGKILL)
     ramp.wait()
     left = house.weights()
-    time.sleep(1.0)
+    more_answers(house)
     assert house.weights() == left
     assert journal(house)[-1]["weights"] == left
     code, line = ended(house.ramp("--resume", str(run_dir(house)), "--page", "off"))
@@ -158,7 +166,6 @@ def test_weights_that_somebody_else_sets_end_the_ramp_and_stay(house: UsersHouse
     ramp = started(house, "--set", "ramp.step_s=30")
     wait_for_action(house, "start")
     by_hand = ["--admin", f"127.0.0.1:{house.ports['admin']}", "--set-weights", "eager=9,compiled-padded=1"]
-    time.sleep(1.5)
     assert house.command("split", *by_hand).returncode == 0
     code, _ = ended(ramp)
     assert code == 3

@@ -1,0 +1,145 @@
+"""Records of users' requests, from a log as Envoy writes it: whole, once, and gone on with after a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records.documents import read_document
+from analysis.records.schemas import REQUESTS
+from analysis.records.tables import read_table
+from loadtests.users.observed import Observed
+from loadtests.users.observer import Observer
+
+S, MS = 1_000_000_000, 1_000_000
+SINCE = 1_800_000_000 * S
+PATH = "/tailgate.v1.Inference/Generate"
+
+
+def begun(at_s: float, connection: int = 1) -> dict[str, Any]:
+    start = SINCE + int(at_s * S)
+    return {
+        "event": "DownstreamStart",
+        "connection": connection,
+        "start_s": f"{start // S}.{start % S:09d}",
+        "path": PATH,
+        "duration_ms": 0,
+        "copy": "0",
+        "arm": None,
+    }
+
+
+def ended(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
+    row = begun(at_s, connection) | {
+        "event": "DownstreamEnd",
+        "arm": "eager",
+        "host": "127.0.0.1:1",
+        "first_ns": 20 * MS,
+        "end_ns": 100 * MS,
+        "status": 0,
+        "flags": "-",
+        "figures": {"output_tokens": "5", "prompt_tokens": "9", "queue_ns": "7", "recv_ns": "11"},
+    }
+    return row | changes
+
+
+class House:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "requests.log"
+        self.observed = Observed(
+            log=str(self.log),
+            admin="",
+            arms={"eager": {"127.0.0.1:1": "eager-0"}, "compiled": {"127.0.0.1:2": "compiled-0"}},
+            timeout_s=60.0,
+            since_ns=SINCE,
+        )
+
+    def write(self, *rows: dict[str, Any]) -> None:
+        with self.log.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def observer(self) -> Observer:
+        return Observer(self.folder, self.observed)
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = read_table(self.folder / "requests-0.arrow", REQUESTS)[0].to_pylist()
+        return rows
+
+    def account(self) -> dict[str, Any]:
+        document = read_document(self.folder / "generator-0.json")
+        assert document is not None
+        assert document.content is not None
+        return document.content
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_a_request_becomes_a_record_with_what_its_server_measured(house: House) -> None:
+    house.write(begun(1), ended(1))
+    house.observer().step(SINCE + 5 * S)
+    (row,) = house.rows()
+    start = SINCE + S
+    assert (row["scheduled_ns"], row["sent_ns"], row["first_token_ns"], row["end_ns"]) == (
+        start,
+        start,
+        start + 20 * MS,
+        start + 100 * MS,
+    )
+    assert (row["arm"], row["replica"], row["status"], row["phase"]) == ("eager", "eager-0", "OK", "measure")
+    assert (row["prompt_tokens"], row["output_tokens"], row["queue_ns"], row["server_recv_ns"]) == (9, 5, 7, 11)
+    assert row["max_tokens"] is None
+    assert house.account()["settled_ns"] == SINCE + 3 * S
+
+
+def test_what_is_under_way_holds_back_what_may_be_judged(house: House) -> None:
+    house.write(begun(1), begun(2, connection=2), ended(2, connection=2))
+    house.observer().step(SINCE + 50 * S)
+    assert house.account()["settled_ns"] == SINCE + S
+
+
+def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
+    house.write(
+        ended(-1),
+        ended(1, pinned="eager"),
+        ended(2, arm=None),
+        ended(3, path="/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
+        ended(4, copy="1"),
+        ended(5),
+    )
+    house.observer().step(SINCE + 9 * S)
+    account = house.account()
+    assert [account[key] for key in ("finished", "pinned", "others", "passed")] == [1, 1, 2, 3]
+    assert len(house.rows()) == 1
+
+
+def test_one_that_was_killed_goes_on_and_writes_nothing_twice(house: House) -> None:
+    house.write(begun(1), ended(1), begun(2))
+    house.observer().step(SINCE + 4 * S)  # and is killed
+    house.write(ended(2, status=14, flags="UF"), begun(3), ended(3, arm="compiled", host="127.0.0.1:2"))
+    observer = house.observer()
+    observer.step(SINCE + 8 * S)
+    observer.close(SINCE + 9 * S)
+    assert [(row["arm"], row["status"]) for row in house.rows()] == [
+        ("eager", "OK"),
+        ("eager", "UNAVAILABLE"),
+        ("compiled", "OK"),
+    ]
+    account = house.account()
+    assert (account["finished"], account["failed"], account["complete"]) == (3, 1, True)
+
+
+def test_a_torn_line_is_read_when_it_is_whole(house: House) -> None:
+    observer = house.observer()
+    text = json.dumps(ended(1)) + "\n"
+    house.log.write_text(text[:40])
+    observer.step(SINCE + 2 * S)
+    assert house.rows() == []
+    house.log.write_text(text)
+    observer.step(SINCE + 3 * S)
+    assert len(house.rows()) == 1
