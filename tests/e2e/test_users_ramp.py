@@ -57,7 +57,8 @@ def journal(house: UsersHouse) -> list[dict[str, Any]]:
 def wait_for_action(house: UsersHouse, action: str, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if list((house.folder / "out").glob("*-demo")) and action in [row["action"] for row in journal(house)]:
+        rows = journal(house) if list((house.folder / "out").glob("*-demo")) else []
+        if any(row["action"] == action and row["done_ns"] is not None for row in rows):
             return
         time.sleep(0.05)
     raise AssertionError(f"no {action}: {(house.folder / 'ramp.log').read_text()[-2000:]}")
