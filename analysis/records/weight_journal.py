@@ -22,10 +22,10 @@ BY_OTHERS = "others"  # in a run whose weights somebody else moves
 class WeightChange:
     """The weights from `at_ns` on, ns since the epoch. `step` counts from 0, None outside a ramp. `action` is start,
     advance, rollback, promoted, hold, resume (of a ramp whose controller was gone), again (in a splitter that had
-    started anew), BY_HAND or BY_OTHERS. `cause_ns` is when what caused it was seen, `done_ns` when the splitter had
-    taken it, None where nobody knows. From `at_ns` to then some requests may still have gone by the weights before: of
-    a change by hand, `at_ns` is when it was surely not made yet and `done_ns` when it was seen. `shadows` are the
-    percentages of requests that arms got copies of."""
+    started anew), set (where somebody asked the run for them), BY_HAND or BY_OTHERS. `cause_ns` is when what caused it
+    was seen, `done_ns` when the splitter had taken it, None where nobody knows. From `at_ns` to then some requests may
+    still have gone by the weights before: of a change by hand, `at_ns` is when it was surely not made yet and `done_ns`
+    when it was seen. `shadows` are the percentages of requests that arms got copies of."""
 
     at_ns: int
     weights: Mapping[str, int]

@@ -26,10 +26,10 @@ def add_page(parser: CommandParser) -> None:
     )
 
 
-def page_of(address: str, status: Status) -> LivePage | None:
-    """The live page at the address of --page; None where there is to be none."""
+def page_of(address: str, status: Status, *, weights: bool = False) -> LivePage | None:
+    """The live page at the address of --page, on which `weights` may be changed; None where there is to be none."""
     parsed = PageAddress.of(address)
-    return None if parsed is None else LivePage(parsed, status)
+    return None if parsed is None else LivePage(parsed, status, weights=weights)
 
 
 def run_and_judge(

@@ -24,6 +24,7 @@ from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.field_names import FieldFlags
 from loadtests.experiments.model import Experiment
 from loadtests.experiments.reading import load
+from loadtests.trials.asked_weights import may_change_weights
 from loadtests.trials.progress import Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator
 from servers.fields import ConfigError
@@ -119,7 +120,7 @@ def main(options: argparse.Namespace) -> int:
     elif options.at_most is not None:
         raise ConfigError("--at-most belongs to --until-decided: give both, or --set traffic.duration_s")
     status = Status()
-    page = page_of(options.page, status)
+    page = page_of(options.page, status, weights=may_change_weights(experiment))
     orchestrator = Orchestrator(
         experiment,
         out=Path(options.out),

@@ -10,7 +10,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoesca
 from markupsafe import Markup
 
 STYLES = ("report.css", "page.css")
-SCRIPTS = ("plot.js", "curves.js", "tiles.js", "sections.js", "page.js")
+SCRIPTS = ("plot.js", "curves.js", "tiles.js", "sections.js", "weights.js", "page.js")
 
 
 def template_text(name: str) -> str:

@@ -294,6 +294,7 @@ class RunState:
             "running": running,
             "lag_ms": self._lag_ms(current),
             "decided": self._decided(),
+            "changes_weights": status.get("weights") is True,
             "ended": ended,
         }
 

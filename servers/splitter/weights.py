@@ -88,6 +88,22 @@ def reshare(
     now on. Raises ConfigError for an unknown arm, a bad weight or percentage, an arm that would have both or nothing
     but zeros, and SplitterError when no split answers.
     """
+    merged = shares_after(admin, weights=weights, shadows=shadows)
+    changes = {f"{WEIGHT_KEYS}.{name}": str(weight) for name, weight in merged.weights.items()}
+    for name, percent in merged.shadows.items():
+        fraction = {"numerator": per_million(percent), "denominator": "MILLION"}
+        changes[f"{SHADOW_KEYS}.{name}"] = json.dumps(fraction, separators=(",", ":"))
+    # One request for all of them, so that no call is routed by half of the change.
+    admin.post(f"/runtime_modify?{urllib.parse.urlencode(changes)}")
+    return Shares(
+        weights=merged.weights, shadows={name: percent for name, percent in merged.shadows.items() if percent}
+    )
+
+
+def shares_after(
+    admin: Admin, *, weights: Mapping[str, int] | None = None, shadows: Mapping[str, float] | None = None
+) -> Shares:
+    """The shares that `reshare` would put in force, with those of shadows that end as 0. Raises as it does."""
     weights, shadows = weights or {}, shadows or {}
     current = live_shares(admin)
     _check_known([*weights, *shadows], current.weights, admin)
@@ -98,15 +114,7 @@ def reshare(
         raise ConfigError("every arm would have weight 0: give at least one arm a weight of 1 or more")
     for name, percent in merged.shadows.items():
         check_shadow(name, percent, merged.weights[name])
-    changes = {f"{WEIGHT_KEYS}.{name}": str(weight) for name, weight in merged.weights.items()}
-    for name, percent in merged.shadows.items():
-        fraction = {"numerator": per_million(percent), "denominator": "MILLION"}
-        changes[f"{SHADOW_KEYS}.{name}"] = json.dumps(fraction, separators=(",", ":"))
-    # One request for all of them, so that no call is routed by half of the change.
-    admin.post(f"/runtime_modify?{urllib.parse.urlencode(changes)}")
-    return Shares(
-        weights=merged.weights, shadows={name: percent for name, percent in merged.shadows.items() if percent}
-    )
+    return merged
 
 
 def _check_known(names: Iterable[str], arms: Mapping[str, int], admin: Admin) -> None:

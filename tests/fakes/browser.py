@@ -177,8 +177,14 @@ class Tab:
     def press(self, *keys: str) -> None:
         """The keys, one after the other, such as Tab or ArrowLeft."""
         for key in keys:
-            for kind in ("rawKeyDown", "keyUp"):
-                self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_KEYS[key])
+            text = {"text": "\r"} if key == "Enter" else {}
+            for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+                code = _KEYS[key]
+                self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+    def write(self, text: str) -> None:
+        """The text, as if it were typed into what has the focus."""
+        self.send("Input.insertText", text=text)
 
     def resize(self, width: int, height: int) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

@@ -32,6 +32,7 @@ class WatchedRun:
     streams: bool = True
     notes: list[str] = field(default_factory=list)
     compiling: float | None = None  # for how many seconds the last arm has been
+    weights: bool = False  # may be changed on the page
 
     def __post_init__(self) -> None:
         self.trial = self.folder / "trial-01"
@@ -42,7 +43,7 @@ class WatchedRun:
             for index, arm in enumerate(self.arms)
         )
         head = f"name = {json.dumps(self.text or 'canary')}\n"
-        head += f'[traffic]\ndesign = "mirrored"\nduration_s = {self.duration_s}\n'
+        head += f'[traffic]\ndesign = "{"split" if self.weights else "mirrored"}"\nduration_s = {self.duration_s}\n'
         (self.folder / "experiment.toml").write_text(head + "[gates]\nmax_generator_lag_ms = 50.0\n" + tables)
         self.writers = {
             name: RecordWriter(self.trial / f"{name}.arrow", schema)
@@ -75,6 +76,7 @@ class WatchedRun:
             "replicas": states,
             "load": {"finished": self.at_s * 12, "failed": self.at_s // 40, "t_s": float(self.at_s)},
             "notes": self.notes,
+            "weights": self.weights,
             "ended": ended,
         }
         write_document(self.folder / "status.json", content)

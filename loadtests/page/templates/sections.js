@@ -104,7 +104,7 @@ function showCards(seen) {
   const { run, now, look, compiles, series } = seen;
   if (!run?.arms.length || !now) return;
   const load = last(series.load),
-    weights = last(series.weights)?.weights;
+    shares = sharesOf(weightsNow(seen));
   at("[data-cards]").replaceChildren(
     ...run.arms.map((arm, index) => {
       const own = load?.arms?.[arm.name] ?? {},
@@ -112,7 +112,6 @@ function showCards(seen) {
         decided = look?.arms?.[arm.name];
       const runs = now.running?.[arm.name],
         waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
-      const weight = weights?.[arm.name] ?? (run.design === "split" ? arm.weight : null);
       const replicas = now.replicas.filter((one) => one.name === arm.name || one.name.startsWith(`${arm.name}-`));
       const streams = streaming(series);
       const stages = [...new Set(replicas.map((one) => one.text || one.stage))];
@@ -122,7 +121,7 @@ function showCards(seen) {
         ["In flight", count(own.inflight), isNumber(waits) ? `${count(waits)} wait` : ""],
         ["Done", count(own.finished), own.failed ? `${count(own.failed)} failed` : ""],
         ["Compiles while serving", count(built?.serving ?? 0), built?.serving ? sec(built.serving_s) : ""],
-        ...(isNumber(weight) ? [["Weight", figure(weight), ""]] : []),
+        ...(isNumber(shares[arm.name]) ? [["Share", pct(shares[arm.name]), "of the traffic"]] : []),
         ["Replica", stages.join(", ") || DASH, ""],
       ];
       return el(
@@ -148,7 +147,7 @@ const sinceStart = (series) => {
   return (ns) => (ns - first) / 1e9;
 };
 
-function overTime(chart, seen, { label: text, parts, bands, none, log }) {
+function overTime(chart, seen, { label: text, parts, bands, none, at: valueOf = valueAt }) {
   const { series, run } = seen,
     since = sinceStart(series);
   const names = armNames(seen);
@@ -161,7 +160,7 @@ function overTime(chart, seen, { label: text, parts, bands, none, log }) {
     xs: series.load.map((one) => since(one.at_ns)),
     lines,
     bands: bands ?? [],
-    tip: (at) => names.map((name, arm) => tip.row(arm, name, parts(name).map((part) => part.show(valueAt(part.points, at))).join(" / "))),
+    tip: (at) => names.map((name, arm) => tip.row(arm, name, parts(name).map((part) => part.show(valueOf(part.points, at))).join(" / "))),
   });
 }
 
@@ -221,8 +220,7 @@ function latencyChart() {
 }
 
 function loadCharts() {
-  let inflight = null,
-    weighted = null;
+  let inflight = null;
   return (seen) => {
     const { series, now } = seen,
       since = sinceStart(series);
@@ -237,18 +235,6 @@ function loadCharts() {
       label: `Requests in flight by arm over time, now ${told.join("; ")}`,
       none: "no traffic yet",
       parts: (name) => [{ points: series.load.map((one) => [since(one.at_ns), one.arms?.[name]?.inflight]), apart: (a, b) => trials.get(a[0]) !== trials.get(b[0]), show: count }],
-    });
-    at("[data-weights]").hidden = !series.weights.length;
-    if (!series.weights.length) return;
-    weighted ??= curves(at('[data-chart="weights"]'), { height: 140, xText: clock, y: { zero: true, format: figure } });
-    const end = last(series.load)?.at_ns ?? last(series.weights).at_ns;
-    const why = last(series.weights).why;
-    overTime(weighted, seen, {
-      label: `Weights by arm over time, now ${Object.entries(last(series.weights).weights).map(([name, weight]) => `${name} ${figure(weight)}`).join("; ")}. ${why}`,
-      parts: (name) => {
-        const points = series.weights.map((one) => [since(one.at_ns), one.weights?.[name]]);
-        return [{ points: [...points, [Math.max(since(end), last(points)[0]), last(points)[1]]], steps: true, show: figure }];
-      },
     });
   };
 }

@@ -197,6 +197,63 @@ def test_a_chart_is_walked_by_keyboard_and_keeps_the_focus_while_it_grows(run: W
     assert tab.evaluate("document.querySelector('.tip').hidden")
 
 
+def test_weights_are_changed_by_keyboard_with_the_token(tmp_path: Path, browser: Browser, serve: Serve) -> None:
+    asked: list[dict[str, Any]] = []
+    errors = [{"error": "the splitter does not answer <b>"}]
+
+    def answer(weights: dict[str, Any]) -> dict[str, Any]:
+        asked.append(weights)
+        return errors.pop() if errors else {"weights": weights}
+
+    run = WatchedRun(folder=tmp_path / "run", weights=True)
+    run.minutes(1)
+    token = "0123456789abcdef"
+    tab = browser.open(serve(run.folder, answer=answer, change=token).url("127.0.0.1"))
+    tab.wait_for(READY)
+    tab.wait_for("!document.querySelector('[data-weight-form]').hidden")
+    values = "[...document.querySelectorAll('[data-weight-fields] input')].map((input) => input.value)"
+    assert tab.evaluate(values) == ["1", "1", "1"]
+    assert tab.text("[data-weight-fields]") == "eager 33.3 % compiled-padded 33.3 % compiled-naive 33.3 %"
+    type_into = "document.querySelector({0}).focus(); document.execCommand('selectAll')"
+    tab.evaluate(type_into.format("'[data-weight-fields] label:nth-child(3) input'"))
+    tab.write("0")
+    for words, said in (
+        ("not-the-token-at-all", "That is not the token: the terminal of the run shows it."),
+        (token, "the splitter does not answer <b>"),
+    ):
+        tab.evaluate(type_into.format("'[data-weight-token]'"))
+        tab.write(words)
+        tab.press("Enter")
+        tab.wait_for(f"document.querySelector('[data-weight-said]').textContent === {json.dumps(said)}")
+        run.second()
+        run.status()  # what is typed stays while the page goes on
+        assert tab.evaluate(values) == ["1", "1", "0"]
+    tab.press("Enter")
+    tab.wait_for("document.querySelector('[data-weight-said]').textContent.startsWith('From now on')")
+    assert tab.text("[data-weight-said]") == "From now on: eager 50 %, compiled-padded 50 %, compiled-naive 0 %."
+    assert tab.evaluate("document.querySelector('[data-weight-token]').value") == ""
+    assert (
+        tab.evaluate("location.href + document.cookie + JSON.stringify({...localStorage, ...sessionStorage})").count(
+            token
+        )
+        == 0
+    )
+    assert asked == [{"eager": 1, "compiled-padded": 1, "compiled-naive": 0}] * 2
+    lines = [
+        {"at_ns": run.now_ns() - 30 * 10**9, "weights": {"eager": 1, "compiled-padded": 1, "compiled-naive": 1}},
+        {"at_ns": run.now_ns(), "weights": {"eager": 1, "compiled-padded": 1, "compiled-naive": 0}, "why": "asked for"},
+    ]
+    (run.folder / "weights.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tab.wait_for("document.querySelector('[data-chart=weights] svg .line')")
+    assert tab.text("[data-weight-why]") == "Since 1:01: asked for."
+    label = tab.evaluate("document.querySelector('[data-chart=weights] svg').getAttribute('aria-label')")
+    assert "now eager 50" in label.replace("\u00a0", " ")
+    assert "Share 50 % of the traffic" in tab.text(".card.arm-0")
+    run.status("judging")
+    tab.wait_for("document.querySelector('[data-weight-form]').hidden")
+    assert [one for one in tab.complaints if "401" not in one and "409" not in one] == []
+
+
 def test_hostile_text_is_text(tmp_path: Path, open_page: Any) -> None:
     run = WatchedRun(folder=tmp_path / "run", naive=HOSTILE, text=HOSTILE, notes=[HOSTILE])
     run.minutes(2, decided=True)

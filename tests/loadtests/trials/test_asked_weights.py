@@ -1,0 +1,179 @@
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from analysis.records.run_records import read_run
+from analysis.records.weight_journal import read_weights
+from loadtests.page.access import TOKEN_VARIABLE
+from loadtests.trials import asked_weights
+from loadtests.trials.asked_weights import AskedWeights, may_change_weights
+from loadtests.trials.live_page import LivePage
+from loadtests.trials.progress import Status
+from loadtests.trials.run import Orchestrator, RunOutcome
+from servers.splitter.admin import SplitterError
+from servers.splitter.weights import Shares
+from tests.loadtests.trials.test_live_page import HERE, wait_for
+from tests.loadtests.trials.test_run import experiment, run
+
+TOKEN = "a-token-of-the-user"
+
+
+def asked(page: str, weights: Mapping[str, Any], token: str) -> dict[str, Any]:
+    """The answer to a program that asks for weights."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{page}weights", json.dumps({"weights": weights}).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            found: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        found = json.load(refusal)
+    return found
+
+
+def test_weights_that_somebody_asks_for_are_in_the_records_and_the_traffic(tmp_path: Path) -> None:
+    what = experiment(traffic={"design": "split", "duration_s": 5, "rate": 25}, trials={"count": 2})
+    status = Status()
+    page = LivePage(HERE, status, weights=True)
+    ended: list[RunOutcome] = []
+    answers: list[dict[str, Any]] = []
+
+    def watch() -> None:
+        wait_for(lambda: status.page)
+        answers.append(asked(status.page, {"naive": 0}, status.page_token))
+        wait_for(lambda: status.load.t_s > 2.0, 60.0)
+        answers.append(asked(status.page, {"naive": 0}, status.page_token[:-1] + "!"))
+        answers.append(asked(status.page, {"naive": 0}, status.page_token))
+        answers.append(asked(status.page, {"naive": 0, "eager": 0}, status.page_token))
+        answers.append(asked(status.page, {"nobody": 3}, status.page_token))
+        answers.append(asked(status.page, {"naive": -1}, status.page_token))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    ended.append(run(what, tmp_path, page=page, status=status)[0])
+    watching.join()
+    page.close({"complete": True})
+    (outcome,) = ended
+    assert outcome.complete, outcome.error
+    early, wrong, taken, none, unknown, negative = answers
+    assert early == {"error": "Weights are changed while traffic flows, and none does now."}
+    assert wrong == {"error": "That is not the token: the terminal of the run shows it."}
+    assert taken == {"weights": {"eager": 1, "naive": 0}}
+    assert none["error"].startswith("every arm would have weight 0: give at least one arm")
+    assert unknown["error"].startswith('arm "nobody" is unknown')
+    assert negative["error"].startswith('weight of arm "naive" is -1: give a whole number from 0')
+
+    start, change, again = read_weights(outcome.run_dir)
+    assert [(one.trial, one.action, dict(one.weights)) for one in (start, change, again)] == [
+        (1, "start", {"eager": 1, "naive": 1}),
+        (1, "set", {"eager": 1, "naive": 0}),
+        (2, "start", {"eager": 1, "naive": 1}),
+    ]
+    assert change.step is None
+    assert change.why == "asked for on the live page"
+    assert change.done_ns is not None
+    assert change.at_ns <= change.done_ns
+    sent = [(row["sent_ns"], row["arm"]) for row in read_run(outcome.run_dir).requests.to_pylist()]
+    assert {arm for at_ns, arm in sent if change.done_ns + 10**8 < at_ns < again.at_ns} == {"eager"}
+    # Each trial begins with the experiment's weights.
+    assert {arm for at_ns, arm in sent if at_ns > again.at_ns} == {"eager", "naive"}
+    assert any("weights from now on: eager 1, naive 0" in note for note in status.notes)
+
+
+def test_a_run_whose_weights_nobody_changes_has_no_journal(tmp_path: Path) -> None:
+    status = Status()
+    page = LivePage(HERE, status, weights=True)
+    outcome, _ = run(experiment(traffic={"design": "split"}), tmp_path, page=page, status=status)
+    page.close({"complete": True})
+    assert outcome.complete, outcome.error
+    assert read_weights(outcome.run_dir) == ()
+
+
+def test_weights_are_changed_only_where_the_splitter_goes_by_them() -> None:
+    assert may_change_weights(experiment(traffic={"design": "split"}))
+    assert not may_change_weights(experiment())
+
+
+@pytest.mark.parametrize("given", ["", TOKEN])
+def test_the_token_for_changes_is_shown_where_it_was_made_and_stands_in_no_file(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, given)
+    status = Status(phase="traffic")
+    page = LivePage(HERE, status, weights=True)
+    page.open(tmp_path)
+    try:
+        wait_for(lambda: status.page)
+        assert bool(status.page_token) == (not given)
+        assert status.page_token in status.page_line
+        assert "token" not in status.page
+        asking = threading.Thread(target=asked, args=(status.page, {"eager": 7}, given or status.page_token))
+        asking.start()
+        wait_for(lambda: not page._requests.empty())
+        request = page.asked()
+        assert request is not None
+        assert request.weights == {"eager": 7}
+        page.answer(request, {"weights": {"eager": 7}})
+        asking.join()
+    finally:
+        page.close({"complete": True})
+    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert (given or status.page_token) not in written
+
+
+def test_what_nobody_waits_for_any_more_is_not_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtests.trials.live_page._LATE_S", 0.0)
+    status = Status(phase="traffic")
+    page = LivePage(HERE, status, weights=True)
+    page.open(tmp_path)
+    told: list[dict[str, Any]] = []
+    try:
+        wait_for(lambda: status.page)
+        asking = threading.Thread(target=lambda: told.append(asked(status.page, {"eager": 7}, status.page_token)))
+        asking.start()
+        wait_for(lambda: not page._requests.empty())
+        assert page.asked() is None
+        asking.join()
+    finally:
+        page.close({"complete": True})
+    assert told == [{"error": "The run was busy, and nothing was changed: ask again."}]
+
+
+def test_a_splitter_that_does_not_take_a_change_leaves_the_old_weights_in_the_journal(tmp_path: Path) -> None:
+    requests = [SimpleNamespace(number=1, weights={"naive": 9})]
+    answers: list[Any] = []
+    page: Any = SimpleNamespace(
+        asked=lambda: requests.pop() if requests else None, answer=lambda request, answer: answers.append(answer)
+    )
+    trial: Any = SimpleNamespace(
+        envoy=SimpleNamespace(admin=None),
+        context=SimpleNamespace(number=1, facts=SimpleNamespace(start_ns=5), status=Status()),
+    )
+
+    def refuse(admin: Any, weights: Mapping[str, int]) -> dict[str, int]:
+        raise SplitterError("no split answers")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asked_weights, "live_weights", lambda admin: {"eager": 1, "naive": 1})
+        patch.setattr(
+            asked_weights, "shares_after", lambda admin, weights: Shares(weights={"eager": 1, "naive": 9}, shadows={})
+        )
+        patch.setattr(asked_weights, "reweight", refuse)
+        AskedWeights(tmp_path, page, experiment(traffic={"design": "split"})).poll(trial)
+    assert answers == [{"error": "no split answers"}]
+    assert [(one.action, one.weights["naive"], one.done_ns) for one in read_weights(tmp_path)] == [
+        ("start", 1, None),
+        ("set", 9, None),
+        ("set", 1, None),
+    ]
+    assert read_weights(tmp_path)[-1].why == "it was not taken: no split answers"
+
+
+def test_an_orchestrator_without_a_page_asks_nobody(tmp_path: Path) -> None:
+    assert Orchestrator(experiment(), out=tmp_path)._asked is None
