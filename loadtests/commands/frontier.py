@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from analysis.records.run_list import RunList
 from analysis.records.tables import RecordError
@@ -24,6 +25,7 @@ from loadtests.commands.command_line import (
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
 from loadtests.commands.frontier_plan import FrontierPlan, asks_for_verdicts, frontier_plan
 from loadtests.commands.joined_folder import check_continued, check_outside, join_runs
+from loadtests.commands.judged_run import add_page, page_of
 from loadtests.commands.parity import show_parity
 from loadtests.experiments.config_errors import as_config_error
 from loadtests.experiments.model import Experiment
@@ -81,6 +83,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_set(parser, "traffic.step_s=20")
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for run directories (default %(default)s)")
     parser.add_argument("--seed", type=seed, metavar="N", help="replaces the experiment's seed")
+    add_page(parser)
     add_slo(parser)
     add_metrics(parser)
 
@@ -119,6 +122,7 @@ def _search(
     plan: FrontierPlan, minutes: float, began: float, after: RunList | None, options: argparse.Namespace
 ) -> int:
     status = Status()
+    page = page_of(options.page, status)
     search = FrontierSearch(
         plan.experiment,
         out=Path(options.out),
@@ -127,6 +131,7 @@ def _search(
         after=() if after is None else after.directories,
         gated=asks_for_verdicts(plan.experiment),
         status=status,
+        page=page,
         arm_command=options.arm_command or ARM_COMMAND,
         metrics=bool(options.metrics),
         began=began,
@@ -134,6 +139,23 @@ def _search(
     search.prepare()
     for item in plan.dropped:
         status.note(f"{item.arm} is left out: {item.reason}")
+    ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
+    try:
+        return _run(search, status, minutes, after, ended, options)
+    finally:
+        if page is not None:
+            page.close(ended)
+
+
+def _run(
+    search: FrontierSearch,
+    status: Status,
+    minutes: float,
+    after: RunList | None,
+    ended: dict[str, Any],
+    options: argparse.Namespace,
+) -> int:
+    """The search was run and judged, and `ended` says how it ended; the exit code."""
     with (
         exporting(status, options.metrics),
         stopping(search.interrupt, search.kill, status.note),
@@ -145,18 +167,15 @@ def _search(
         complain(outcome.error, EXIT_BROKE)
     elif outcome.interrupted:
         complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+    ended.clear()
+    ended |= outcome.ended
     if outcome.failed_parity is not None:
         return show_parity(outcome.failed_parity, outcome.run_dir, as_json=options.json)
-    ended = {
-        "complete": outcome.complete,
-        **({"interrupted": True} if outcome.interrupted else {}),
-        **({"error": outcome.error} if outcome.error else {}),
-    }
     if not has_requests(outcome.run_dir):
         if outcome.complete:
             why = f"--budget of {minutes:g} minutes was spent before an arm took any load: give more"
             complain(why, EXIT_BROKE)
-            ended = {"complete": False, "error": why}
+            ended |= {"complete": False, "error": why}
         return without_verdict(outcome.run_dir, ended, as_json=options.json)
     run_dir = outcome.run_dir
     if after is not None:
@@ -164,5 +183,8 @@ def _search(
             run_dir = join_runs([*after.directories, run_dir], out=f"{run_dir}-joined", accepted=after.accepted)
         except (RecordError, ConfigError, OSError) as error:
             status.note(f"judged by itself: {error}")
+    status.phase = "judging"
     print(f"judging {run_dir}", file=sys.stderr)
-    return judge_run(run_dir, ended, as_json=options.json, broke=not outcome.complete)
+    code = judge_run(run_dir, ended, as_json=options.json, broke=not outcome.complete)
+    ended["judged"] = run_dir.name
+    return code

@@ -1,4 +1,4 @@
-"""What `run` and `ramp` share: an experiment run with its live page and its metrics, and judged."""
+"""What `run` and `ramp` share, and `frontier` in part: an experiment run with its live page and metrics, and judged."""
 
 from __future__ import annotations
 
@@ -56,13 +56,8 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, a
     elif outcome.interrupted:
         complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
     ended.clear()
-    ended |= {
-        "complete": outcome.complete,
-        **({"interrupted": True} if outcome.interrupted else {}),
-        **({"error": outcome.error} if outcome.error else {}),
-    }
+    ended |= outcome.ended
     if outcome.failed_parity is not None:
-        ended["error"] = "the arms do not compute the same: see parity.json"
         return show_parity(outcome.failed_parity, outcome.run_dir, as_json=as_json)
     if not outcome.complete and not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=as_json)

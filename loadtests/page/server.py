@@ -24,7 +24,6 @@ from servers.address import joined
 if TYPE_CHECKING:
     from loadtests.page.feed import Feed
 
-REPORT = "report.html"
 _SILENCE_S = 10.0  # after which a comment shows whether the browser is still there
 _IDLE_S = 30.0  # that a connection may say nothing
 _LARGEST_QUESTION = 16_384  # bytes
@@ -91,6 +90,13 @@ class PageServer(ThreadingHTTPServer):
 
         return page()
 
+    @property
+    def report(self) -> Path:
+        """Where the report is, or will be."""
+        from loadtests.page.state import REPORT, judged_folder
+
+        return judged_folder(self.run_dir) / REPORT
+
     def finish(self, within_s: float) -> None:
         """Whoever listens has the last state and the report, or `within_s` have passed."""
         feed = self._feed
@@ -100,7 +106,7 @@ class PageServer(ThreadingHTTPServer):
         sent, listening = self.reports_sent, feed.listeners
         feed.finish()
         feed.ended.wait(within_s)
-        has_report = (self.run_dir / REPORT).exists()
+        has_report = self.report.exists()
         while time.monotonic() < deadline:
             is_fetched = not has_report or self.reports_sent - sent >= listening
             if is_fetched and not feed.listeners:
@@ -202,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _report(self) -> None:
         try:
-            body = (self.server.run_dir / REPORT).read_bytes()
+            body = self.server.report.read_bytes()
         except OSError:
             self._refuse(HTTPStatus.NOT_FOUND, "There is no report yet: the run is not judged.")
             return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.judging.wording import gate_label
+from analysis.judging.wording import counted, gate_label
 from analysis.records.documents import content_of
 from analysis.records.event_kinds import EVENT_KINDS
 from analysis.records.plain_values import CONTROL, mapping, number
@@ -18,7 +18,8 @@ from analysis.settings.metrics import METRIC_NAMES
 from loadtests.page.history import History
 from loadtests.page.tails import DocumentsTail, TableTail
 
-STATUS, LOAD, LOOKS, WEIGHTS, REPORT = "status.json", "load.jsonl", "looks.jsonl", "weights.jsonl", "report.html"
+STATUS, LOAD, LOOKS, WEIGHTS, SEARCH = "status.json", "load.jsonl", "looks.jsonl", "weights.jsonl", "search.jsonl"
+REPORT = "report.html"
 LOAD_PHASES = ("traffic", "waiting for the last answers")
 CLOSING_PHASES = ("stopping", "comparing answers", "recorded", "stopped")
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
@@ -95,8 +96,9 @@ class _HostCounter:
 class RunState:
     """What `run_dir` tells. `refresh` reads what is new in it; `whole` and `changes` are what a browser is told.
 
-    Blocks ("run", "now", "look", "compiles", "notes") are told anew when they changed; series ("looks", "load",
-    "events", "bed", "weights") as (index, items): from that index on the series is those items.
+    Blocks ("run", "now", "look", "search", "compiles", "notes") are told anew when they changed; series ("looks",
+    "load", "events", "bed", "weights") as (index, items): from that index on the series is those items. In a search
+    for a frontier the looks are at what each arm holds.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -106,6 +108,7 @@ class RunState:
         self._looks = DocumentsTail(run_dir / LOOKS)
         self._load = DocumentsTail(run_dir / LOAD)
         self._weights = DocumentsTail(run_dir / WEIGHTS)
+        self._searches = DocumentsTail(run_dir / SEARCH)
         self._series = {
             "looks": History(_MOST_LOOKS),
             "load": History(_MOST_SAMPLES),
@@ -117,6 +120,7 @@ class RunState:
         self._running: dict[tuple[str, str], _Running] = defaultdict(_Running)
         self._counters: dict[str, _HostCounter] = {}
         self._look: dict[str, Any] = {}
+        self._search: dict[str, Any] | None = None
         self._blocks: dict[str, Any] = {}
         self._sent: dict[str, Any] = {}  # what was told last of each block
 
@@ -136,10 +140,12 @@ class RunState:
         self._series["load"].add(self._load.new())
         self._series["weights"].add(map(_weights, self._weights.new()))
         self._take_looks()
+        self._take_searches()
         self._blocks = {
             "run": self._run(),
             "now": self._now(status, current),
             "look": self._look,
+            "search": self._search,
             "compiles": {
                 arm: {name: round(getattr(seen, name), 3) for name in _Compiles.__slots__}
                 for arm, seen in self._compiles.items()
@@ -238,6 +244,25 @@ class RunState:
             )
         self._series["looks"].add(slim)
 
+    def _take_searches(self) -> None:
+        """What each arm holds is in the series whenever it was told, and the newest told whole."""
+        slim = []
+        for line in self._searches.new():
+            tried = [_text(arm) for arm in _list(line.get("arms"))]
+            held = [_held(row, tried) for row in _tables(line.get("held"))]
+            self._search = {
+                "at_ns": _whole(line.get("at_ns")),
+                "trial": _whole(line.get("trial")),
+                "arms": tried,
+                "rates": [rate for rate in map(number, _list(line.get("rates"))) if rate is not None],
+                "stop": _text(line.get("stop")),
+                "held": held,
+                **{key: number(line.get(key)) for key in ("spent_s", "budget_s")},
+            }
+            gates = [[row[key] for key in ("arm", "gate", "value", "low", "high")] for row in held]
+            slim.append({"at_ns": self._search["at_ns"], "seconds": self._search["spent_s"], "gates": gates})
+        self._series["looks"].add(slim)
+
     def _run(self) -> dict[str, Any]:
         """What stands from the start."""
         traffic, gates = mapping(self._experiment.get("traffic")), mapping(self._experiment.get("gates"))
@@ -318,8 +343,9 @@ class RunState:
         ended = status.get("ended")
         if not isinstance(ended, Mapping):
             return None
-        has_report = (self._run_dir / REPORT).exists()
-        summary = content_of(self._run_dir / "summary.json") if has_report else {}
+        judged = judged_folder(self._run_dir)
+        has_report = (judged / REPORT).exists()
+        summary = content_of(judged / "summary.json") if has_report else {}
         verdict = summary.get("overall")
         return {
             "report": has_report,
@@ -328,6 +354,35 @@ class RunState:
             "error": _text(ended.get("error")),
             "interrupted": ended.get("interrupted") is True,
         }
+
+
+def judged_folder(run_dir: Path) -> Path:
+    """Where the report of the run is: in its own directory, or beside it where it was judged together with others."""
+    name = mapping(content_of(run_dir / STATUS).get("ended")).get("judged")
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        return run_dir
+    return run_dir.parent / name
+
+
+def _held(row: Mapping[str, Any], tried: list[str]) -> dict[str, Any]:
+    """What one arm holds, as a tile shows it."""
+    arm, left = _text(row.get("arm")), _text(row.get("left"))
+    starts, steps = (_whole(row.get(key)) or 0 for key in ("starts", "steps"))
+    low, high = number(row.get("low_rps")), number(row.get("high_rps"))
+    said = [f"it surely holds {low:.3g} requests/s"] if low is not None else []
+    said += [f"surely nothing above {high:.3g}"] if high is not None else []
+    known = " and ".join(said).capitalize() or "Nothing is sure yet"
+    return {
+        "arm": arm,
+        "gate": "holds",
+        "label": arm,
+        "unit": "rps",
+        "verdict": None,
+        "standing": "left" if left else "tried now" if arm in tried else "waits" if starts else "not tried yet",
+        "reason": f"{known}, after {counted(starts, 'start')} with {counted(steps, 'step')}."
+        + (f" It left the search: it {left}." if left else ""),
+        **{"limit": None, "value": number(row.get("seen_rps")), "low": low, "high": high},
+    }
 
 
 def _share(before_s: float | None, now_s: float | None, of_s: float) -> float | None:

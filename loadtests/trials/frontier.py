@@ -2,14 +2,17 @@
 
 Which arm comes next, and with how many steps, `analysis.frontier.search` decides from the records so far and from the
 time that is left. What it decided stands in frontier.json, written after every trial, so that a run that is cut off
-says as much as one that ended.
+says as much as one that ended. Where a live page is served, search.jsonl gets a line before every trial, and one at the
+end: what is tried, and what each arm holds until then.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from loadtests.traffic.rate_steps import closer
 from loadtests.trials.context import TrialContext
 from loadtests.trials.device_rotation import in_trial
 from loadtests.trials.errors import BudgetSpentError, RunError, StartError
+from loadtests.trials.live_page import LivePage
 from loadtests.trials.progress import Status
 from loadtests.trials.run import ARM_COMMAND, Orchestrator, RunOutcome
 from loadtests.trials.served_parity import ExpectedAnswers
@@ -86,12 +90,13 @@ class FrontierSearch(Orchestrator):
         after: Sequence[Path] = (),
         gated: bool = False,
         status: Status | None = None,
+        page: LivePage | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
         metrics: bool = False,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        super().__init__(experiment, out=out, status=status, arm_command=arm_command, metrics=metrics)
+        super().__init__(experiment, out=out, status=status, page=page, arm_command=arm_command, metrics=metrics)
         self._clock = clock
         self._budget_s = budget_s
         self._dropped = tuple(dropped)
@@ -150,6 +155,7 @@ class FrontierSearch(Orchestrator):
             raise
         finally:
             self._write(run_dir, stop)
+            self._show(run_dir, stop=stop)
         self.status.note(f"the search ends: {stop}")
 
     def _search(self, run_dir: Path, schedules: TrialSchedules) -> str:
@@ -210,7 +216,10 @@ class FrontierSearch(Orchestrator):
         return {row["arm"] for turn in self._turns for row in turn["failed"]}
 
     def _frontier(self, run_dir: Path) -> Frontier:
-        steps = [replace(step, rate=step.rate / self._replicas(step.arm)) for step in self._steps(run_dir)]
+        return self._frontier_of(self._steps(run_dir))
+
+    def _frontier_of(self, known: Sequence[Step]) -> Frontier:
+        steps = [replace(step, rate=step.rate / self._replicas(step.arm)) for step in known]
         return frontier_of(steps, self._arms, alpha=self.experiment.gates.alpha)
 
     def _steps(self, run_dir: Path) -> list[Step]:
@@ -255,14 +264,17 @@ class FrontierSearch(Orchestrator):
         number, names = self._trials, [turn.arm for turn in turns]
         steps = max(turn.steps for turn in turns)
         part = self._part(in_trial(self.experiment, number), names, steps)
-        rates = self._rates(run_dir, names, steps)
+        known = self._steps(run_dir)
+        rates = self._rates(known, names, steps)
         schedule = replace(schedules, experiment=part).draw(number, rates)
         context = self._context(part, number, run_dir, schedule)
         self.status.trial = number
         self.status.trials = max(number, self.status.trials)
         self.status.duration_s = part.traffic.duration_s
-        at = ", ".join(f"{rate:g}" for rate in (rates or [step["rate"] for step in schedule.steps]))
+        tried = rates or [step["rate"] for step in schedule.steps]
+        at = ", ".join(f"{rate:g}" for rate in tried)
         self.status.note(f"trial {number}: {' and '.join(names)} at {at} requests/s")
+        self._show(run_dir, known, arms=names, rates=tried)
         began_ns, began = now_ns(), self._clock()
         failed: list[dict[str, str]] = []
         try:
@@ -300,10 +312,9 @@ class FrontierSearch(Orchestrator):
             trials=replace(experiment.trials, ready_timeout_s=min(experiment.trials.ready_timeout_s, ready_s)),
         )
 
-    def _rates(self, run_dir: Path, names: Sequence[str], steps: int) -> tuple[float, ...]:
+    def _rates(self, known: Sequence[Step], names: Sequence[str], steps: int) -> tuple[float, ...]:
         """The rates around what is open of these arms; empty for the whole staircase, where nothing is known of one."""
         low, high = self.experiment.traffic.step_rates
-        known = self._steps(run_dir)
         around = [bracket(arm, known).to_search for arm in names]
         return () if (None, None) in around else closer(around, steps, low=low, high=high)
 
@@ -335,6 +346,33 @@ class FrontierSearch(Orchestrator):
             "dropped": [{"arm": item.arm, "reason": item.reason} for item in self._dropped],
         }
         write_document(run_dir / "frontier.json", document, indent=2)
+
+    def _show(
+        self,
+        run_dir: Path,
+        known: Sequence[Step] | None = None,
+        *,
+        arms: Sequence[str] = (),
+        rates: Sequence[float] = (),
+        stop: str = "",
+    ) -> None:
+        """The live page, where there is one, knows what the `known` steps say (None: all), and what is tried now."""
+        if self._page is None:
+            return
+        left = {item.arm: item.reason for item in self._left}
+        frontier = self._frontier(run_dir) if known is None else self._frontier_of(known)
+        line = {
+            "at_ns": now_ns(),
+            "spent_s": self.spent_s,
+            "budget_s": self._budget_s,
+            "trial": self._trials,
+            "arms": list(arms),
+            "rates": list(rates),
+            "stop": stop,
+            "held": [{**asdict(item), "left": left.get(item.arm)} for item in frontier.holdings],
+        }
+        with suppress(OSError), (run_dir / "search.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _check(self) -> None:
         super()._check()

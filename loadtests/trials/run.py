@@ -53,6 +53,16 @@ class RunOutcome:
     error: str | None = None
     failed_parity: Mapping[str, Any] | None = None
 
+    @property
+    def ended(self) -> dict[str, Any]:
+        """How it ended, as documents have it."""
+        why = self.error or ("the arms do not compute the same: see parity.json" if self.failed_parity else None)
+        return {
+            "complete": self.complete,
+            **({"interrupted": True} if self.interrupted else {}),
+            **({"error": why} if why else {}),
+        }
+
 
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.

@@ -271,6 +271,27 @@ class WatchedRun:
             self.look(self.at_s // 60, decided=decided and self.at_s == number * 60)
         self.status()
 
+    def search(self, trial: int, *arms: str, stop: str = "") -> None:
+        """A search for a frontier tries the arms now, or has ended; the last arm has left it."""
+        held = [
+            {
+                "arm": arm,
+                "low_rps": 8.0 * trial if index == 0 and trial > 2 else None,
+                "seen_rps": 10.0 * trial * (index + 1) if trial > 1 else None,
+                "high_rps": 40.0 * trial if index < 2 and trial > 2 else None,
+                "starts": trial // 2,
+                "steps": 3 * trial,
+                "left": None if index < 2 or trial < 3 else self.text or "held no load that others do not",
+            }
+            for index, arm in enumerate(self.arms)
+        ]
+        line = {
+            **{"at_ns": self.now_ns(), "spent_s": 60.0 + self.at_s, "budget_s": 600.0, "trial": trial},
+            **{"arms": arms, "rates": [4.0, 10.08, 64.0], "stop": stop, "held": held},
+        }
+        with (self.folder / "search.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
     def end(self, report: str = "<!doctype html><title>FAIL</title><h1>The report</h1>") -> None:
         """The run is judged, and has ended."""
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))

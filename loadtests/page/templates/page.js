@@ -1,14 +1,15 @@
 // Takes what the run tells, draws what changed, says aloud what changed for good, and becomes the report at the end.
 
-const seen = { run: null, now: null, look: null, compiles: null, notes: null, lost: false, series: { looks: [], load: [], events: [], bed: [], weights: [] } };
+const seen = { run: null, now: null, look: null, search: null, compiles: null, notes: null, lost: false, series: { looks: [], load: [], events: [], bed: [], weights: [] } };
 const EVERY_MS = 2000; // a chart is drawn again at most so often
 const LOST_MS = 4000; // without a word from the run
 
 const parts = [
-  { on: ["now", "look", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
-  { on: ["now", "look", "run", "load", "compiles", "weights"], every: 0, draw: showCards },
+  { on: ["now", "look", "search", "run", "load"], every: 0, draw: () => spoken(showState(seen)) },
+  { on: ["now", "look", "search", "run", "load", "compiles", "weights"], every: 0, draw: showCards },
   { on: ["looks", "look", "run"], every: 0, draw: withIndex(gateTiles(at("[data-tiles]"))) },
   { on: ["look"], every: 0, draw: checkTables() },
+  { on: ["search", "looks", "run"], every: 0, draw: withIndex(searchTiles(at("[data-tiles]"))) },
   { on: ["load", "events", "run"], every: EVERY_MS, draw: latencyChart() },
   { on: ["events", "compiles", "run"], every: 0, draw: showCompiles },
   { on: ["now", "run"], every: 0, draw: showUnderWay },
@@ -39,7 +40,7 @@ function showLooks({ look }) {
 
 function take(message) {
   const changed = new Set();
-  for (const name of ["run", "now", "look", "compiles", "notes"])
+  for (const name of ["run", "now", "look", "search", "compiles", "notes"])
     if (name in message) {
       seen[name] = message[name];
       changed.add(name);

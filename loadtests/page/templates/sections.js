@@ -9,7 +9,7 @@ const WORDS = { starting: "Starting", load: "Under load", closing: "Stopping", j
 const TONES_OF = { PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive" };
 
 // { word, tone, icon, line } of the run as it is.
-function stateOf({ now, look, run, lost }) {
+function stateOf({ now, look, search, run, lost }) {
   if (!now) return { word: "Connecting", tone: "none", icon: "running", line: "The run has not said anything yet." };
   if (now.ended) {
     const { verdict, headline, error, interrupted, report } = now.ended;
@@ -19,7 +19,7 @@ function stateOf({ now, look, run, lost }) {
   }
   if (lost)
     return { word: "No connection", tone: "none", icon: "lost", line: "The run does not answer: it may have been killed. What is below is as it was last known." };
-  const line = [traffic(now), decisions(look, run), now.decided ? "" : failing(look)].filter(Boolean).join(" ");
+  const line = [search && now.state !== "judging" ? searching(search, now) : traffic(now), decisions(look, run), now.decided ? "" : failing(look)].filter(Boolean).join(" ");
   if (now.decided)
     return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
   return { word: WORDS[now.state] ?? "Running", tone: "running", icon: "running", line };
@@ -27,11 +27,19 @@ function stateOf({ now, look, run, lost }) {
 
 function traffic(now) {
   if (now.state === "load" && isNumber(now.t_s) && isNumber(now.duration_s) && now.t_s <= now.duration_s) {
-    const of = now.trials > 1 ? ` in trial ${now.trial} of ${now.trials}` : "";
+    const of = now.trials > 1 && !seen.search ? ` in trial ${now.trial} of ${now.trials}` : "";
     return `${clock(now.t_s)} of ${clock(now.duration_s)} of traffic${of}.`;
   }
   const said = `${now.phase} ${now.detail}`.trim();
   return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "";
+}
+
+// Of a search: what of its time is spent, and what is tried.
+const spent = (search, now) => Math.min(search.budget_s, (search.spent_s ?? 0) + (search.stop ? 0 : Math.max(0, (now.at_ns - search.at_ns) / 1e9)));
+function searching(search, now) {
+  const time = `${clock(spent(search, now))} of ${clock(search.budget_s)} of the budget.`;
+  if (search.stop) return `${time} The search has ended: ${search.stop}.`;
+  return `${time} Trial ${count(search.trial)} tries ${search.arms.join(" and ")} at ${search.rates.map(figure).join(", ")} requests/s. ${traffic(now)}`;
 }
 
 function decisions(look, run) {
@@ -69,24 +77,27 @@ function showState(seen) {
   at("[data-headline]").textContent = state.line;
   if (!now) return state;
   const advance = at("[data-advance]");
-  const known = isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
+  const search = seen.search,
+    known = search ? search.budget_s > 0 : isNumber(now.t_s) && now.duration_s > 0 && now.t_s > 0;
   advance.hidden = !known;
-  if (known) advance.value = Math.min(1, (now.trial - 1 + Math.min(1, now.t_s / now.duration_s)) / now.trials);
+  advance.setAttribute("aria-label", search ? "Time spent so far" : "Traffic so far");
+  if (known && search) advance.value = spent(search, now) / search.budget_s;
+  else if (known) advance.value = Math.min(1, (now.trial - 1 + Math.min(1, now.t_s / now.duration_s)) / now.trials);
   showFacts(seen);
   return state;
 }
 
-function showFacts({ now, look, run, series }) {
+function showFacts({ now, look, search, run, series }) {
   const inflight = Object.values(last(series.load)?.arms ?? {}).reduce((sum, arm) => sum + (arm.inflight ?? 0), 0);
   const outlooks = Object.values(look?.arms ?? {}).filter((arm) => !arm.decision).map((arm) => arm.outlook_s).filter(isNumber);
   const late = isNumber(now.lag_ms) && isNumber(run?.max_lag_ms) && now.lag_ms > run.max_lag_ms;
   at("[data-facts]").replaceChildren(
     fact("Phase", now.phase || DASH, now.detail),
-    fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
+    fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, search ? `trial ${now.trial}` : now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
     fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
     fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
-    fact(now.decided ? "Decision" : "Likely decision", now.decided ? now.decided : outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : ""),
+    search ? fact("Time left", span(search.budget_s - spent(search, now)), `of ${span(search.budget_s)}`) : fact(now.decided ? "Decision" : "Likely decision", now.decided ? now.decided : outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, isNumber(look?.seconds) ? `look ${count(look.look)} at ${clock(look.seconds)}` : ""),
   );
 }
 
@@ -109,7 +120,8 @@ function showCards(seen) {
     ...run.arms.map((arm, index) => {
       const own = load?.arms?.[arm.name] ?? {},
         built = compiles?.[arm.name],
-        decided = look?.arms?.[arm.name];
+        decided = look?.arms?.[arm.name],
+        standing = seen.search?.held.find((one) => one.arm === arm.name)?.standing;
       const runs = now.running?.[arm.name],
         waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
       const replicas = now.replicas.filter((one) => one.name === arm.name || one.name.startsWith(`${arm.name}-`));
@@ -131,7 +143,7 @@ function showCards(seen) {
           "header",
           {},
           el("h2", {}, armTag(index, arm.name)),
-          el("p", {}, arm.control ? chip(null, "control") : chip(decided?.decision, decided?.decision ?? "not decided"), arm.preset && arm.preset !== arm.name ? el("small", {}, ` ${arm.preset}`) : null),
+          el("p", {}, arm.control ? chip(null, "control") : standing ? chip(null, standing) : chip(decided?.decision, decided?.decision ?? "not decided"), arm.preset && arm.preset !== arm.name ? el("small", {}, ` ${arm.preset}`) : null),
         ),
         el("dl", {}, pairs.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, ` ${note}`) : null)))),
       );

@@ -38,7 +38,7 @@ function tile(index) {
       const show = (number) => quantity(number, gate.unit);
       node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
       name.textContent = gate.label;
-      verdict.replaceChildren(chip(gate.verdict));
+      verdict.replaceChildren(chip(gate.verdict, gate.standing));
       value.textContent = show(gate.value);
       const bounded = isNumber(gate.low) || isNumber(gate.high);
       interval.textContent = bounded ? `[${show(gate.low)}, ${show(gate.high)}]`.replaceAll("×", "") : "";
@@ -57,7 +57,7 @@ function tile(index) {
         last = points.length ? points.at(-1)[0] : 1;
       const banded = points.filter((point) => isNumber(point[2]) || isNumber(point[3]));
       drawing.update({
-        label: `${gate.label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.verdict ?? "not judged"}, over ${points.length} looks`,
+        label: `${gate.label}: ${value.textContent} ${interval.textContent}, ${limit.textContent || "no limit"}, ${gate.standing ?? gate.verdict ?? "not judged"}, over ${points.length} looks`,
         x: [first === last ? 0 : first, last],
         xs: points.map((point) => point[0]),
         lines: [{ arm: index, parts: partsOf(known) }],
@@ -74,21 +74,54 @@ function tile(index) {
   };
 }
 
+// (arm, gate) => [[seconds, value, low, high], …] over all looks.
+function lookedAt(series) {
+  const points = new Map();
+  for (const one of series.looks) {
+    if (!isNumber(one.seconds)) continue;
+    for (const [arm, gate, ...rest] of one.gates) {
+      const key = JSON.stringify([arm, gate]);
+      if (!points.has(key)) points.set(key, []);
+      points.get(key).push([one.seconds, ...rest]);
+    }
+  }
+  return (arm, gate) => points.get(JSON.stringify([arm, gate])) ?? [];
+}
+
+// In a search a tile for every arm: the load that it is seen to hold, over the time that was spent.
+function searchTiles(host) {
+  const tiles = new Map(); // of arms
+  let grid = null;
+  return ({ search, series }, indexOf) => {
+    if (!search) return;
+    if (!grid) {
+      grid = el("div", { class: "tiles" });
+      host.replaceChildren(grid);
+      at("#gates-title").textContent = "What each arm holds";
+      at("#gates .lead").firstChild.textContent =
+        "A tile for every arm: the load in requests/s of one replica that it is seen to hold within the objectives, over the time that was spent. Within the band it is open: up to its lower end the arm surely holds, above its upper end it surely does not. The search goes by these bands; that they are right together is promised of its end.";
+      for (const node of document.querySelectorAll('#checks, nav a[href="#checks"]')) node.hidden = true; // they are made at the end
+      at('nav a[href="#gates"]').textContent = "What holds";
+    }
+    const points = lookedAt(series);
+    for (const held of search.held) {
+      if (!tiles.has(held.arm)) {
+        const made = tile(indexOf(held.arm));
+        tiles.set(held.arm, made);
+        grid.append(made.node);
+      }
+      tiles.get(held.arm).update(held, points(held.arm, held.gate));
+    }
+  };
+}
+
 function gateTiles(host) {
   const groups = new Map(); // of arms
   return (seen, indexOf) => {
     const { look, series } = seen;
     if (!look?.gates?.length) return;
     if (!groups.size) host.replaceChildren();
-    const points = new Map();
-    series.looks.forEach((one) => {
-      if (!isNumber(one.seconds)) return;
-      for (const [arm, gate, ...rest] of one.gates) {
-        const key = JSON.stringify([arm, gate]);
-        if (!points.has(key)) points.set(key, []);
-        points.get(key).push([one.seconds, ...rest]);
-      }
-    });
+    const points = lookedAt(series);
     for (const gate of look.gates) {
       const index = indexOf(gate.arm);
       if (!groups.has(gate.arm)) {
@@ -104,7 +137,7 @@ function gateTiles(host) {
         group.tiles.set(gate.gate, made);
         group.grid.append(made.node);
       }
-      group.tiles.get(gate.gate).update(gate, points.get(JSON.stringify([gate.arm, gate.gate])) ?? []);
+      group.tiles.get(gate.gate).update(gate, points(gate.arm, gate.gate));
     }
     for (const [arm, group] of groups) {
       const decided = look.arms?.[arm] ?? {};

@@ -45,7 +45,7 @@ def test_a_listener_is_told_all_and_then_what_changed(run: WatchedRun) -> None:
     feed = Feed(RunState(run.folder), every_s=0.02)
     with feed.listening() as listener:
         first = next_of(listener)
-        assert set(first) == {"run", "now", "look", "compiles", "notes", "series", "last"}
+        assert set(first) == {"run", "now", "look", "search", "compiles", "notes", "series", "last"}
         run.second()
         run.status()
         series: dict[str, Any] = {}

@@ -254,9 +254,39 @@ def test_weights_are_changed_by_keyboard_with_the_token(tmp_path: Path, browser:
     assert [one for one in tab.complaints if "401" not in one and "409" not in one] == []
 
 
-def test_hostile_text_is_text(tmp_path: Path, open_page: Any) -> None:
+def test_a_search_shows_what_is_tried_and_what_each_arm_holds(run: WatchedRun, open_page: Any) -> None:
+    run.search(1, "eager")
+    run.minutes(0)
+    for _ in range(30):
+        run.second()
+    run.search(3, "compiled-padded")
+    run.second()
+    run.status()
+    tab = open_page(run)
+    state = tab.text("#state")
+    assert "1:31 of 10:00 of the budget. Trial 3 tries compiled-padded at 4, 10.1, 64 requests/s." in state
+    assert "0:31 of 15:00 of traffic." in state
+    assert "Time left 8 min of 10 min" in state
+    assert tab.evaluate("document.querySelector('progress').value") == pytest.approx(91 / 600)
+    assert tab.text("#gates h2") == "What each arm holds"
+    assert tab.evaluate("document.querySelectorAll('.tile').length") == 3
+    assert tab.text(".tile").startswith("eager waits 30 /s [24 /s, 120 /s]")
+    assert "tried now" in tab.text(".card.arm-1")
+    assert tab.evaluate("document.querySelector('#checks').hidden")
+    run.search(4, stop="nothing is open")
+    run.status("stopping")
+    tab.wait_for("document.querySelector('#state').innerText.includes('The search has ended: nothing is open.')")
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("searching", [False, True])
+def test_hostile_text_is_text(tmp_path: Path, open_page: Any, searching: bool) -> None:
     run = WatchedRun(folder=tmp_path / "run", naive=HOSTILE, text=HOSTILE, notes=[HOSTILE])
     run.minutes(2, decided=True)
+    if searching:
+        (run.folder / "looks.jsonl").unlink()
+        run.search(3, HOSTILE)
+        run.status()
     line = {"at_ns": run.now_ns(), "weights": {HOSTILE: 5}, "why": HOSTILE}
     (run.folder / "weights.jsonl").write_text(json.dumps(line) + "\n")
     tab = open_page(run)
@@ -264,8 +294,8 @@ def test_hostile_text_is_text(tmp_path: Path, open_page: Any) -> None:
     assert tab.evaluate("document.querySelectorAll('img, b:not([class]) b, main script').length") == 0
     assert tab.evaluate("document.title").endswith("tailgate")
     words = " ".join(HOSTILE.split())
-    tab.evaluate("document.querySelector('#checks details').open = true")
-    for place in (".run", ".cards", "#gates", "#checks", "#compiles", "#notes", "#state"):
+    tab.evaluate("document.querySelectorAll('#checks details').forEach((fold) => (fold.open = true))")
+    for place in (".run", ".cards", "#gates", *([] if searching else ["#checks"]), "#compiles", "#notes", "#state"):
         assert words in tab.text(place), place
     assert tab.complaints == []
 

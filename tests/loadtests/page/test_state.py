@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.records.documents import write_document
-from loadtests.page.state import RunState
+from loadtests.page.state import RunState, judged_folder
 from tests.fakes.watched import START_NS, WatchedRun
 
 
@@ -172,6 +172,43 @@ def test_weights_are_steps(run: WatchedRun) -> None:
     assert told(run)["series"]["weights"][1] == [{"at_ns": START_NS, "weights": weights, "why": "it passed"}]
 
 
+def test_a_search_tells_what_each_arm_holds(run: WatchedRun) -> None:
+    state = RunState(run.folder)
+    run.search(1, "eager")
+    run.second()
+    run.search(4, "compiled-padded")
+    state.refresh()
+    told = state.whole()
+    search = told["search"]
+    assert (search["trial"], search["arms"], search["rates"]) == (4, ["compiled-padded"], [4.0, 10.08, 64.0])
+    assert (search["spent_s"], search["budget_s"], search["stop"]) == (61.0, 600.0, "")
+    eager, padded, naive = search["held"]
+    assert (eager["value"], eager["low"], eager["high"], eager["standing"]) == (40.0, 32.0, 160.0, "waits")
+    assert (
+        eager["reason"] == "It surely holds 32 requests/s and surely nothing above 160, after 2 starts with 12 steps."
+    )
+    assert padded["standing"] == "tried now"
+    assert naive["standing"] == "left"
+    assert naive["reason"].endswith("It left the search: it held no load that others do not.")
+    first, second = told["series"]["looks"][1]
+    assert first["gates"][0] == ["eager", "holds", None, None, None]
+    assert (second["seconds"], second["gates"][0]) == (61.0, ["eager", "holds", 40.0, 32.0, 160.0])
+
+
+def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> None:
+    joined = run.folder.parent / f"{run.folder.name}-joined"
+    joined.mkdir()
+    (joined / "report.html").write_text("the joined one")
+    run.status("judging", ended={"complete": True, "judged": joined.name})
+    assert judged_folder(run.folder) == joined
+    state = RunState(run.folder)
+    state.refresh()
+    assert state.whole()["now"]["ended"]["report"]
+    for name in ("", ".", "..", "../x", "a/b", "/etc", "x\0", 3, None):
+        run.status("judging", ended={"complete": True, "judged": name})
+        assert judged_folder(run.folder) == run.folder, name
+
+
 @pytest.mark.parametrize("report", [True, False])
 def test_a_run_that_has_ended_says_how(run: WatchedRun, report: bool) -> None:
     if report:
@@ -196,7 +233,10 @@ def test_files_of_any_content_raise_nothing(run: WatchedRun, content: Any) -> No
     keys = ("look", "seconds", "arms", "gates", "checks", "groups", "sequential")
     gate = dict.fromkeys(("arm", "gate", "value", "low", "limit", "verdict", "reason"), content)
     lines = [dict.fromkeys(keys, content), {"gates": [gate], "checks": [gate], "arms": {"a": content}}]
-    for name in ("looks.jsonl", "load.jsonl", "weights.jsonl"):
+    lines += [dict.fromkeys(("arms", "rates", "held", "trial", "spent_s", "stop"), content)]
+    held = dict.fromkeys(("arm", "low_rps", "seen_rps", "high_rps", "starts", "steps", "left"), content)
+    lines += [{"arms": [content], "rates": [content], "held": [held, content]}]
+    for name in ("looks.jsonl", "load.jsonl", "weights.jsonl", "search.jsonl"):
         (run.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run.folder / "experiment.toml").write_text("[[")
     (run.folder / "trial-x").mkdir()

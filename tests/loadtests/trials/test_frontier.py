@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,9 +90,16 @@ class MadeUpTrials(FrontierSearch):
     """
 
     def __init__(
-        self, what: Experiment, *, out: Path, budget_s: float, slow_start: float = 1.0, after: Sequence[Path] = ()
+        self,
+        what: Experiment,
+        *,
+        out: Path,
+        budget_s: float,
+        slow_start: float = 1.0,
+        after: Sequence[Path] = (),
+        page: Any = None,
     ) -> None:
-        super().__init__(what, out=out, budget_s=budget_s, after=after, clock=lambda: self.time_s)
+        super().__init__(what, out=out, budget_s=budget_s, after=after, page=page, clock=lambda: self.time_s)
         self.time_s = 1000.0
         self.slow_start = slow_start
         self.broken: dict[int, Exception] = {}
@@ -169,6 +177,30 @@ def test_a_search_keeps_to_its_budget(searched: tuple[MadeUpTrials, RunOutcome],
         short, ended = made_up(tmp_path, budget_s=budget_s)
         assert ended.complete, ended.error
         assert short.spent_s <= budget_s
+
+
+def test_whoever_watches_a_search_is_told_what_is_tried_and_what_holds(
+    searched: tuple[MadeUpTrials, RunOutcome], tmp_path: Path
+) -> None:
+    opened: list[Path] = []
+    page = SimpleNamespace(open=opened.append, weights=False)
+    search, outcome = made_up(tmp_path, budget_s=900.0, page=page)
+    assert opened == [outcome.run_dir]
+    lines = [json.loads(line) for line in (outcome.run_dir / "search.jsonl").read_text().splitlines()]
+    turns = document(outcome)["turns"]
+    assert [(line["trial"], line["arms"]) for line in lines[:-1]] == [(turn["trial"], turn["arms"]) for turn in turns]
+    assert lines[0]["rates"][0] == 4.0
+    assert [row["arm"] for row in lines[0]["held"]] == ["eager", "padded", "dynamic"]
+    assert {row["seen_rps"] for row in lines[0]["held"]} == {None}
+    last = lines[-1]
+    assert (last["arms"], last["stop"]) == ([], document(outcome)["stop"])
+    assert last["spent_s"] == pytest.approx(search.spent_s)
+    known = {row["arm"]: row for row in last["held"]}
+    frontier = search._frontier(outcome.run_dir)
+    assert known["eager"]["low_rps"] == frontier.of("eager").low_rps
+    assert {arm for arm, row in known.items() if row["left"]} == {row["arm"] for row in document(outcome)["left"]}
+    # Where nobody can watch, nothing is written.
+    assert not (searched[1].run_dir / "search.jsonl").exists()
 
 
 def test_a_start_that_takes_longer_than_is_left_is_given_up(tmp_path: Path) -> None:
