@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -19,12 +20,13 @@ from loadtests.page.history import History
 from loadtests.page.tails import DocumentsTail, TableTail
 
 STATUS, LOAD, LOOKS, WEIGHTS, SEARCH = "status.json", "load.jsonl", "looks.jsonl", "weights.jsonl", "search.jsonl"
-REPORT = "report.html"
+REPORT, LOCUST_PAGE = "report.html", "locust-page.json"
 LOAD_PHASES = ("traffic", "waiting for the last answers")
 CLOSING_PHASES = ("stopping", "comparing answers", "recorded", "stopped")
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 _MOST_LOOKS, _MOST_SAMPLES, _MOST_EVENTS, _MOST_NOTES = 400, 900, 400, 60
 _MOST_CHARACTERS = 2000
+_PAGE_ADDRESS = re.compile(r"https?://[!-~]{1,500}")
 _LONGEST_GAP_S = 60.0
 _IDLE_NS = 5_000_000_000  # after which an arm's last step says nothing of now
 
@@ -319,9 +321,15 @@ class RunState:
             "running": running,
             "lag_ms": self._lag_ms(current),
             "decided": self._decided(),
+            "locust_page": self._locust_page(),
             "changes_weights": status.get("weights") is True,
             "ended": ended,
         }
+
+    def _locust_page(self) -> str:
+        """Where Locust's own page of this run's load is; empty where there is none."""
+        url = content_of(self._run_dir / LOCUST_PAGE).get("url")
+        return url if isinstance(url, str) and _PAGE_ADDRESS.fullmatch(url) else ""
 
     def _lag_ms(self, current: int) -> float | None:
         """The 99th percentile of how late the load itself was, of the worst load process."""

@@ -17,6 +17,7 @@ from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 from loadtests.generator.goodput import Goodput
 from loadtests.generator.trial_config import TrialConfig
 from loadtests.traffic.schedule import Schedule
+from loadtests.workers.live_link import LiveLink
 from loadtests.workers.load_process import LoadProcess, end_with_parent
 from loadtests.workers.locust_channel import close_channel
 from loadtests.workers.locust_flags import add_arguments, goodput_flag, hand_config
@@ -58,6 +59,8 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
                 Schedule.read(options.schedule)
             elif options.headless or environment.host:
                 hand_config(environment, 1, task=task)
+            if options.live_page:
+                LiveLink.of(options.live_page).join(environment)
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(2)

@@ -87,6 +87,13 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     # Not in the web page: its visitors must not choose files of this machine. Locust's own page has --tls-key.
     for flag, _, text in _SECURITY_FLAGS:
         add(flag, default="", include_in_web_ui=False, help=text)
+    add(
+        "--live-page",
+        default="",
+        metavar="RUN_DIR|ADDRESS",
+        include_in_web_ui=False,
+        help="The tailgate run that this load belongs to: Locust's page and its live page lead to each other",
+    )
     add("--schedule", default="", include_in_web_ui=False, help="schedule.arrow to replay; needs --trial-config")
     add("--trial-config", default="", include_in_web_ui=False, help="generator.json of the trial to replay")
     add("--keep", default="", include_in_web_ui=False, help="On a worker that shares no disk: where its records stay")

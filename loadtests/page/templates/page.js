@@ -18,6 +18,7 @@ const parts = [
   { on: ["bed"], every: EVERY_MS, draw: showBed },
   { on: ["notes"], every: 0, draw: showNotes },
   { on: ["run"], every: 0, draw: showRun },
+  { on: ["now"], every: 0, draw: showLocust },
   { on: ["look"], every: 0, draw: showLooks },
 ].map((part) => ({ ...part, waits: false, drawnAt: -Infinity }));
 
@@ -30,6 +31,12 @@ function withIndex(draw) {
 
 function showRun({ run }) {
   for (const node of document.querySelectorAll("[data-run]")) node.textContent = run[node.dataset.run];
+}
+
+// A page that listens on all addresses of its machine is reached under the name under which this one is.
+function showLocust({ now }) {
+  at("[data-locust]").hidden = !now.locust_page;
+  if (now.locust_page) at("[data-locust] a").href = now.locust_page.replace("//*", `//${location.hostname}`);
 }
 
 function showLooks({ look }) {

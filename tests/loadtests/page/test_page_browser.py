@@ -6,9 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from analysis.records.documents import write_document
 from analysis.report.html import html_report
 from loadtests.experiments.writing import to_toml
 from tests.fakes.browser import CHROMIUM, Browser, Tab
+from tests.fakes.locust_process import start_locust
 from tests.fakes.watched import WatchedRun
 from tests.loadtests.page.conftest import Serve
 from tests.loadtests.trials.test_run import FAKE_ARM, experiment
@@ -394,6 +400,55 @@ def test_a_run_that_is_watched_ends_with_its_report_on_the_screen(tmp_path: Path
     assert tab.text("h1") == "FAIL"
     assert "naive must not replace eager" in tab.text("#verdict")
     assert tab.complaints == []
+
+
+def test_locusts_own_page_and_the_live_page_lead_to_each_other(run: WatchedRun, browser: Browser, serve: Serve) -> None:
+    run.minutes(1)
+    live = serve(run.folder).url("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    own = f"http://127.0.0.1:{port}/"
+    arguments = ["-f", "loadtests/chat.py", "--web-host", "127.0.0.1", "--web-port", str(port)]
+    locust = start_locust(*arguments, "--live-page", str(run.folder))
+    try:
+        beside = browser.open(live)
+        beside.wait_for(READY)
+        deadline = time.monotonic() + 60
+        while not (run.folder / "locust-page.json").exists() or not answers(own):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        tab = browser.open(own)
+        tab.wait_for("document.querySelector('#root').innerText.includes('Start')")
+        assert "live page" not in tab.text()  # the run serves none yet
+        write_document(run.folder / "page.json", {"url": live})
+        tab.send("Page.navigate", url=own)
+        tab.wait_for("document.querySelector('body > p a')")
+        assert tab.text("body > p") == "This load belongs to a run of tailgate: its live page"
+        assert tab.evaluate("document.querySelector('body > p a').href") == live
+        run.second()
+        run.status()
+        beside.wait_for("!document.querySelector('[data-locust]').hidden")
+        assert beside.evaluate("document.querySelector('[data-locust] a').href") == own
+        beside.send("Page.navigate", url=tab.evaluate("document.querySelector('body > p a').href"))
+        beside.wait_for(READY)
+        locust.send_signal(signal.SIGINT)
+        output, _ = locust.communicate(timeout=30)
+        run.second()
+        run.status()
+        beside.wait_for("document.querySelector('[data-locust]').hidden")
+    finally:
+        locust.kill()
+    assert "Traceback" not in output
+    assert not (run.folder / "locust-page.json").exists()
+    assert beside.complaints == []
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def test_the_token_leaves_the_address(run: WatchedRun, browser: Browser, serve: Serve) -> None:

@@ -209,6 +209,22 @@ def test_a_report_may_lie_beside_the_run_and_nowhere_else(run: WatchedRun) -> No
         assert judged_folder(run.folder) == run.folder, name
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://*:8089/", "http://*:8089/"),
+        ("https://bench:1/locust/", "https://bench:1/locust/"),
+        ("javascript:alert(1)", ""),
+        ("http://a b", ""),
+        (3, ""),
+        (None, ""),
+    ],
+)
+def test_locusts_page_is_an_address(run: WatchedRun, url: Any, shown: str) -> None:
+    write_document(run.folder / "locust-page.json", {"url": url})
+    assert told(run)["now"]["locust_page"] == shown
+
+
 @pytest.mark.parametrize("report", [True, False])
 def test_a_run_that_has_ended_says_how(run: WatchedRun, report: bool) -> None:
     if report:
