@@ -1,5 +1,7 @@
 """Looks at a run directory after every block until it is stopped: `python -m analysis.looks RUN_DIR`.
 
+With --preview at a run that is judged once, at its end: as if it were judged at every look, for whoever watches.
+
 A process of its own, at low priority, so that judging takes no time from the load.
 """
 
@@ -26,11 +28,12 @@ def main() -> int:
     parser.add_argument(
         "--every", type=float, default=2.0, metavar="S", help="how often it is asked whether there is more"
     )
+    parser.add_argument("--preview", action="store_true")
     options = parser.parse_args()
     os.nice(_POLITE)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    watch = Watch(options.run_dir)
+    watch = Watch(options.run_dir, preview=options.preview)
     failures = 0
     while not stopped.wait(options.every):
         began = time.monotonic()

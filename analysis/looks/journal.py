@@ -17,6 +17,7 @@ from analysis.run.run import Run
 from analysis.statistics.quantiles import quantile
 
 JOURNAL = "looks.jsonl"
+PREVIEW = "preview.jsonl"  # looks by which nothing is decided
 
 
 def row_of(look: Look, run: Run, *, number: int, at_ns: int) -> dict[str, Any]:
@@ -93,16 +94,16 @@ def _finite(value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def append(directory: Path, row: Mapping[str, Any]) -> None:
+def append(directory: Path, row: Mapping[str, Any], *, journal: str = JOURNAL) -> None:
     """The row is the last line of the journal, in the hands of the kernel."""
-    with (directory / JOURNAL).open("a", encoding="utf-8") as file:
+    with (directory / journal).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
-def read_looks(directory: Path) -> list[dict[str, Any]]:
+def read_looks(directory: Path, *, journal: str = JOURNAL) -> list[dict[str, Any]]:
     """Every whole line of the journal; empty where there is none."""
     try:
-        text = (directory / JOURNAL).read_text(encoding="utf-8")
+        text = (directory / journal).read_text(encoding="utf-8")
     except OSError:
         return []
     rows = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.looks.journal import append, read_looks, row_of
+from analysis.looks.journal import JOURNAL, PREVIEW, append, read_looks, row_of
 from analysis.looks.look import look_at
 from analysis.records.documents import read_document
 from analysis.records.plain_values import number, table
@@ -16,11 +17,17 @@ from analysis.run.run import Run
 
 
 class Watch:
-    """Looks at the run in `directory` whenever a block more of it can be judged."""
+    """Looks at the run in `directory` whenever a block more of it can be judged.
 
-    def __init__(self, directory: Path) -> None:
+    A `preview` looks at any run as if it were judged at every look, in a journal of its own: its intervals hold however
+    often somebody looks, and nothing is decided by them.
+    """
+
+    def __init__(self, directory: Path, *, preview: bool = False) -> None:
         self._directory = directory
-        self._looks = len(read_looks(directory))
+        self._preview = preview
+        self._journal = PREVIEW if preview else JOURNAL
+        self._looks = len(read_looks(directory, journal=self._journal))
         self._seen_s = 0.0
 
     def look(self, at_ns: int) -> dict[str, Any] | None:
@@ -33,11 +40,14 @@ class Watch:
             return None  # no request was recorded yet
         if records is None:
             return None
+        if self._preview:
+            gates = {**table(records.experiment, "gates"), "sequential": True}
+            records = replace(records, experiment={**records.experiment, "gates": gates})
         run = Run.of(records)
         self._seen_s = run.seconds
         self._looks += 1
         row = row_of(look_at(run, left_s=max(0.0, _planned_s(run) - run.seconds)), run, number=self._looks, at_ns=at_ns)
-        append(self._directory, row)
+        append(self._directory, row, journal=self._journal)
         return row
 
     def _settled_s(self) -> float:

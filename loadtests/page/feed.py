@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from loadtests.page.preview import Preview
 from loadtests.page.state import RunState
 
 MOST_LISTENERS = 64
@@ -41,10 +42,12 @@ class Listener:
 
 
 class Feed:
-    """Reads the run directory every `every_s` while somebody listens, and not at all while nobody does."""
+    """Reads the run directory every `every_s` while somebody listens, and not at all while nobody does; nor is there a
+    `preview` then."""
 
-    def __init__(self, state: RunState, *, every_s: float = 1.0) -> None:
+    def __init__(self, state: RunState, *, preview: Preview | None = None, every_s: float = 1.0) -> None:
         self._state = state
+        self._preview = preview
         self._every_s = every_s
         self._listeners: list[Listener] = []
         self._changed = threading.Condition()
@@ -83,6 +86,7 @@ class Feed:
     def _run(self) -> None:
         last_s = 0.0
         while True:
+            self._want_preview()
             with self._changed:
                 self._changed.wait_for(lambda: self._listeners or self._ending)
                 ending = self._ending
@@ -97,8 +101,18 @@ class Feed:
                 self._tell(listeners, last=ending)
             last_s = time.monotonic()
             if ending:
+                self._want_preview()
                 self.ended.set()
                 return
+
+    def _want_preview(self) -> None:
+        if self._preview is None:
+            return
+        try:
+            self._preview.want(bool(self._listeners) and not self._ending and self._state.wants_preview)
+        except OSError:
+            traceback.print_exc()
+            self._preview = None
 
     def _tell(self, listeners: list[Listener], *, last: bool) -> None:
         try:

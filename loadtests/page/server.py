@@ -78,9 +78,10 @@ class PageServer(ThreadingHTTPServer):
         with self._making:
             if self._feed is None:
                 from loadtests.page.feed import Feed
+                from loadtests.page.preview import Preview
                 from loadtests.page.state import RunState
 
-                self._feed = Feed(RunState(self.run_dir))
+                self._feed = Feed(RunState(self.run_dir), preview=Preview(self.run_dir))
             return self._feed
 
     @cached_property

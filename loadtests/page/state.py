@@ -20,6 +20,7 @@ from loadtests.page.history import History
 from loadtests.page.tails import DocumentsTail, TableTail
 
 STATUS, LOAD, LOOKS, WEIGHTS, SEARCH = "status.json", "load.jsonl", "looks.jsonl", "weights.jsonl", "search.jsonl"
+PREVIEW = "preview.jsonl"
 REPORT, LOCUST_PAGE = "report.html", "locust-page.json"
 LOAD_PHASES = ("traffic", "waiting for the last answers")
 CLOSING_PHASES = ("stopping", "comparing answers", "recorded", "stopped")
@@ -108,6 +109,7 @@ class RunState:
         self._experiment: Mapping[str, Any] = {}
         self._trials: dict[str, _Trial] = {}
         self._looks = DocumentsTail(run_dir / LOOKS)
+        self._previews = DocumentsTail(run_dir / PREVIEW)
         self._load = DocumentsTail(run_dir / LOAD)
         self._weights = DocumentsTail(run_dir / WEIGHTS)
         self._searches = DocumentsTail(run_dir / SEARCH)
@@ -125,6 +127,13 @@ class RunState:
         self._search: dict[str, Any] | None = None
         self._blocks: dict[str, Any] = {}
         self._sent: dict[str, Any] = {}  # what was told last of each block
+
+    @property
+    def wants_preview(self) -> bool:
+        """Whether traffic flows in a run that nobody looks at before its end."""
+        traffic, gates = mapping(self._experiment.get("traffic")), mapping(self._experiment.get("gates"))
+        is_judged_at_the_end = gates.get("sequential") is not True and traffic.get("arrivals") != "saturation"
+        return is_judged_at_the_end and self._blocks.get("now", {}).get("state") == "load"
 
     def refresh(self) -> None:
         """What the files say now is known."""
@@ -226,14 +235,20 @@ class RunState:
     def _take_looks(self) -> None:
         """Every look is in the series, and the newest one whole."""
         slim = []
-        for look in self._looks.new():
+        looks = [(look, True) for look in self._looks.new()] + [(look, False) for look in self._previews.new()]
+        for look, decides in looks:
             gates = [_gate(gate) for gate in _tables(look.get("gates"))]
+            arms = {_text(name): _decision(arm) for name, arm in mapping(look.get("arms")).items()}
+            if not decides:
+                for row in (*gates, *arms.values()):
+                    row |= dict.fromkeys(row.keys() & {"decision", "decided_s", "outlook_s"})
             self._look = {
                 "look": _whole(look.get("look")),
                 "seconds": number(look.get("seconds")),
                 "groups": _whole(look.get("groups")),
                 "sequential": look.get("sequential") is True,
-                "arms": {_text(name): _decision(arm) for name, arm in mapping(look.get("arms")).items()},
+                "decides": decides,
+                "arms": arms,
                 "gates": gates,
                 "checks": [_check(check) for check in _tables(look.get("checks"))],
             }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from analysis.records.weight_journal import WeightChange, append
+from analysis.records.weight_journal import WeightChange, append, read_weights
 from loadtests.experiments.model import Experiment
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.steering import Steered
@@ -82,7 +82,10 @@ class AskedWeights:
         return weights
 
     def _write(self) -> None:
+        """The journal says how the trials until now began, unless somebody else wrote of them."""
         self._changed = True
+        known = {change.trial for change in read_weights(self._run_dir)} if self._unwritten else ()
         while self._unwritten:
-            append(self._run_dir, self._unwritten[0])
+            if self._unwritten[0].trial not in known:
+                append(self._run_dir, self._unwritten[0])
             del self._unwritten[0]

@@ -50,6 +50,7 @@ function decisions(look, run) {
   const failed = decided.filter(([, arm]) => arm.decision === "FAIL").map(([name]) => name);
   const open = arms.filter(([, arm]) => arm.decision !== "PASS" && arm.decision !== "FAIL").map(([, arm]) => arm.outlook_s);
   const outlooks = open.filter(isNumber);
+  if (!look.decides) return "It is judged once, at its end.";
   const said = [`${decided.length} of ${arms.length} arms decided${failed.length ? `, ${failed.join(" and ")} failed` : ""}.`];
   if (open.length && outlooks.length === open.length) said.push(`Likely decided in about ${span(Math.max(...outlooks))}.`);
   return said.join(" ");
@@ -342,7 +343,9 @@ const NEAR = 0.75; // of the limit, from which on a check is said to be near
 function standing(check) {
   if (!check.ok) return "limits";
   const below = isNumber(check.value) && isNumber(check.limit) && check.limit > 0 && check.value <= check.limit;
-  return below && check.value >= NEAR * check.limit ? "near" : "ok";
+  // A limit so low that has to be exceeded is one of a probability, which falls by factors.
+  const unlikely = isNumber(check.value) && check.limit > 0 && check.limit <= 0.01 && check.value >= check.limit;
+  return (below && check.value >= NEAR * check.limit) || (unlikely && check.value < 10 * check.limit) ? "near" : "ok";
 }
 const STANDINGS = {
   limits: () => chip("INCONCLUSIVE", "limits"),

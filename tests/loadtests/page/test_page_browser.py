@@ -115,6 +115,19 @@ def test_vectors_have_no_first_token(tmp_path: Path, open_page: Any) -> None:
     assert "TTFT" not in tab.text(".cards") + tab.text("#latency")
 
 
+def test_a_run_that_is_judged_at_its_end_shows_its_gates_and_no_decision(run: WatchedRun, open_page: Any) -> None:
+    run.minutes(3, decided=True)
+    (run.folder / "looks.jsonl").rename(run.folder / "preview.jsonl")
+    tab = open_page(run)
+    assert tab.text("h1") == "Under load"
+    assert "3:00 of 15:00 of traffic. It is judged once, at its end." in tab.text("#state")
+    assert "The run itself is judged once, at its end" in tab.text("#gates")
+    assert "for good" not in tab.text("#gates")
+    assert tab.evaluate("document.querySelectorAll('.tile').length") == 12
+    assert tab.text(".card.arm-1 .chip") == "not decided"
+    assert tab.complaints == []
+
+
 def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Any) -> None:
     run.minutes(2)
     tab = open_page(run)

@@ -172,6 +172,36 @@ def test_weights_are_steps(run: WatchedRun) -> None:
     assert told(run)["series"]["weights"][1] == [{"at_ns": START_NS, "weights": weights, "why": "it passed"}]
 
 
+def test_looks_by_which_nothing_is_decided_say_nothing_of_decisions(run: WatchedRun) -> None:
+    run.minutes(3, decided=True)
+    assert told(run)["now"]["decided"] == "FAIL"
+    (run.folder / "looks.jsonl").rename(run.folder / "preview.jsonl")
+    state = told(run)
+    assert state["now"]["decided"] is None
+    look = state["look"]
+    assert (look["sequential"], look["decides"], look["look"]) == (True, False, 3)
+    assert {arm["decision"] for arm in look["arms"].values()} == {None}
+    assert {gate["decided_s"] for gate in look["gates"]} == {gate["outlook_s"] for gate in look["gates"]} == {None}
+    assert {gate["verdict"] for gate in look["gates"]} == {"PASS", "FAIL"}
+
+
+def test_only_a_run_that_is_judged_at_its_end_wants_a_preview_while_traffic_flows(run: WatchedRun) -> None:
+    def wants(**gates: bool) -> bool:
+        lines = "".join(f"{key} = {str(value).lower()}\n" for key, value in gates.items())
+        (run.folder / "experiment.toml").write_text(f"[gates]\n{lines}")
+        state = RunState(run.folder)
+        state.refresh()
+        return state.wants_preview
+
+    assert not RunState(run.folder).wants_preview
+    run.status()
+    assert wants()
+    assert wants(sequential=False)
+    assert not wants(sequential=True)
+    run.status("stopping")
+    assert not wants()
+
+
 def test_a_search_tells_what_each_arm_holds(run: WatchedRun) -> None:
     state = RunState(run.folder)
     run.search(1, "eager")

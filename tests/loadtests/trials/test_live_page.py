@@ -2,10 +2,12 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +140,31 @@ def test_a_folder_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
     page.open(tmp_path / "run")
     page.close({"complete": True})
     assert len(status.notes) == 1
+
+
+def test_whoever_watches_a_run_that_is_judged_at_its_end_sees_its_gates(tmp_path: Path) -> None:
+    status = Status()
+    page = LivePage(HERE, status)
+    seen: list[Any] = []
+
+    def watch() -> None:
+        wait_for(lambda: status.page)
+        with urllib.request.urlopen(f"{status.page}events") as events:
+            for line in events:
+                if line.startswith(b"data: ") and (look := json.loads(line[6:]).get("look")):
+                    seen.append(look)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    outcome, _ = run(experiment(traffic={"duration_s": 15}), tmp_path, page=page, status=status)
+    page.close({"complete": True})
+    watching.join()
+    assert outcome.complete, outcome.error
+    assert seen
+    assert {"p99_ttft" in gate["gate"] for gate in seen[-1]["gates"]} == {True, False}
+    assert (seen[-1]["decides"], seen[-1]["sequential"]) == (False, True)
+    assert not (outcome.run_dir / "looks.jsonl").exists()
+    assert (outcome.run_dir / "logs" / "page.log").read_text() == ""
 
 
 def test_a_run_serves_its_page_from_its_start(tmp_path: Path) -> None:
