@@ -18,7 +18,6 @@ from loadtests.trials.steering import Steered
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.splitter.admin import SplitterError
-from servers.splitter.weights import live_weights, reweight, shares_after
 
 WHY: Final = "asked for on the live page"
 
@@ -31,6 +30,8 @@ def may_change_weights(experiment: Experiment) -> bool:
 class AskedWeights:
     """Carries out what is asked for on `page`, over all trials of the run in `run_dir`."""
 
+    moves_weights = False  # what others do to them is written down by whoever watches
+
     def __init__(self, run_dir: Path, page: LivePage, experiment: Experiment) -> None:
         self._run_dir = run_dir
         self._page = page
@@ -42,7 +43,7 @@ class AskedWeights:
     def poll(self, trial: Steered) -> None:
         """What was asked for until now was carried out, or refused with why."""
         number, start_ns = trial.context.number, trial.context.facts.start_ns
-        if trial.envoy is None or start_ns is None:
+        if trial.splitter is None or start_ns is None:
             return
         if number not in self._begun:
             # Every trial begins with the experiment's weights, which matter only once they change.
@@ -64,15 +65,14 @@ class AskedWeights:
             return {"error": f"weights.jsonl cannot be written, and nothing was changed: {error.strerror or error}"}
 
     def _change(self, trial: Steered, asked: Mapping[str, int]) -> dict[str, int]:
-        assert trial.envoy is not None
-        admin = trial.envoy.admin
-        before = live_weights(admin)
-        weights = shares_after(admin, weights=asked).weights
+        splitter = trial.splitter
+        assert splitter is not None
+        before, weights = splitter.weights(), dict(splitter.after(asked))
         change = WeightChange(at_ns=now_ns(), weights=weights, why=WHY, action="set", trial=trial.context.number)
         self._write()
         append(self._run_dir, change)
         try:
-            reweight(admin, weights)
+            splitter.reweight(weights)
         except SplitterError as error:
             append(self._run_dir, replace(change, at_ns=now_ns(), weights=before, why=f"it was not taken: {error}"))
             raise

@@ -12,7 +12,7 @@ from loadtests.experiments.users import UsersConfig
 from servers.address import host_port
 from servers.splitter.admin import Admin
 from servers.splitter.gateway import ApiServer, Gateway, in_cluster
-from servers.splitter.weights import live_weights, reweight, started_s_ago
+from servers.splitter.weights import live_weights, reweight, shares_after, started_s_ago
 
 _IN_FORCE_S, _ASK_S = 5.0, 0.2
 
@@ -22,6 +22,9 @@ class Splitter(Protocol):
 
     def weights(self) -> Mapping[str, int]:
         """The weight of every arm, as it is in force."""
+
+    def after(self, weights: Mapping[str, int]) -> Mapping[str, int]:
+        """The weight of every arm once these are set. Raises ConfigError for what cannot be."""
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """New requests follow the weights; those under way are not touched."""
@@ -39,6 +42,10 @@ class EnvoySplitter:
     def weights(self) -> Mapping[str, int]:
         """The live weights."""
         return live_weights(self.admin)
+
+    def after(self, weights: Mapping[str, int]) -> Mapping[str, int]:
+        """Those that are not named keep theirs."""
+        return shares_after(self.admin, weights=weights).weights
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """In one change, in force when it returns."""
@@ -58,6 +65,10 @@ class RouteSplitter:
     def weights(self) -> Mapping[str, int]:
         """Those of the route; its gateway may be a moment behind."""
         return self.gateway.state().weights
+
+    def after(self, weights: Mapping[str, int]) -> Mapping[str, int]:
+        """Those that are not named keep theirs; the route itself is checked when it is changed."""
+        return {**self.weights(), **weights}
 
     def reweight(self, weights: Mapping[str, int]) -> None:
         """Returns once the gateway says that it follows, or after 5 s: not every gateway says so."""

@@ -44,6 +44,7 @@ class Together:
 
     def __init__(self, *parts: Steering | None) -> None:
         self._parts = [part for part in parts if part is not None]
+        self.moves_weights = any(part.moves_weights for part in self._parts)
 
     def poll(self, trial: Steered) -> None:
         """What each of them has to do now was done."""
