@@ -18,7 +18,7 @@ from analysis.records.schemas import REQUESTS
 from analysis.records.tables import read_table
 from tests.fakes.users_house import UsersHouse
 
-STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=90"]
+STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=240"]
 LOOSE = ["--set", "ramp.step_margin=3.0", "--set", "gates.margin=3.0", "--set", "gates.cold_s=1"]
 
 
@@ -35,7 +35,7 @@ def started(house: UsersHouse, *more: str) -> subprocess.Popen[str]:
     return house.ramp("demo", "--admin", admin, "--out", "out", "--page", "off", *candidate, *STEPS, *LOOSE, *more)
 
 
-def ended(ramp: subprocess.Popen[str], timeout_s: float = 150.0) -> tuple[int, dict[str, Any]]:
+def ended(ramp: subprocess.Popen[str], timeout_s: float = 280.0) -> tuple[int, dict[str, Any]]:
     """Its exit code and its last line."""
     out, _ = ramp.communicate(timeout=timeout_s)
     return ramp.returncode, json.loads(out.splitlines()[-1])

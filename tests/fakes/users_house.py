@@ -54,7 +54,7 @@ class UsersHouse:
     folder: Path
     arms: Sequence[str] = ("eager", "compiled-padded")
     flags: dict[str, Sequence[str]] = field(default_factory=dict)
-    rate: float = 40.0
+    rate: float = 80.0
     answers: list[Answer] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
