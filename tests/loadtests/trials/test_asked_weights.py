@@ -12,13 +12,11 @@ import pytest
 from analysis.records.run_records import read_run
 from analysis.records.weight_journal import read_weights
 from loadtests.page.access import TOKEN_VARIABLE
-from loadtests.trials import asked_weights
 from loadtests.trials.asked_weights import AskedWeights, may_change_weights
 from loadtests.trials.live_page import LivePage
 from loadtests.trials.progress import Status
 from loadtests.trials.run import Orchestrator, RunOutcome
 from servers.splitter.admin import SplitterError
-from servers.splitter.weights import Shares
 from tests.loadtests.trials.test_live_page import HERE, wait_for
 from tests.loadtests.trials.test_run import experiment, run
 
@@ -145,6 +143,19 @@ def test_what_nobody_waits_for_any_more_is_not_carried_out(tmp_path: Path, monke
     assert told == [{"error": "The run was busy, and nothing was changed: ask again."}]
 
 
+class DeafSplitter:
+    """It says what its weights are, and takes no others."""
+
+    def weights(self) -> dict[str, int]:
+        return {"eager": 1, "naive": 1}
+
+    def after(self, weights: Mapping[str, int]) -> dict[str, int]:
+        return {**self.weights(), **weights}
+
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        raise SplitterError("no split answers")
+
+
 def test_a_splitter_that_does_not_take_a_change_leaves_the_old_weights_in_the_journal(tmp_path: Path) -> None:
     requests = [SimpleNamespace(number=1, weights={"naive": 9})]
     answers: list[Any] = []
@@ -152,20 +163,9 @@ def test_a_splitter_that_does_not_take_a_change_leaves_the_old_weights_in_the_jo
         asked=lambda: requests.pop() if requests else None, answer=lambda request, answer: answers.append(answer)
     )
     trial: Any = SimpleNamespace(
-        envoy=SimpleNamespace(admin=None),
-        context=SimpleNamespace(number=1, facts=SimpleNamespace(start_ns=5), status=Status()),
+        splitter=DeafSplitter(), context=SimpleNamespace(number=1, facts=SimpleNamespace(start_ns=5), status=Status())
     )
-
-    def refuse(admin: Any, weights: Mapping[str, int]) -> dict[str, int]:
-        raise SplitterError("no split answers")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asked_weights, "live_weights", lambda admin: {"eager": 1, "naive": 1})
-        patch.setattr(
-            asked_weights, "shares_after", lambda admin, weights: Shares(weights={"eager": 1, "naive": 9}, shadows={})
-        )
-        patch.setattr(asked_weights, "reweight", refuse)
-        AskedWeights(tmp_path, page, experiment(traffic={"design": "split"})).poll(trial)
+    AskedWeights(tmp_path, page, experiment(traffic={"design": "split"})).poll(trial)
     assert answers == [{"error": "no split answers"}]
     assert [(one.action, one.weights["naive"], one.done_ns) for one in read_weights(tmp_path)] == [
         ("start", 1, None),
