@@ -62,8 +62,10 @@ class RampControl:
         self._step = own[-1].step or 0 if own else 0
         self._last: WeightChange | None = own[-1] if own else None
         self._resumes = bool(own)
+        self._perhaps = _perhaps_in_force(own, nothing_to=self._candidate)
         self._due: WeightChange | None = None  # written down, and not taken by the splitter yet
         self._read_ns = 0
+        self._held = True  # by the last reading
 
     @property
     def share(self) -> float:
@@ -75,21 +77,24 @@ class RampControl:
         splitter = trial.splitter
         if splitter is None or trial.context.facts.start_ns is None:
             return
-        if self._last is None:
-            self._change(trial, "start", f"step 1 of {len(self._limits.steps)}")
-        elif self._resumes:
-            self._resume(trial, splitter, self._last)
-        self._tell(trial, splitter)
         if self._end_ns is not None:
             self._end(trial)
             return
+        if self._last is None:
+            self._change(trial, "start", f"step 1 of {len(self._limits.steps)}")
+        elif self._resumes and not self._resume(trial, splitter, self._last):
+            return
+        self._tell(trial, splitter)
+        assert self._last is not None
+        if self._last.action == "rollback":
+            return  # decided once, whether or not the splitter has taken it
         alarms = self._alarms(trial)
         if len(alarms) > self._limits.failure_limit:
             cause = alarms[self._limits.failure_limit]
             self._act(trial, Decision(action="rollback", why=cause.why), cause_ns=cause.at_ns)
             self._tell(trial, splitter)
             return
-        if self._due is not None or self._moved_by_hand(trial, splitter):
+        if self._due is not None or not self._holds(trial, splitter, self._last):
             return
         look = self._judge.last()
         if look is None or int(look["look"]) == self._looked:
@@ -162,15 +167,21 @@ class RampControl:
         if load is not None:
             self._failed_before, self._finished_before = load.failed, load.finished
 
-    def _resume(self, trial: Steered, splitter: Splitter, last: WeightChange) -> None:
-        """The step of the controller that is gone begins anew, or what it had decided last is done."""
-        if last.done_ns is not None and self._moved_by_hand(trial, splitter):
-            return
+    def _resume(self, trial: Steered, splitter: Splitter, last: WeightChange) -> bool:
+        """Whether the ramp goes on: the step of the controller that is gone begins anew, or what it had decided last is
+        done. Not while the splitter does not answer, nor where somebody else has set the weights meanwhile."""
+        if (read := self._read(trial, splitter)) is None:
+            return False
+        weights, up_s = read
+        if not (_started_since(last, up_s) or any(_gives(weights, perhaps) for perhaps in self._perhaps)):
+            self._yield(trial, weights, since_ns=last.done_ns or last.at_ns + 1)
+            return False
         self._resumes = False
         if last.action == "rollback":
             self._due = last
         else:
             self._change(trial, "resume", f"step {self._step + 1} of {len(self._limits.steps)} begins anew")
+        return True
 
     def _tell(self, trial: Steered, splitter: Splitter) -> None:
         """What is due is done, and the journal says since when. A splitter that does not answer is told again."""
@@ -185,6 +196,7 @@ class RampControl:
             return
         self._due, self._last = None, replace(due, done_ns=now_ns())
         self._read_ns = self._began_ns = now_ns()
+        self._held = True
         append(self._run_dir, self._last)
         share = f"{100.0 * due.weights[self._candidate] / WHOLE:g} % of the traffic to {self._candidate}"
         status.detail = share
@@ -192,32 +204,41 @@ class RampControl:
         if due.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
 
-    def _moved_by_hand(self, trial: Steered, splitter: Splitter) -> bool:
-        """Whether somebody else has set the weights, or nobody can tell.
+    def _holds(self, trial: Steered, splitter: Splitter, last: WeightChange) -> bool:
+        """Whether the splitter still has the weights that it was told, by the last reading.
 
-        What was set is written down, and the ramp leaves it so and ends. Weights that a splitter has forgotten because
-        it started anew are set again.
+        What somebody else has set is written down, and the ramp leaves it so and ends. Weights that a splitter has
+        forgotten because it started anew are set again.
         """
-        last = self._last
-        assert last is not None
-        if now_ns() - self._read_ns < _READ_NS:
-            return False
-        before_ns, self._read_ns = self._read_ns, now_ns()
+        before_ns = self._read_ns
+        if now_ns() - before_ns < _READ_NS:
+            return self._held
+        read = self._read(trial, splitter)
+        self._held = read is not None and _gives(read[0], last.weights)
+        if read is None or self._held:
+            return self._held
+        weights, up_s = read
+        if _started_since(last, up_s):
+            self._change(trial, "again", "the splitter has started anew, with the weights of its configuration")
+        else:
+            self._yield(trial, weights, since_ns=before_ns or last.done_ns or now_ns())
+        return False
+
+    def _read(self, trial: Steered, splitter: Splitter) -> tuple[Mapping[str, int], float] | None:
+        """The weights in force and for how long the splitter has kept what it was told; None where it does not say."""
+        self._read_ns = now_ns()
         try:
-            weights = dict(splitter.weights())
-            up_s = splitter.up_s()
+            return splitter.weights(), splitter.up_s()
         except SplitterError as error:
             trial.context.status.detail = f"the splitter does not answer: {error}"
-            return True
-        if {arm: weights.get(arm, 0) for arm in last.weights} == dict(last.weights):
-            return False
-        if up_s < (now_ns() - (last.done_ns or last.at_ns)) / 1e9:
-            self._change(trial, "again", "the splitter has started anew, with the weights of its configuration")
-            return True
+            return None
+
+    def _yield(self, trial: Steered, weights: Mapping[str, int], *, since_ns: int) -> None:
+        """Somebody else has set the weights, at `since_ns` not yet: the ramp leaves them so and ends."""
         shares = ", ".join(f"{arm}={weight}" for arm, weight in weights.items())
         self._last = WeightChange(
-            at_ns=before_ns or last.done_ns or now_ns(),  # they were not set yet
-            weights=weights,
+            at_ns=since_ns,
+            weights=dict(weights),
             why=f"somebody else set the weights to {shares}",
             action=BY_HAND,
             step=self._step,
@@ -226,7 +247,6 @@ class RampControl:
         append(self._run_dir, self._last)
         self._end_ns = now_ns()
         trial.context.status.note(f"ramp: {self._last.why}; it leaves them so and ends")
-        return True
 
     def _record(self, action: str, why: str, *, cause_ns: int | None = None) -> WeightChange:
         share = 0 if action == "rollback" else round(self.share / 100.0 * WHOLE)
@@ -248,3 +268,24 @@ class RampControl:
             assert self._last is not None
             facts.ended = f"the ramp ended: {self._last.action}, {self._last.why}"
             trial.end_load(now_ns() + END_DELAY_NS)
+
+
+def _gives(weights: Mapping[str, int], change: Mapping[str, int]) -> bool:
+    """Whether a splitter with the weights gives the arms of a change what it says."""
+    return all(weights.get(arm, 0) == weight for arm, weight in change.items())
+
+
+def _started_since(change: WeightChange, up_s: float) -> bool:
+    """Whether a splitter that has been up for so long started after it was told the change."""
+    return up_s < (now_ns() - (change.done_ns or change.at_ns)) / 1e9
+
+
+def _perhaps_in_force(changes: Sequence[WeightChange], *, nothing_to: str) -> list[Mapping[str, int]]:
+    """What a splitter may have after these changes: what it was told last, and what was written down since and perhaps
+    never told. Before the first change the arm `nothing_to` has nothing."""
+    found: list[Mapping[str, int]] = []
+    for change in reversed(changes):
+        found.append(change.weights)
+        if change.done_ns is not None:
+            return found
+    return [*found, {nothing_to: 0}]
