@@ -27,17 +27,16 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from scipy import stats
-from scipy.special import logsumexp
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.settings.gate_limits import RESTART_SPREAD
 from analysis.statistics.compare import Sample
+from analysis.statistics.slow_counts import SortedGroups, slow_counts
 
 FEWEST_GROUPS = 5  # before, nothing is known of how groups resemble each other
 _ENOUGH = 2.0  # requests of both arms beyond a group's quantile, for it to be closed
@@ -54,10 +53,6 @@ _BIN = 1e-3  # in log latency
 # Log ratios at which limits are looked for.
 _STEPS = np.array([0.02, 0.05, 0.1, 0.15, 0.22, 0.3, 0.45, 0.7, 1.0, 1.6])
 _TRIED = np.concatenate((-_STEPS[::-1], [0.0], _STEPS))
-
-
-# Log odds ratios of being slow, where requests are exchanged.
-_ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])
 
 Outcome = Literal["PASS", "FAIL"]
 Exchange = Literal["arms", "requests"]
@@ -103,14 +98,18 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Both samples cut into groups: the log latencies of each, the last block of each, and its trial."""
+    """Both samples cut into groups: the log latencies of each arm, and what of a comparison no ratio changes.
 
-    treatment: Sequence[Floats]
-    control: Sequence[Floats]
+    Of shape (groups,): `last_block` of each group; `lasting`, the variance for each group so far that the sum of mean
+    log latencies has beyond that of independent groups; `whole`, the ratio of the quantiles of all groups so far.
+    """
+
+    treatment: SortedGroups
+    control: SortedGroups
     last_block: Ints
-    trial: Ints
+    lasting: Floats
+    whole: Floats
     q: float
-    restart_spread: float
     exchange: Exchange = "arms"
 
     def __len__(self) -> int:
@@ -119,36 +118,27 @@ class Groups:
     def evidence(self, margin: float) -> Evidence:
         """The evidence after each group against a ratio of 1 + margin; empty where there is no group."""
         if not len(self):
-            empty = np.zeros(0)
-            return Evidence(
-                margin=margin, last_block=self.last_block, harm=empty, safety=empty, payment=empty, whole=empty
-            )
-        anchor = math.log1p(margin)
-        scores = np.zeros((3, len(self)))
-        differences = np.zeros(len(self))
-        by_requests = self.exchange == "requests"
-        score = _exchanged if by_requests else _score
-        for number, (one, two) in enumerate(zip(self.treatment, self.control, strict=True)):
-            differences[number] = one.mean() - two.mean()
-            for row, shift in enumerate((0.0, -_SPAN, _SPAN)):
-                scores[row, number] = score(one - anchor - shift, two, self.q)
-        payment = _payments(scores, differences, self.trial, self.restart_spread, doubt=_DOUBT if by_requests else 0.0)
-        if by_requests:
-            payment = payment * _design_effects(scores[0])
-            tables = [_table(one - anchor, two, self.q) for one, two in zip(self.treatment, self.control, strict=True)]
-            harm, safety = (np.array([_bets(table, sign * _ODDS) for table in tables]).T for sign in (1.0, -1.0))
+            harm = safety = payment = np.zeros(0)
         else:
+            harm, safety, payment = self._bets(math.log1p(margin))
+        return Evidence(
+            margin=margin, last_block=self.last_block, harm=harm, safety=safety, payment=payment, whole=self.whole
+        )
+
+    def _bets(self, ratio: float) -> tuple[Floats, Floats, Floats]:
+        """Logarithms of the evidence of harm and of safety at a log ratio, and what was paid, (groups,) each."""
+        counts = slow_counts(self.treatment, self.control, ratio + np.array([0.0, -_SPAN, _SPAN]), self.q)
+        if self.exchange == "requests":
+            scores = counts.by_request()
+            payment = _payments(scores, self.lasting) * _design_effects(scores[0])
+            harm, safety = counts.at(0).bets()
+        else:
+            scores = counts.by_arm()
+            payment = _payments(scores, self.lasting)
             stakes = _STAKES[:, None] * scores[0]
             lost = np.logaddexp(stakes, -stakes) - math.log(2.0)  # log cosh
             harm, safety = stakes - lost, -stakes - lost
-        return Evidence(
-            margin=margin,
-            last_block=self.last_block,
-            harm=mixed(np.cumsum(harm, axis=1) / payment),
-            safety=mixed(np.cumsum(safety, axis=1) / payment),
-            payment=payment,
-            whole=np.exp(_wholes(self.treatment, self.q) - _wholes(self.control, self.q)),
-        )
+        return mixed(np.cumsum(harm, axis=1) / payment), mixed(np.cumsum(safety, axis=1) / payment), payment
 
     def limits(self, *, alpha: float) -> tuple[Floats, Floats]:
         """The limits of the ratio after each group, (groups,) each: one-sided, at level alpha over all looks together.
@@ -190,28 +180,30 @@ def groups_for(
     """
     numbered = _grouped(treatment, control, q=q, least=blocks)
     if numbered is None:
-        none = np.zeros(0, dtype=np.int64)
+        none = SortedGroups(np.zeros(0), np.zeros(1, dtype=np.int64))
+        empty = np.zeros(0)
         return Groups(
-            treatment=(),
-            control=(),
-            last_block=none,
-            trial=none,
+            treatment=none,
+            control=none,
+            last_block=np.zeros(0, dtype=np.int64),
+            lasting=empty,
+            whole=empty,
             q=q,
-            restart_spread=restart_spread,
             exchange=exchange,
         )
     groups, last_block, trial = numbered
-    above, below = (
+    one, other = (
         _by_group(sample.values, group, len(last_block))
         for sample, group in zip((treatment, control), groups, strict=True)
     )
+    doubt = _DOUBT if exchange == "requests" else 0.0
     return Groups(
-        treatment=above,
-        control=below,
+        treatment=one,
+        control=other,
         last_block=last_block,
-        trial=trial,
+        lasting=_lasting(one.means() - other.means(), trial, restart_spread, doubt=doubt),
+        whole=np.exp(_wholes(one, q) - _wholes(other, q)),
         q=q,
-        restart_spread=restart_spread,
         exchange=exchange,
     )
 
@@ -269,22 +261,23 @@ def _grouped(
     return (own, other), blocks[ends], trial_of_block[ends]
 
 
-def _by_group(values: Floats, group: Ints, groups: int) -> list[Floats]:
+def _by_group(values: Floats, group: Ints, groups: int) -> SortedGroups:
     """The log latencies of each group."""
-    order = np.argsort(group, kind="stable")
-    ends = np.searchsorted(group[order], np.arange(groups + 1))
-    logarithms = np.log(np.maximum(values[order], _SMALLEST_MS))
-    return [logarithms[ends[number] : ends[number + 1]] for number in range(groups)]
+    order = np.lexsort((values, group))
+    starts = np.searchsorted(group[order], np.arange(groups + 1))
+    return SortedGroups(
+        np.log(np.maximum(values[order[starts[0] :]], _SMALLEST_MS)), (starts - starts[0]).astype(np.int64)
+    )
 
 
-def _wholes(by_group: Sequence[Floats], q: float) -> Floats:
+def _wholes(groups: SortedGroups, q: float) -> Floats:
     """The quantile of all log latencies up to each group, to half a bin."""
-    binned = [np.floor(item / _BIN).astype(np.int64) for item in by_group]
-    lowest = min(int(item.min()) for item in binned)
-    counts = np.zeros(max(int(item.max()) for item in binned) - lowest + 1, dtype=np.int64)
+    binned = np.floor(groups.values / _BIN).astype(np.int64)
+    lowest = int(binned.min())
+    counts = np.zeros(int(binned.max()) - lowest + 1, dtype=np.int64)
     found = []
-    for item in binned:
-        counts += np.bincount(item - lowest, minlength=len(counts))
+    for begin, end in pairwise(groups.starts):
+        counts += np.bincount(binned[begin:end] - lowest, minlength=len(counts))
         upto = np.cumsum(counts)
         found.append((lowest + int(np.searchsorted(upto, q * upto[-1])) + 0.5) * _BIN)
     return np.array(found)
@@ -296,43 +289,6 @@ def _is_jammed(pooled: Floats) -> bool:
     return float(pooled[-1]) - middle > max(_JAM, _FAR * float(np.median(np.abs(pooled - middle))))
 
 
-def _score(treatment: Floats, control: Floats, q: float) -> float:
-    """By how much more often the treatment exceeds the quantile of both, in standard errors of independent requests.
-
-    Where one arm has more requests, each counts as much less.
-    """
-    threshold = float(np.quantile(np.concatenate([treatment, control]), q))
-    above, below = int((treatment > threshold).sum()), int((control > threshold).sum())
-    if not above + below:
-        return 0.0
-    half = (len(treatment) + len(control)) / 2.0
-    return (above * half / len(treatment) - below * half / len(control)) / math.sqrt(above + below)
-
-
-def _table(treatment: Floats, control: Floats, q: float) -> tuple[int, int, int, int]:
-    """(the treatment's requests beyond the quantile of both, all beyond it, the treatment's requests, all)."""
-    threshold = float(np.quantile(np.concatenate([treatment, control]), q))
-    above = int((treatment > threshold).sum())
-    return above, above + int((control > threshold).sum()), len(treatment), len(treatment) + len(control)
-
-
-def _exchanged(treatment: Floats, control: Floats, q: float) -> float:
-    """By how many standard deviations the treatment's share of the slow requests exceeds its share of all."""
-    above, slow, own, total = _table(treatment, control, q)
-    mean = slow * own / total
-    variance = mean * (1.0 - own / total) * (total - slow) / max(1, total - 1)
-    return (above - mean) / math.sqrt(variance) if variance > 0 else 0.0
-
-
-def _bets(table: tuple[int, int, int, int], odds: Floats) -> Floats:
-    """The logarithm of the e-value of each log odds ratio: w^k / E[w^k], k hypergeometric."""
-    above, slow, own, total = table
-    counts = np.arange(max(0, slow + own - total), min(slow, own) + 1)
-    chances = stats.hypergeom.logpmf(counts, total, slow, own)
-    expected = logsumexp(chances[None, :] + odds[:, None] * counts[None, :], axis=1)
-    return np.asarray(odds * above - expected)
-
-
 def _design_effects(scores: Floats) -> Floats:
     """After each group: the variance of the scores so far, around their mean, over that of independent requests; at
     least 1."""
@@ -341,36 +297,49 @@ def _design_effects(scores: Floats) -> Floats:
     return np.maximum(1.0, around / np.maximum(1, seen - 1))
 
 
-def _payments(scores: Floats, differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0) -> Floats:
+def _payments(scores: Floats, lasting: Floats) -> Floats:
     """What the logarithm of the evidence is divided by after each group.
 
-    `scores` are those at the margin, and of ratios a span below and above it. Where the means of groups are of few
-    requests, their covariances are mostly luck: only what exceeds `doubt` standard errors is paid for.
+    `scores` are those at a ratio, and of ratios a span below and above it: their slope carries what lasts over from
+    mean log latencies to the quantile.
     """
-    payments = np.full(len(differences), math.inf)
+    seen = np.arange(1, len(lasting) + 1)
+    slope = np.maximum(0.0, np.cumsum(scores[1] - scores[2]) / seen / (2.0 * _SPAN))
+    variance = np.maximum(np.cumsum(scores[0] ** 2) / seen, _LEAST_VARIANCE)
+    payments = 1.0 + slope**2 * lasting / variance + 2.0 * _neighbours(scores[0])
+    return np.where(seen < FEWEST_GROUPS, math.inf, payments)
+
+
+def _neighbours(scores: Floats) -> Floats:
+    """How much neighbouring scores resemble each other after each group, by their correlation less half of its standard
+    error: in a jam the tail may go with one arm for longer than a group, and the mean of all requests does not show
+    it."""
+    seen = np.arange(1, len(scores) + 1)
+    mean = np.cumsum(scores) / seen
+    variance = np.cumsum(scores**2) / seen - mean**2
+    # of products of neighbours: what taking the mean away from each takes from their sum
+    products = np.concatenate(([0.0], np.cumsum(scores[1:] * scores[:-1])))
+    products -= mean * (2.0 * seen * mean - scores[0] - scores) - (seen - 1) * mean**2
+    alike = np.divide(products / seen, variance, out=np.zeros(len(scores)), where=variance > 1e-12)
+    return np.where(variance > 1e-12, np.maximum(0.0, alike + 1.0 / seen - _DOUBT / np.sqrt(seen)), 0.0)
+
+
+def _lasting(differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0) -> Floats:
+    """After each group, the variance that luck which lasts longer than a group adds to the sum of the `differences` of
+    mean log latencies, for each group. 0 for the first few.
+
+    Where the means of groups are of few requests, their covariances are mostly luck: only what exceeds `doubt`
+    standard errors counts.
+    """
+    found = np.zeros(len(differences))
     for seen in range(FEWEST_GROUPS, len(differences) + 1):
-        slope = max(0.0, float((scores[1, :seen] - scores[2, :seen]).mean()) / (2.0 * _SPAN))
-        variance = max(float((scores[0, :seen] ** 2).mean()), _LEAST_VARIANCE)
         rest = differences[:seen] - differences[:seen].mean()
-        lasting = 0.0
         for lag in range(1, min(_LAGS, seen // 3) + 1):
             # what taking the mean away takes from each covariance is given back
             luck = float(rest.var()) * (1.0 / seen - doubt / math.sqrt(seen))
-            lasting += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + luck)
-        lasting += _luck_of_starts(differences[:seen], trial[:seen], restart_spread)
-        payments[seen - 1] = 1.0 + slope**2 * lasting / variance + 2.0 * _neighbours(scores[0, :seen])
-    return payments
-
-
-def _neighbours(scores: Floats) -> float:
-    """How much neighbouring scores resemble each other, by their correlation less half of its standard error: in a jam
-    the tail may go with one arm for longer than a group, and the mean of all requests does not show it."""
-    rest = scores - scores.mean()
-    variance = float(rest.var())
-    if not variance > 0:
-        return 0.0
-    count = len(scores)
-    return max(0.0, float(rest[1:] @ rest[:-1]) / count / variance + 1.0 / count - _DOUBT / math.sqrt(count))
+            found[seen - 1] += 2.0 * max(0.0, float(rest[lag:] @ rest[:-lag]) / seen + luck)
+        found[seen - 1] += _luck_of_starts(differences[:seen], trial[:seen], restart_spread)
+    return found
 
 
 def _luck_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> float:

@@ -1,0 +1,134 @@
+"""How many requests of two arms are slow, group by group, were one arm faster by a factor: counts, scores and bets.
+
+A request is slow that exceeds the quantile of its group, of both arms together. Requests of a group are sorted once;
+then each factor costs a few binary searches, in all groups at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from analysis.arrays import Floats, Ints
+
+# Log odds ratios of being slow.
+_ODDS = np.array([0.15, 0.3, 0.6, 1.0, 1.6, 2.4])
+_CACHED = 1 << 17  # tables of counts that are bet on
+
+
+@dataclass(frozen=True, slots=True)
+class SortedGroups:
+    """The log latencies of one arm, (requests,), sorted within each group; group g lies from `starts[g]` to
+    `starts[g + 1]`."""
+
+    values: Floats
+    starts: Ints
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """The requests of each group, (groups,)."""
+        return np.diff(self.starts)
+
+    def means(self) -> Floats:
+        """The mean log latency of each group, (groups,)."""
+        return np.add.reduceat(self.values, self.starts[:-1]) / self.sizes
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCounts:
+    """The slow requests of the treatment and of the control, (..., groups), and all requests of each, (groups,)."""
+
+    treatment: Ints
+    control: Ints
+    own: Ints
+    other: Ints
+
+    def at(self, place: int) -> SlowCounts:
+        """Those of one of the ratios."""
+        return SlowCounts(self.treatment[place], self.control[place], self.own, self.other)
+
+    def by_arm(self) -> Floats:
+        """By how much more often the treatment is slow, in standard errors of independent requests.
+
+        Where one arm has more requests, each counts as much less. Shape (..., groups).
+        """
+        half = (self.own + self.other) / 2.0
+        excess = self.treatment * half / self.own - self.control * half / self.other
+        return np.asarray(excess / np.sqrt(np.maximum(1, self.treatment + self.control)))
+
+    def by_request(self) -> Floats:
+        """By how many standard deviations the treatment's share of the slow requests exceeds its share of all, were
+        requests exchanged between the arms at random. Shape (..., groups)."""
+        slow, total = self.treatment + self.control, self.own + self.other
+        mean = slow * self.own / total
+        variance = mean * (1.0 - self.own / total) * (total - slow) / np.maximum(1, total - 1)
+        return np.asarray(np.where(variance > 0, (self.treatment - mean) / np.sqrt(np.maximum(variance, 1e-300)), 0.0))
+
+    def bets(self) -> tuple[Floats, Floats]:
+        """Logarithms of the e-values of each group that the treatment is slow more often, and less often, than by
+        exchange, (odds, groups) each. Of counts of shape (groups,)."""
+        columns = (self.treatment, self.treatment + self.control, self.own, self.own + self.other)
+        both = np.array([_bets(*map(int, table)) for table in zip(*columns, strict=True)])
+        return both[:, 0].T, both[:, 1].T
+
+
+def slow_counts(treatment: SortedGroups, control: SortedGroups, ratios: Floats, q: float) -> SlowCounts:
+    """The counts in each group beyond its quantile `q`, the treatment's log latencies less each of the log `ratios`,
+    (ratios,). No group of either arm is empty."""
+    less = ratios[:, None]
+    place = np.floor(q * (treatment.sizes + control.sizes - 1)).astype(np.int64) + 1
+    # The `place` fastest of a group are so many of the treatment, and the rest of the control.
+    low = np.broadcast_to(np.maximum(0, place - control.sizes), (len(ratios), len(treatment)))
+    high = np.broadcast_to(np.minimum(treatment.sizes, place), low.shape)
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        mine = _at(treatment, middle) - less
+        more = open_ & (mine < _at(control, place - middle - 1))
+        low, high = np.where(more, middle + 1, low), np.where(open_ & ~more, middle, high)
+    fast = np.where(low > 0, _at(treatment, low - 1) - less, -math.inf)
+    bound = np.maximum(fast, np.where(low < place, _at(control, place - low - 1), -math.inf))
+    return SlowCounts(
+        treatment=_above(treatment, bound, less=less),
+        control=_above(control, bound),
+        own=treatment.sizes,
+        other=control.sizes,
+    )
+
+
+def _at(groups: SortedGroups, place: Ints) -> Floats:
+    """The value at each place of its group, (..., groups); any other where there is none."""
+    return np.asarray(groups.values[np.clip(groups.starts[:-1] + place, 0, len(groups.values) - 1)])
+
+
+def _above(groups: SortedGroups, bound: Floats, *, less: Floats | float = 0.0) -> Ints:
+    """How many values of each group, less `less`, exceed its bound, (..., groups)."""
+    low = np.zeros(bound.shape, dtype=np.int64)
+    high = np.broadcast_to(groups.sizes, bound.shape)
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        within = open_ & (_at(groups, middle) - less <= bound)
+        low, high = np.where(within, middle + 1, low), np.where(open_ & ~within, middle, high)
+    return np.asarray(groups.sizes - low)
+
+
+@lru_cache(maxsize=_CACHED)
+def _bets(above: int, slow: int, own: int, total: int) -> Floats:
+    """log(w^k / E[w^k]) of each log odds ratio and of its negative, (2, odds).
+
+    k = `above` of `slow` requests are of the treatment, which has `own` of `total`: k is hypergeometric.
+    """
+    counts = np.arange(max(0, slow + own - total), min(slow, own) + 1)
+    chances = _log_choose(own, counts) + _log_choose(total - own, slow - counts) - _log_choose(total, slow)
+    odds = np.array([_ODDS, -_ODDS])
+    return np.asarray(odds * above - logsumexp(chances + odds[..., None] * counts, axis=-1))
+
+
+def _log_choose(count: int, chosen: Ints | int) -> Floats:
+    return np.asarray(gammaln(count + 1) - gammaln(np.asarray(chosen) + 1) - gammaln(count - np.asarray(chosen) + 1))
