@@ -6,6 +6,7 @@ Each check reads the accounts that the load processes kept (generator-N.json); o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -104,17 +105,28 @@ def check_users(account: Account) -> Check:
     counted = number(mapping(account.get("splitter")).get("count")) or 0.0
     passed, cut = (number(account.get(key)) or 0.0 for key in ("passed", "unplaced"))
     missing = max(0.0, counted - passed)
+    unfinished = float(sum(unfinished_requests([account]).values()))
     limit = UNSEEN_SHARE * max(counted, passed)
     return Check(
         check="users' requests",
-        ok=missing + cut <= limit,
-        value=missing + cut,
+        ok=missing + cut + unfinished <= limit,
+        value=missing + cut + unfinished,
         limit=limit,
-        reason=f"Of {max(counted, passed):.0f} requests of users {missing:.0f} are not in the splitter's log and "
-        f"{cut:.0f} were under way when it ended, limit {limit:.0f}.",
+        reason=f"Of {max(counted, passed):.0f} requests of users {missing:.0f} are not in the splitter's log, "
+        f"{cut:.0f} were under way when it ended, and {unfinished:.0f} had no end within traffic.timeout_s, "
+        f"limit {limit:.0f}.",
         affects=(*ESTIMATES, "error"),
         remedy="See whether the disk of the log was full, and why the splitter ended.",
     )
+
+
+def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
+    """How many requests of users had not ended after the longest that a request may last, by arm."""
+    counts: Counter[str] = Counter()
+    for account in accounts:
+        for arm, count in mapping(account.get("unfinished")).items():
+            counts[arm] += int(number(count) or 0)
+    return counts
 
 
 def check_loop_lag(accounts: Sequence[Account], limit_ms: float) -> Check:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from analysis.judging.generators import unfinished_requests
 from analysis.judging.validity import ESTIMATES, Check
 from analysis.records.plain_values import table
 from analysis.records.weight_journal import WeightChange
@@ -19,7 +20,8 @@ OUTCOMES = {"promoted": PASS, "rollback": FAIL}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RampAccount:
-    """`exposed` are the candidate's requests, `hurt` those of them that failed or that a compile held up."""
+    """`exposed` are the candidate's requests, `hurt` those of them that failed, that a compile held up, or that had not
+    ended after the longest that a request may last."""
 
     candidate: str
     limits: RampLimits
@@ -55,8 +57,13 @@ def ramp_of(run: Run) -> RampAccount | None:
     candidate = limits.candidate or next(iter(run.treatments), "")
     own = run.of_arm(candidate) & ~run.requests.broken
     hurt = own & (run.requests.failed | run.attribution.hit)
+    unfinished = unfinished_requests(run.records.generators)[candidate]
     return RampAccount(
-        candidate=candidate, limits=limits, changes=changes, exposed=int(own.sum()), hurt=int(hurt.sum())
+        candidate=candidate,
+        limits=limits,
+        changes=changes,
+        exposed=int(own.sum()) + unfinished,
+        hurt=int(hurt.sum()) + unfinished,
     )
 
 

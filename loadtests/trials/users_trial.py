@@ -72,6 +72,7 @@ class UsersTrial:
             [*_COMMAND, str(context.folder.resolve())],
             log_path=context.logs / "users.log",
             environment=child_environment(),
+            commands=True,
         )
         arms = {replica: arm for arm, replicas in self._observed.arms.items() for replica in replicas.values()}
         self._pulse = Pulse(targets, gone=partial(self._died, arms), token=token)
@@ -87,6 +88,7 @@ class UsersTrial:
             self._steering.poll(self)
             time.sleep(_POLL_S)
         facts.duration_s = (now_ns() - facts.start_ns) / 1e9
+        self._await_ends(self._observer)
         self._end_records()
         facts.complete = True
         context.write_facts()
@@ -125,6 +127,17 @@ class UsersTrial:
             if replicas
         }
         facts.ready = dict.fromkeys(facts.startup, self._observed.since_ns)
+
+    def _await_ends(self, observer: Child) -> None:
+        """What came before the end has ended too, or lasted for as long as a request may."""
+        status = self.context.status
+        observer.command("end")
+        deadline = time.monotonic() + self._observed.timeout_s + _STOP_GRACE_S
+        while observer.poll() is None and time.monotonic() < deadline:
+            self.context.check()
+            status.load = read_load(self.context.folder)
+            status.detail = "what is under way is waited for"
+            time.sleep(_POLL_S)
 
     def _died(self, arms: Mapping[str, str], replica: str) -> None:
         death = {"arm": arms[replica], "replica": replica, "at_ns": now_ns(), "exit_code": None}

@@ -1,5 +1,7 @@
 """Writes down users' requests until it is stopped: `python -m loadtests.users TRIAL_DIR`, which holds observed.json.
 
+A line on stdin ends it in order: what comes from then on is not written down, and what is under way is waited for.
+
 A process of its own, so that neither telemetry nor a look at the run keeps it from its log.
 """
 
@@ -21,17 +23,23 @@ _LAST_S = 1.5  # by then the splitter has written what had ended when the end wa
 
 
 def main() -> int:
-    """Until SIGTERM; the exit code."""
+    """Until SIGTERM, or until all has ended that came before a line on stdin; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.users")
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    asked = threading.Event()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     try:
         observer = Observer(
             options.folder, Observed(**json.loads((options.folder / OBSERVED).read_text(encoding="utf-8")))
         )
-        while not stopped.wait(EVERY_S):
+        ends = False
+        while not stopped.wait(EVERY_S) and not observer.settled(time.time_ns()):
+            if asked.is_set() and not ends:
+                ends = True
+                observer.end(time.time_ns())
             observer.step(time.time_ns())
         observer.step(time.time_ns())
         time.sleep(_LAST_S)
@@ -40,6 +48,11 @@ def main() -> int:
         print(f"users' requests cannot be recorded ({error}): free the disk, then --resume", file=sys.stderr)
         return 1
     return 0
+
+
+def _listen(asked: threading.Event) -> None:
+    if sys.stdin.readline():
+        asked.set()
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ class Observer:
 
     def __init__(self, folder: Path, observed: Observed) -> None:
         self._folder, self._observed = folder, observed
+        self._until_ns: int | None = None  # what comes then or later is not recorded
         self._admin = Admin(*host_port(observed.admin)) if observed.admin else None
         self._tallies = {arm: ArmTally() for arm in observed.arms}
         account = _content(folder / _ACCOUNT)
@@ -94,14 +95,15 @@ class Observer:
                 continue
             if logged.ended and logged.start_ns + logged.end_ns >= self._observed.since_ns:
                 self._counts.passed += logged.arm in self._observed.arms
-            if logged.start_ns < self._observed.since_ns:
+            if logged.start_ns < self._observed.since_ns or self._is_too_late(logged):
                 continue
             if not logged.ended:
                 if logged.inference:
                     self._counts.started += 1
-                    self._under_way.begun(logged.start_ns, logged.connection)
+                    arm = "" if logged.pinned else logged.arm
+                    self._under_way.begun(logged.start_ns, logged.connection, arm)
                 continue
-            self._under_way.ended(logged.start_ns, logged.connection)
+            self._under_way.ended(logged.start_ns, logged.connection, logged.arm)
             if (record := self._record(logged, request_id(line.log, line.offset))) is not None:
                 self._tallies[logged.arm].add(record)
                 if (line.log, line.offset) > self._recorded:
@@ -111,11 +113,22 @@ class Observer:
         self._write(now_ns, complete=complete)
         self._log.rotate()
 
+    def end(self, at_ns: int) -> None:
+        """What comes at the instant or later is not recorded any more."""
+        self._until_ns = at_ns
+
+    def settled(self, now_ns: int) -> bool:
+        """Whether all that came before the end has ended, or lasted for too long."""
+        return self._until_ns is not None and self._under_way.settled_ns(now_ns) >= self._until_ns
+
     def close(self, now_ns: int) -> None:
         """The records are complete, as far as the log is."""
         self.step(now_ns, complete=True)
         self._writer.close()
         self._log.close()
+
+    def _is_too_late(self, logged: LoggedRequest) -> bool:
+        return self._until_ns is not None and logged.start_ns >= self._until_ns
 
     def _record(self, logged: LoggedRequest, identity: str) -> RequestRecord | None:
         counts = self._counts
@@ -161,6 +174,7 @@ class Observer:
 
     def _write(self, now_ns: int, *, complete: bool) -> None:
         counts = self._counts
+        late_ns = now_ns - int(self._observed.timeout_s * 1e9)
         account = {
             "worker": 0,
             "planned": None,
@@ -168,6 +182,8 @@ class Observer:
             "records": {"written": counts.finished, "dropped": 0, "waiting_bytes": 0},
             "start_ns": self._observed.since_ns,
             "settled_ns": self._under_way.settled_ns(now_ns),
+            # what has lasted for too long to be waited for, and may be hurt
+            "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self._observed.arms},
             "clock": {"same": True},
             "log": self._begun,
             "splitter": None if self._source is None else {**asdict(self._source), "count": self._source.count},
@@ -183,7 +199,10 @@ class Observer:
             "finished": counts.finished,
             "failed": counts.failed,
             "t_s": round((now_ns - self._observed.since_ns) / 1e9, 3),
-            "arms": {arm: tally.summary(since_ns) for arm, tally in self._tallies.items()},
+            "arms": {
+                arm: {**tally.summary(since_ns), "inflight": self._under_way.at(arm)}
+                for arm, tally in self._tallies.items()
+            },
             "overall": {arm: tally.summary(0) for arm, tally in self._tallies.items()},
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
         }

@@ -113,6 +113,19 @@ def test_a_naive_candidate_is_taken_back_and_the_users_stay(tmp_path: Path) -> N
         assert {answer.status for answer in house.answers} == {"OK"}, "no stream was dropped"
 
 
+def test_requests_that_still_wait_for_the_compile_when_the_ramp_ends_are_hurt(tmp_path: Path) -> None:
+    compiles_long = {"compiled-naive": ("--stall-s", "14")}
+    with UsersHouse(tmp_path, arms=("eager", "compiled-naive"), flags=compiles_long) as house:
+        code, _ = ended(started(house))
+        summary = json.loads((run_dir(house) / "summary.json").read_text())
+        assert (code, summary["ramp"]["outcome"]) == (99, "rollback")
+        assert summary["ramp"]["rollback_s"] < 2.0
+        assert 0 < summary["ramp"]["hurt"] <= summary["ramp"]["exposed"]
+        (account,) = [json.loads(path.read_text()) for path in run_dir(house).glob("trial-01/generator-0.json")]
+        assert account["complete"]
+        assert account["started"] == account["finished"]
+
+
 def test_a_candidate_that_dies_is_taken_back_at_once(house: UsersHouse) -> None:
     ramp = started(house)
     wait_for_action(house, "start")

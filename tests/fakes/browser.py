@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -86,6 +87,11 @@ class Browser:
             self._process.wait()
         self._reader.join(timeout=5)
         os.close(self._to)
+
+    def kill(self) -> None:
+        """It is gone at once, with all of its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
         """A page in a window of its own, which has loaded."""

@@ -19,9 +19,9 @@ SINCE = 1_800_000_000 * S
 PATH = "/tailgate.v1.Inference/Generate"
 
 
-def begun(at_s: float, connection: int = 1) -> dict[str, Any]:
+def begun(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
     start = SINCE + int(at_s * S)
-    return {
+    row = {
         "event": "DownstreamStart",
         "connection": connection,
         "start_s": f"{start // S}.{start % S:09d}",
@@ -30,6 +30,7 @@ def begun(at_s: float, connection: int = 1) -> dict[str, Any]:
         "copy": "0",
         "arm": None,
     }
+    return row | changes
 
 
 def ended(at_s: float, connection: int = 1, **changes: Any) -> dict[str, Any]:
@@ -101,6 +102,33 @@ def test_what_is_under_way_holds_back_what_may_be_judged(house: House) -> None:
     house.write(begun(1), begun(2, connection=2), ended(2, connection=2))
     house.observer().step(SINCE + 50 * S)
     assert house.account()["settled_ns"] == SINCE + S
+
+
+def test_after_the_end_what_came_before_is_waited_for_and_nothing_else_is_written_down(house: House) -> None:
+    house.write(begun(1, arm="compiled"), begun(2, arm="compiled"), ended(1))
+    observer = house.observer()
+    observer.step(SINCE + 5 * S)
+    assert not observer.settled(SINCE + 50 * S), "nobody asked for the end"
+    observer.end(SINCE + 5 * S)
+    house.write(begun(6), ended(6))
+    observer.step(SINCE + 50 * S)
+    assert not observer.settled(SINCE + 50 * S)
+    house.write(ended(2, arm="compiled", host="127.0.0.1:2", end_ns=40 * S))
+    observer.step(SINCE + 51 * S)
+    assert observer.settled(SINCE + 51 * S)
+    observer.close(SINCE + 51 * S)
+    assert [row["end_ns"] - SINCE for row in house.rows()] == [S + 100 * MS, 42 * S]
+    assert house.account()["unfinished"] == {"eager": 0, "compiled": 0}
+
+
+def test_what_lasts_for_too_long_is_counted_at_its_arm(house: House) -> None:
+    house.write(begun(1, arm="compiled"), begun(1, arm="compiled", pinned="compiled"), begun(4, arm="eager"))
+    observer = house.observer()
+    observer.end(SINCE + 5 * S)
+    observer.step(SINCE + 62 * S)
+    assert not observer.settled(SINCE + 62 * S), "one has two seconds left"
+    assert house.account()["unfinished"] == {"eager": 0, "compiled": 1}
+    assert observer.settled(SINCE + 68 * S)
 
 
 def test_pinned_foreign_and_earlier_requests_are_counted_and_not_compared(house: House) -> None:
