@@ -15,7 +15,8 @@ from loadtests.commands.command_line import CommandParser
 from loadtests.commands.provider import add_arguments as provider_arguments
 from loadtests.commands.ramp import add_arguments as ramp_arguments
 from loadtests.commands.run import add_arguments
-from loadtests.experiments.reading import load
+from loadtests.experiments.reading import from_table, load, load_table
+from loadtests.experiments.users import of_users
 from loadtests.provider.server import HEALTH
 from loadtests.trials.ramp import ramped
 
@@ -107,6 +108,17 @@ def test_the_ramps_job_ramps_an_experiment_that_tailgate_reads(tmp_path: Path) -
     volumes = {item["name"]: item for item in pod["volumes"]}
     assert volumes["experiment"]["configMap"]["name"] == known["ConfigMap"]["metadata"]["name"]
     assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == known["PersistentVolumeClaim"]["metadata"]["name"]
+
+
+def test_the_ramps_experiment_also_ramps_users_traffic_where_their_splitter_runs(tmp_path: Path) -> None:
+    (known,) = (item for name, item in DOCUMENTS if name == "ramp/job.yaml: ConfigMap tailgate-ramp")
+    (tmp_path / "ramp.toml").write_text(known["data"]["ramp.toml"])
+    settings = ["ramp.load=none", "users.admin=127.0.0.1:9901"]
+    table = load_table(str(tmp_path / "ramp.toml"), settings=settings, needs_traffic=False)
+    experiment = ramped(from_table(of_users(table)))
+    experiment.users.check()
+    assert (experiment.ramp.load, experiment.traffic.arrivals) == ("none", "users")
+    assert [arm.name for arm in experiment.arms] == ["eager", "compiled-bucketed"]
 
 
 def test_the_provider_answers_from_the_ramps_volume_to_who_has_its_token() -> None:
