@@ -104,21 +104,14 @@ class Trial:
         """What it took, once it has ended."""
         start_ns = int(self._answer(_COME_UP_S)["start_ns"])
         before = thread_seconds(self.master.pid)
-        _sleep_until(start_ns + 1_000_000_000)
-        from_s, used, used_there = time.monotonic(), thread_seconds(self.master.pid), self.load.cpu_s()
-        _sleep_until(start_ns + self._seconds * 1_000_000_000)
-        took_s = time.monotonic() - from_s
-        shares = {name: (seconds - used[name]) / took_s for name, seconds in thread_seconds(self.master.pid).items()}
         row: Row = {
             "workers": self._workers,
             "rate": self._rate,
-            "master_core": sum(shares.values()) - shares["waiting"],
-            **{f"{name}_core": share for name, share in shares.items()},
-            "workers_core": (self.load.cpu_s() - used_there) / took_s,
             "prepare_cpu_s": sum(before.values()) - before["waiting"],
             "master_mib": memory_mib(self.master.pid),
+            **(self._window(start_ns) if self._seconds > 1 else {}),
+            **self._answer(self._seconds + _END_S),
         }
-        row |= self._answer(self._seconds + _END_S)
         row["behind_s"] = row.pop("last_ack_after_s") - self._seconds
         self.load.finish(30.0)
         self.master.finish(30.0)
@@ -130,6 +123,20 @@ class Trial:
         if not row["unacknowledged_rows"] and row["rows_in_the_run"] != row["rows"]:
             row["failed"] = f"{row['rows']} records were acknowledged and {row['rows_in_the_run']} are there"
         return row
+
+    def _window(self, start_ns: int) -> Row:
+        """The use of cores in the window, as shares of one, and the master's memory at its end."""
+        _sleep_until(start_ns + 1_000_000_000)
+        from_s, used, used_there = time.monotonic(), thread_seconds(self.master.pid), self.load.cpu_s()
+        _sleep_until(start_ns + self._seconds * 1_000_000_000)
+        took_s = time.monotonic() - from_s
+        shares = {name: (until - used[name]) / took_s for name, until in thread_seconds(self.master.pid).items()}
+        return {
+            "master_core": sum(shares.values()) - shares["waiting"],
+            **{f"{name}_core": share for name, share in shares.items()},
+            "workers_core": (self.load.cpu_s() - used_there) / took_s,
+            "master_mib": memory_mib(self.master.pid),
+        }
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
