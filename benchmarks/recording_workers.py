@@ -118,9 +118,9 @@ class PacedGenerator:
                     self._recorder.file.offer(memoryview(rest.serialize()), rest.num_rows)
                     made = due
                 second += 1
-                self._log.started = self._log.finished = made
-                self._log.settled_ns = now_ns()
                 self._sample()
+                self._log.started = self._log.finished = made  # all of them, of which the sample was counted
+                self._log.settled_ns = now_ns()
                 self._log.refresh()
         return True
 
@@ -134,7 +134,8 @@ class PacedGenerator:
                 arm=arm, status="OK", scheduled_ns=at_ns - int(e2e_ms * 1e6), output_tokens=16, end_ns=at_ns,
                 first_token_ns=at_ns - int(e2e_ms * 9e5),
             )  # fmt: skip
-            self._log._arms[arm].add(record)  # type: ignore[arg-type]  # counts are kept above
+            self._log.begun(arm)
+            self._log.ended(record, arm)  # type: ignore[arg-type]  # the part of it that is counted
         self._sampled += _SAMPLED
         self._counts.flush()
 

@@ -46,7 +46,7 @@ def test_every_record_of_two_workers_is_acknowledged_and_in_the_run(tmp_path: Pa
     # Each of two workers records 500 a second: a whole batch of 256, and the rest once a second.
     assert row["batches"] == 8
     assert (row["exit_code"], row["lost"], row["clock_beyond_bound"]) == (0, 0, 0)
-    assert 0 < row["round_trip_ms"]["p50"] < row["ack_ms"]["max"] * 100
+    assert min(row["round_trip_ms"]["p50"], row["ack_ms"]["p50"], row["master_core"]) > 0
     record = sum(field.type.bit_width // 8 for field in REQUESTS if pa.types.is_integer(field.type))
     assert row["bytes_per_record"] > record + 3 * 8
     assert row["share_bytes"] > 40 * 8
