@@ -158,8 +158,9 @@ class UsersTrial:
         take_all(
             lambda: self._pulse.stop() if self._pulse is not None else None,
             lambda: self._observer.stop(_STOP_GRACE_S) if self._observer is not None else None,
-            lambda: self.collector.settle(timeout_s=2.0),
+            # First the counts, then what they count: traffic goes on, and more may be recorded than was counted.
             self._last_words,
+            lambda: self.collector.settle(timeout_s=2.0),
             self.collector.stop,
         )
 
@@ -177,7 +178,9 @@ class UsersTrial:
 
 
 def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """What was counted from one snapshot to the other. A process that has started anew counts from nothing."""
+    """What was counted from one snapshot to the other. A process that has started anew counts from nothing. What is in
+    flight is no count, but how many are now."""
+    before = {name: count for name, count in before.items() if name != "in_flight"}
     anew = any(now.get(name, 0) < count for name, count in before.items())
     return {name: count - (0 if anew else before.get(name, 0)) for name, count in now.items()}
 
