@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,16 @@ from loadtests.trials.errors import RunError
 from loadtests.trials.processes import Child, child_environment
 from loadtests.trials.progress import Load, ReplicaState, read_load
 from loadtests.trials.pulse import Pulse
-from loadtests.trials.snapshots import start_up
+from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.splitters import Splitter
 from loadtests.trials.steering import Steering
 from loadtests.trials.telemetry import Collector
 from loadtests.trials.trial import take_all
 from loadtests.users.observed import OBSERVED, Observed
 from servers.clock import now_ns
+from servers.config import ArmConfig
+from servers.fields import ConfigError
+from servers.rpc.telemetry_pb2 import SnapshotResponse
 
 _COMMAND = (sys.executable, "-P", "-m", "loadtests.users")
 _POLL_S = 0.1
@@ -127,6 +131,20 @@ class UsersTrial:
             if replicas
         }
         facts.ready = dict.fromkeys(facts.startup, self._observed.since_ns)
+        self._compare(snapshots)
+
+    def _compare(self, snapshots: Mapping[str, SnapshotResponse]) -> None:
+        """The arms are what their replicas say that they are, and not what the experiment would have started; and they
+        differ in no more than they may. Otherwise ConfigError."""
+        first = {arm: next(iter(replicas.values())) for arm, replicas in self._observed.arms.items() if replicas}
+        for row in self.context.facts.arms:
+            if (replica := first.get(row["name"])) is not None:
+                row["config"] = json.loads(snapshots[replica].config_json)
+                with suppress(ConfigError):  # a server of another version may have settings that are not known here
+                    row["length_ladder"] = list(ArmConfig.from_dict(row["config"]).length_ladder)
+        control = first.get(self.context.experiment.control.name)
+        if control is not None and not self.context.experiment.compare_models:
+            check_alike(snapshots, snapshots[control])
 
     def _await_ends(self, observer: Child) -> None:
         """What came before the end has ended too, or lasted for as long as a request may."""

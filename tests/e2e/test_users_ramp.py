@@ -140,6 +140,17 @@ def test_a_candidate_that_dies_is_taken_back_at_once(house: UsersHouse) -> None:
     assert (last["done_ns"] - died_ns) / 1e9 < 2.5
 
 
+def test_replicas_that_differ_in_more_than_their_policy_are_not_compared(tmp_path: Path) -> None:
+    flags = {"compiled-padded": ("--dtype", "compiled-padded-0=float16")}
+    with UsersHouse(tmp_path, flags=flags) as house:
+        code, line = ended(started(house))
+        assert code == 1
+        assert "compiled-padded-0 runs with dtype float16 but the control with float32" in line["error"]
+        assert house.weights()["compiled-padded"] == 0
+    (trial,) = [json.loads(path.read_text()) for path in run_dir(house).glob("trial-01/trial.json")]
+    assert [arm["config"]["name"] for arm in trial["arms"]] == ["eager", "compiled-padded"]
+
+
 def test_a_killed_controller_leaves_the_weights_and_the_next_one_goes_on(house: UsersHouse) -> None:
     ramp = started(house)
     wait_for_action(house, "start")
