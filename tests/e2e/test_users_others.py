@@ -1,0 +1,115 @@
+"""Somebody else moves the weights of users' traffic, asks `tailgate provider` before each step, and takes them back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from analysis.records.weight_journal import BY_OTHERS, read_weights
+from servers.address import host_port
+from tests.e2e.test_users_ramp import LOOSE, ended, run_dir
+from tests.fakes.controllers import asked
+from tests.fakes.users_house import ROOT, UsersHouse
+
+
+@contextmanager
+def judged(house: UsersHouse) -> Iterator[subprocess.Popen[str]]:
+    """A run that only looks on."""
+    settings = ["--set", "users.moved_by=others", "--set", f"ramp.candidate={house.arms[1]}"]
+    settings += ["--set", "traffic.block_s=1", "--at-most", "5m", *LOOSE]
+    run = house.ramp("demo", "--admin", f"127.0.0.1:{house.ports['admin']}", "--out", "out", *settings)
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+class Provider:
+    """`tailgate provider` beside the run, and the answers to who asks it as a controller does."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "loadtests.commands.main", "provider", str(folder), "--listen", "127.0.0.1:0"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        self._port = host_port(json.loads(self._process.stdout.readline())["url"].removeprefix("http://"))[1]
+
+    def __enter__(self) -> Provider:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def answer(self, question: str) -> dict[str, Any]:
+        status, body = asked(self._port, "GET", f"/v1/judgement?for={question}&window=20s")
+        assert status == 200, body
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def wait_for(self, question: str, verdict: str, *, timeout_s: float) -> dict[str, Any]:
+        """The first answer with the verdict."""
+        deadline = time.monotonic() + timeout_s
+        while (answer := self.answer(question))["verdict"] != verdict:
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.1)
+        return answer
+
+
+def give(house: UsersHouse, share: int) -> None:
+    """The candidate has `share` percent from now on, as its controller wants."""
+    weights = f"{house.arms[0]}={100 - share},{house.arms[1]}={share}"
+    done = house.command("split", "--admin", f"127.0.0.1:{house.ports['admin']}", "--set-weights", weights)
+    assert done.returncode == 0, done.stderr
+
+
+def wait_for_run(house: UsersHouse) -> None:
+    deadline = time.monotonic() + 30
+    while not list((house.folder / "out").glob("*-demo/weights.jsonl")):
+        assert time.monotonic() < deadline, (house.folder / "ramp.log").read_text()
+        time.sleep(0.1)
+
+
+def test_steps_that_the_provider_allows_reach_all_users(tmp_path: Path) -> None:
+    with UsersHouse(tmp_path) as house, judged(house) as run:
+        wait_for_run(house)
+        with Provider(tmp_path / "out") as provider:
+            assert provider.answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has nobody yet"
+            give(house, 30)
+            provider.wait_for("step", "PASS", timeout_s=100)
+            give(house, 50)
+            provider.wait_for("promotion", "PASS", timeout_s=200)
+            give(house, 100)
+            time.sleep(2.0)
+            assert provider.answer("step")["verdict"] != "FAIL"
+            run.send_signal(signal.SIGINT)
+            _, line = ended(run, timeout_s=90)
+        journal = read_weights(run_dir(house))
+        assert [change.weights["compiled-padded"] for change in journal] == [0, 30, 50, 100]
+        assert {change.action for change in journal} == {BY_OTHERS}
+        assert house.weights() == {"eager": 0, "compiled-padded": 100}, "what others set stays"
+        assert (run_dir(house) / "report.html").exists(), line
+        assert {answer.status for answer in house.answers} == {"OK"}
+
+
+def test_a_candidate_that_dies_is_told_within_seconds(tmp_path: Path) -> None:
+    with UsersHouse(tmp_path) as house, judged(house):
+        wait_for_run(house)
+        with Provider(tmp_path / "out") as provider:
+            give(house, 30)
+            time.sleep(3.0)
+            house.kill("compiled-padded")
+            died = time.monotonic()
+            answer = provider.wait_for("promotion", "FAIL", timeout_s=20)
+            assert time.monotonic() - died < 5.0
+            assert answer["reasons"] == ["compiled-padded-0 died"]
+            assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
