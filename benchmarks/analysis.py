@@ -80,9 +80,9 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
     }
     (folder / "trial.json").write_text(json.dumps(trial))
     rng = np.random.default_rng(seed)
-    due = np.sort(rng.uniform(0.0, seconds, pairs))
+    counts = rng.multinomial(pairs, np.full(seconds, 1.0 / seconds))
     level = np.repeat(np.exp(0.1 * rng.standard_normal(seconds // 30)), 30)
-    edges = np.searchsorted(due, np.arange(seconds + 1))
+    first = 0
     path = folder / "requests-0.arrow"
     sums = SumsWriter(path)
     with path.open("wb") as file:
@@ -92,11 +92,12 @@ def write_run(directory: Path, *, requests: int, tokens: int, seed: int, seconds
             sums.add(memoryview(piece), rows)
 
         write(REQUESTS.serialize(), 0)
-        for second in range(seconds):
-            first, last = int(edges[second]), int(edges[second + 1])
-            if first < last:
-                batch = _batch(first, due[first:last], float(level[second]), tokens, rng)
+        for second, count in enumerate(counts.tolist()):
+            if count:
+                due = second + np.sort(rng.random(count))
+                batch = _batch(first, due, float(level[second]), tokens, rng)
                 write(batch.serialize(), batch.num_rows)
+                first += count
         write(END_OF_STREAM, 0)
     sums.close()
     return path.stat().st_size

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Ints
+from analysis.records import scratch
 from analysis.records.columns import as_one, filled, parts
 from analysis.records.tables import THREADS
 
@@ -22,18 +24,24 @@ _FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
 def alike(prints: npt.NDArray[np.uint64]) -> Ints:
     """The rows whose fingerprint another row has too, rising."""
     # Half of each is sorted, in half the time: few have it in common with others by chance.
-    heads = (prints >> np.uint64(32)).astype(np.uint32)
+    heads = np.empty(len(prints), dtype=np.uint32)
+    for part in parts(len(prints)):
+        heads[part] = prints[part] >> np.uint64(32)
     heads.sort()
     twice = heads[1:][heads[1:] == heads[:-1]]
-    suspect = np.zeros(1 << _SUSPECT_BITS, dtype=np.bool_)
-    suspect[twice >> np.uint32(32 - _SUSPECT_BITS)] = True
-    rows = np.flatnonzero(suspect[prints >> np.uint64(64 - _SUSPECT_BITS)]) if twice.size else np.zeros(0, np.int64)
+    del heads
+    # So many bits that few of a long column stand under a mark by chance.
+    bits = min(32, max(_FEWEST_BITS, len(prints).bit_length()))
+    suspect = np.zeros(1 << bits, dtype=np.bool_)
+    suspect[twice >> np.uint32(32 - bits)] = True
+    found = [part.start + np.flatnonzero(suspect[prints[part] >> np.uint64(64 - bits)]) for part in parts(len(prints))]
+    rows = np.concatenate([np.zeros(0, np.int64), *(found if twice.size else [])])
     _, place, counts = np.unique(prints[rows], return_inverse=True, return_counts=True)
     return np.asarray(rows[counts[place] > 1])
 
 
 _LONGEST_PRINTED = 64
-_SUSPECT_BITS = 20  # a table that fits a processor's cache
+_FEWEST_BITS = 20  # a table that fits a processor's cache
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _LOW_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 
@@ -43,11 +51,20 @@ def fingerprints(column: pa.ChunkedArray) -> npt.NDArray[np.uint64] | None:
 
     None where a text is longer than 64 bytes. To sort these takes a tenth of the time that a table of the texts does.
     """
-    longest = pc.max(pc.binary_length(column)).as_py() or 0
+    longest = _longest(column)
     if longest > _LONGEST_PRINTED:
         return None
-    prints = _in_threads(partial(_prints, longest=longest), pieces(column))
-    return np.concatenate([np.zeros(0, dtype=np.uint64), *prints])
+    prints = scratch.empty(len(column), np.uint64)
+    done = 0
+    for own in _in_threads(partial(_prints, longest=longest), pieces(column)):
+        prints[done : done + len(own)] = own
+        done += len(own)
+    return prints
+
+
+def _longest(column: pa.ChunkedArray) -> int:
+    """The bytes of the longest text, 0 of none."""
+    return max((pc.max(pc.binary_length(piece)).as_py() or 0 for piece in pieces(column)), default=0)
 
 
 def _prints(texts: pa.Array, longest: int) -> npt.NDArray[np.uint64]:
@@ -70,8 +87,14 @@ def _prints(texts: pa.Array, longest: int) -> npt.NDArray[np.uint64]:
 def integers(column: Any, missing: int) -> Any:
     """Whole numbers of 32 or 64 bits, as wide as the column's at least, with `missing` for null. May be read-only."""
     values = filled(as_one(column), missing)
-    # Sums and products of counts do not fit in less.
-    return values if values.itemsize >= 4 else values.astype(np.int32)
+    if values.itemsize >= 4:
+        return values
+    # Sums and products of counts do not fit in less; one value for all rows takes no memory.
+    if len(values) > 1 and values[0] == values[-1] and (values == values[0]).all():
+        return np.broadcast_to(np.int32(values[0]), len(values))
+    wide = scratch.empty(len(values), np.int32)
+    wide[:] = values
+    return wide
 
 
 def moments(column: Any) -> Ints:
@@ -87,7 +110,11 @@ def codes(column: Any) -> tuple[Codes, tuple[str, ...]]:
     order = sorted(range(len(names)), key=names.__getitem__)
     rank = np.full(len(names) + 1, -1, dtype=np.int16 if len(names) < _FEW_NAMES else np.int32)
     rank[order] = np.arange(len(names))
-    return rank[integers(encoded.indices, -1)], tuple(names[index] for index in order)
+    places = filled(encoded.indices, -1)
+    number = scratch.empty(len(places), rank.dtype)
+    for part in parts(len(places)):
+        number[part] = rank[places[part]]
+    return number, tuple(names[index] for index in order)
 
 
 def groups(column: pa.ChunkedArray) -> Codes:
@@ -95,36 +122,56 @@ def groups(column: pa.ChunkedArray) -> Codes:
 
     Chunk by chunk, since copies lie near each other; the texts that several chunks hold are then given one number.
     """
-    number_of = np.full(len(column), -1, dtype=np.int32)
-    texts = []
+    number_of: Codes = scratch.full(len(column), -1, np.int32)
+    prints: list[npt.NDArray[np.uint64] | None] = []
     done = count = 0
-    for encoded in _in_threads(lambda piece: piece.dictionary_encode(), pieces(column)):
-        own: Codes = integers(encoded.indices, -1)
+    longest = _longest(column)
+    for encoded, own_prints in _in_threads(partial(_encoded, longest=longest), pieces(column)):
+        own: Codes = filled(encoded.indices, -1)
         np.add(own, count, out=number_of[done : done + len(own)], where=own >= 0)
-        texts.append(encoded.dictionary)
+        prints.append(own_prints)
         done += len(own)
         count += len(encoded.dictionary)
-    if len(texts) < 2:
+    if len(prints) < 2:
         return number_of
-    names = pa.chunked_array(texts)
-    prints = fingerprints(names)
-    places = None if prints is None else alike(prints)
+    known = [own for own in prints if own is not None]
+    places = alike(np.concatenate(known)) if len(known) == len(prints) else None
+    del prints, known
     if places is None or places.size > count // 8:
         whole: Codes = integers(as_one(column).dictionary_encode().indices, -1)
         return whole
     if not places.size:
         return number_of
+    suspect = np.zeros(count + 1, dtype=np.bool_)  # the last place is that of null
+    suspect[places] = True
+    rows = np.concatenate([part.start + np.flatnonzero(suspect[number_of[part]]) for part in parts(len(number_of))])
     first: dict[str, int] = {}
     number = np.arange(count, dtype=np.int32)
-    for place, name in zip(places.tolist(), names.take(pa.array(places)).to_pylist(), strict=True):
+    for place, name in zip(number_of[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
         number[place] = first.setdefault(name, place)
-    return np.where(number_of < 0, -1, number[number_of])
+    for part in parts(len(number_of)):
+        own = number_of[part]
+        number_of[part] = np.where(own < 0, -1, number[own])
+    return number_of
 
 
-def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """What `function` makes of each of the items, in their order; it spends its time outside of Python."""
+def _encoded(texts: pa.Array, longest: int) -> tuple[Any, npt.NDArray[np.uint64] | None]:
+    """The texts with each distinct one once, and the fingerprints of those."""
+    encoded = texts.dictionary_encode()
+    return encoded, None if longest > _LONGEST_PRINTED else _prints(encoded.dictionary, longest)
+
+
+def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """What `function` makes of each of the items, in their order and a few ahead; it spends its time outside of
+    Python."""
+    waiting: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(function, items))
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def pieces(column: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools
+from analysis.records import scratch
+from analysis.records.scratch import Growing
 
 _AT_ONCE = 1 << 16
 _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 8)}  # by width
@@ -56,26 +58,52 @@ def as_one(column: Any) -> Any:
 def filled(array: Any, missing: int) -> npt.NDArray[Any]:
     """The numbers with `missing` for null; without a copy, and read-only, where there is no null."""
     # fill_null copies also where there is nothing to fill.
-    values: npt.NDArray[Any] = (pc.fill_null(array, missing) if array.null_count else array).to_numpy(
-        zero_copy_only=False
-    )
+    if not array.null_count:
+        values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return values
+    values = scratch.empty(len(array), array.type.to_pandas_dtype())
+    for part in parts(len(array)):
+        values[part] = pc.fill_null(array[part], missing).to_numpy(zero_copy_only=False)
     return values
 
 
+def taken(column: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The entries of the column at `rows`; where one value stands for all, it takes no memory here either."""
+    if column.strides == (0,) and rows.dtype != np.bool_:
+        return np.broadcast_to(column[:1], len(rows)) if len(column) else column
+    return column[rows]
+
+
 class _Pieces:
+    """Values of any length, in pieces; once they are many bytes, in a file."""
+
     def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
+        self._schema = pa.schema([("", kind)])
         self._chunks: list[pa.Array] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def append(self, column: pa.ChunkedArray) -> None:
         self._chunks += column.chunks
+        self._bytes += column.nbytes
+        if self._writer is None and self._bytes > scratch.LARGEST_IN_MEMORY:
+            self._file = scratch.nameless()
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+        if self._writer is not None:
+            for chunk in self._chunks:
+                self._writer.write_batch(pa.record_batch([chunk], schema=self._schema))
+            self._chunks = []
 
     def whole(self) -> pa.ChunkedArray:
-        return pa.chunked_array(self._chunks, self._kind)
+        if self._file is None or self._writer is None:
+            return pa.chunked_array(self._chunks, self._schema.field(0).type)
+        self._writer.close()
+        return pa.ipc.open_stream(pa.py_buffer(scratch.mapped(self._file))).read_all().column(0)
 
 
 class _Numbers:
-    """Numbers, or the codes of names, in one array with room to spare: what is not written to takes no memory."""
+    """Numbers, or the codes of names, in one array with room to spare."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._codes = pa.types.is_dictionary(kind)
@@ -83,8 +111,8 @@ class _Numbers:
         self._name_kind = kind.value_type if self._codes else None
         self._widest = np.dtype((kind.index_type if self._codes else kind).to_pandas_dtype())
         self._rows = 0
-        self._values: npt.NDArray[Any] = np.empty(0, dtype=np.int8)
-        self._valid: Bools | None = None  # None: every row so far
+        self._numbers = Growing(np.int8)
+        self._valid: Growing | None = None  # None: every row so far
 
     def append(self, column: pa.ChunkedArray) -> None:
         begin, end = self._rows, self._rows + len(column)
@@ -95,38 +123,35 @@ class _Numbers:
             if codes != list(range(len(codes))):
                 own = np.array(codes, dtype=own.dtype)[own]
         wide = self._wide_enough(own)
-        if end > len(self._values):
-            self._values = _with_room(self._values, max(end, 2 * begin), begin, wide)
-        elif wide != self._values.dtype:
-            self._values = _with_room(self._values, len(self._values), begin, wide)
+        if wide != self._numbers.values.dtype:
+            narrow, self._numbers = self._numbers, Growing(wide)
+            self._numbers.reach(len(narrow.values))
+            self._numbers.values[:begin] = narrow.values[:begin]
+        self._numbers.reach(end)
+        self._numbers.values[begin:end] = own
         if column.null_count and self._valid is None:
-            self._valid = np.ones(len(self._values), dtype=np.bool_)
+            self._valid = Growing(np.bool_)
+            self._valid.reach(len(self._numbers.values))
+            self._valid.values[:begin] = True
         if self._valid is not None:
-            if end > len(self._valid):
-                self._valid = _with_room(self._valid, len(self._values), begin, self._valid.dtype)
-            self._valid[begin:end] = column.is_valid()
-        self._values[begin:end] = own
+            self._valid.reach(end)
+            self._valid.values[begin:end] = column.is_valid()
         self._rows = end
 
     def _wide_enough(self, own: npt.NDArray[Any]) -> np.dtype[Any]:
         """The width that the values so far and `own` need."""
-        width = self._values.dtype
+        width = self._numbers.values.dtype
         if width == self._widest or not own.size:
             return width
         reach = max(int(own.max()), -1 - int(own.min()))
         return next(item for item, largest in _LARGEST.items() if item.itemsize >= width.itemsize and reach <= largest)
 
     def whole(self) -> pa.Array:
-        valid = self._valid
-        known = None if valid is None else pa.py_buffer(np.packbits(valid[: self._rows], bitorder="little"))
-        kind = pa.from_numpy_dtype(self._values.dtype)
-        values = pa.Array.from_buffers(kind, self._rows, [known, pa.py_buffer(self._values[: self._rows])])
+        known = None
+        if self._valid is not None:
+            known = pa.py_buffer(np.packbits(self._valid.values[: self._rows], bitorder="little"))
+        values = self._numbers.values[: self._rows]
+        array = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), self._rows, [known, pa.py_buffer(values)])
         if not self._codes:
-            return values
-        return pa.DictionaryArray.from_arrays(values, pa.array(list(self._names), self._name_kind))
-
-
-def _with_room(values: npt.NDArray[Any], rows: int, filled: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    larger = np.empty(rows, dtype=kind)
-    larger[:filled] = values[:filled]
-    return larger
+            return array
+        return pa.DictionaryArray.from_arrays(array, pa.array(list(self._names), self._name_kind))

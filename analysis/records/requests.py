@@ -6,7 +6,7 @@ Times are integer nanoseconds since the epoch on a clock that is monotonic withi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
+from analysis.records import scratch
 from analysis.records.arrow import alike, codes, fingerprints, groups, integers, is_named, moments, pieces
 from analysis.records.columns import parts
 from analysis.records.schemas import QUEUE_COLUMNS
@@ -150,7 +151,11 @@ def requests_of(
     first = moments(columns.pop("first_token_ns"))
     end = moments(columns.pop("end_ns"))
     has_schedule = scheduled > 0
-    start = scheduled if has_schedule.all() else np.where(has_schedule, scheduled, sent)
+    start = scheduled
+    if not has_schedule.all():
+        start = scratch.empty(rows, np.int64)
+        for part in parts(rows):
+            start[part] = np.where(has_schedule[part], scheduled[part], sent[part])
     del scheduled
     status, statuses = codes(columns.pop("status"))
     completed = is_named(status, statuses, "OK")
@@ -159,10 +164,13 @@ def requests_of(
     stall = integers(columns.pop("compile_stall_ns"), -1)
     at_the_end = np.zeros(rows, dtype=np.bool_)
     if not completed.all() or unended.any():
-        last = _last_end(trial, np.maximum(end, start), ends_ns or {})
-        end = np.where(unended, np.maximum(last, start), end)
-        at_the_end = end >= last - _CUT_SLACK_NS
-        del last
+        last_of = _last_ends(trial, start, end, ends_ns or {})
+        ended, end = end, scratch.empty(rows, np.int64)
+        for part in parts(rows):
+            last = last_of(trial[part])
+            end[part] = np.where(unended[part], np.maximum(last, start[part]), ended[part])
+            at_the_end[part] = end[part] >= last - _CUT_SLACK_NS
+        del ended
     broken = unended & completed
     for part in parts(rows):
         began, came, done = start[part], first[part], end[part]
@@ -207,7 +215,7 @@ def requests_of(
         tpot[part] /= np.maximum(output[part] - 1, 1)
     tpot[~(ok & seen & (output > 1))] = math.nan
     # One value for all rows takes no memory.
-    max_itl = np.full(rows, math.nan) if len(gaps) or failed.any() else np.broadcast_to(math.nan, rows)
+    max_itl = scratch.full(rows, math.nan, np.float64) if len(gaps) or failed.any() else np.broadcast_to(math.nan, rows)
     if len(gaps):
         has_gaps = np.diff(offsets) > 0
         max_itl[has_gaps] = np.maximum.reduceat(gaps, offsets[:-1][has_gaps])
@@ -271,7 +279,7 @@ def requests_of(
 
 
 def _ms_between(earlier: Ints, later: Ints) -> Floats:
-    ms = np.empty(len(later))
+    ms = scratch.empty(len(later), np.float64)
     for part in parts(len(later)):
         np.divide(later[part] - earlier[part], 1e6, out=ms[part])
     return ms
@@ -308,19 +316,23 @@ def _server_times(
     if any(column is None for column in columns):
         return nothing.astype(np.bool_), nothing, nothing, nothing
     queue, recv, left = (moments(column) for column in columns)
-    timed = (queue >= 0) & (queue <= end - start)
-    if not timed.any():
-        return timed, nothing, nothing, nothing
-    recv = np.where((recv >= start) & (recv + queue <= end), recv, np.minimum(np.maximum(sent, start), end - queue))
-    left = np.where((left >= recv + queue) & (left <= end), left, end)
-    parts = (recv - start, queue, left - recv)
-    shown = ((np.where(timed, part, 0) // 1000).clip(0, np.iinfo(np.int32).max).astype(np.int32) for part in parts)
-    recv_us, queue_us, stay_us = shown
-    return timed, recv_us, queue_us, stay_us
+    timed = np.zeros(len(start), dtype=np.bool_)
+    came, queued, stayed = (scratch.full(len(start), 0, np.int32) for _ in columns)
+    for part in parts(len(start)):
+        began, done, waited = start[part], end[part], queue[part]
+        known = timed[part]
+        known |= (waited >= 0) & (waited <= done - began)
+        arrived, gone = recv[part], left[part]
+        inside = (arrived >= began) & (arrived + waited <= done)
+        arrived = np.where(inside, arrived, np.minimum(np.maximum(sent[part], began), done - waited))
+        gone = np.where((gone >= arrived + waited) & (gone <= done), gone, done)
+        for shown, took in ((came, arrived - began), (queued, waited), (stayed, gone - arrived)):
+            shown[part] = (np.where(known, took, 0) // 1000).clip(0, np.iinfo(np.int32).max)
+    return timed, came, queued, stayed
 
 
 def _longest(age: Floats) -> float:
-    return float(np.nanmax(age)) if not np.isnan(age).all() else math.nan
+    return float(np.fmax.reduce(age, initial=math.nan))
 
 
 def _when_long(age: Floats, completed: Floats) -> Floats:
@@ -346,14 +358,18 @@ def _first_of_each(table: pa.Table) -> Bools | None:
     return None if keep.all() else keep
 
 
-def _last_end(trial: Codes, end: Ints, planned: Mapping[int, int]) -> Ints:
-    """The last end of each request's trial, at most the planned one."""
-    last = np.zeros(len(trial), dtype=np.int64)
-    for number in np.unique(trial).tolist():
-        own = trial == number
-        seen = int(end.max(where=own, initial=0))
-        last[own] = min(seen, planned.get(number, seen))
-    return last
+def _last_ends(
+    trial: Codes, start: Ints, end: Ints, planned: Mapping[int, int]
+) -> Callable[[Codes], npt.NDArray[np.int64]]:
+    """What gives the last end of each one's trial, at most the planned one."""
+    last: dict[int, int] = {}
+    for part in parts(len(trial)):
+        of_part, until = trial[part], np.maximum(end[part], start[part])
+        for number in np.unique(of_part).tolist():
+            last[number] = max(last.get(number, 0), int(until.max(where=of_part == number, initial=0)))
+    numbers = sorted(last)
+    ends = np.array([min(last[number], planned.get(number, last[number])) for number in numbers], dtype=np.int64)
+    return lambda trials: ends[np.searchsorted(numbers, trials)]
 
 
 def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bools]:
@@ -365,10 +381,10 @@ def _token_gaps(column: Any) -> tuple[npt.NDArray[np.float32], Ints, Codes, Bool
     counts = np.maximum(lengths - 1, 0) if lengths.any() else lengths
     if not counts.any():
         return np.zeros(0, dtype=np.float32), np.broadcast_to(0, rows + 1), lengths, np.broadcast_to(False, rows)
-    offsets = np.zeros(rows + 1, dtype=np.int64)
+    offsets = scratch.full(rows + 1, 0, np.int64)
     backwards = np.zeros(rows, dtype=np.bool_)
     np.cumsum(counts, out=offsets[1:])
-    gaps = np.empty(offsets[-1], dtype=np.float32)
+    gaps = scratch.empty(int(offsets[-1]), np.float32)
     done = 0
     for chunk in pieces(column):
         part = slice(done, done + len(chunk))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
+from analysis.records import scratch
 from analysis.records.columns import parts
 from analysis.records.plain_values import number, rows_of
 from analysis.records.plain_values import seconds as seconds_of
@@ -106,7 +107,7 @@ def _range(values: Ints, own: Bools) -> tuple[int, int]:
 
 def block_numbers(trials: Sequence[Trial], block_s: float, trial: Codes, at_ns: Ints) -> Codes:
     """The block of each moment of a trial; what lies past the trial's end is in its last block. Unknown trials: 0."""
-    block = np.zeros(len(at_ns), dtype=np.int32)
+    block = scratch.full(len(at_ns), 0, np.int32)
     for part in parts(len(at_ns)):
         for item in trials:
             own = trial[part] == item.number
