@@ -5,13 +5,15 @@ The experiment chooses the few that gate. The others are reported and decide not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.arrays import Ints
+from analysis.arrays import Bools, Codes, Ints
 from analysis.judging.paths import Path, looked_at
+from analysis.records.columns import parts, taken
+from analysis.records.scratch import kept
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import start_spread
 from analysis.run.machines import Machines
@@ -202,13 +204,16 @@ def _rows(run: Run, arm: str, phase: str) -> _Rows:
     for name in (arm, run.control):
         mask = run.of_arm(name) & run.usable
         if phase == "steady":
-            selected.append(run.steady(mask, (arm, run.control)))
+            selected.append(kept(run.steady(mask, (arm, run.control))))
         else:
-            selected.append(np.flatnonzero(mask & run.cold if phase == "cold" else mask))
-    pairs = [run.requests.pair[rows] for rows in selected]
-    paired = run.copied and all(len(pair) > 0 and bool((pair >= 0).all()) for pair in pairs)
+            selected.append(kept(np.flatnonzero(mask & run.cold if phase == "cold" else mask)))
+    paired = run.copied and all(len(rows) > 0 and _all_paired(run.requests.pair, rows) for rows in selected)
     treatment, control = _in_pairs(run, selected) if paired else selected
     return _Rows(treatment=treatment, control=control, paired=paired)
+
+
+def _all_paired(pair: Codes, rows: Ints) -> bool:
+    return all(bool((pair[rows[part]] >= 0).all()) for part in parts(len(rows)))
 
 
 def _in_pairs(run: Run, arms: Sequence[Ints]) -> list[Ints]:
@@ -217,9 +222,18 @@ def _in_pairs(run: Run, arms: Sequence[Ints]) -> list[Ints]:
     present = np.ones(int(pair.max()) + 1 if len(pair) else 0, dtype=np.bool_)
     for rows in arms:
         own = np.zeros_like(present)
-        own[pair[rows]] = True
+        for part in parts(len(rows)):
+            own[pair[rows[part]]] = True
         present &= own
-    return [rows[present[pair[rows]]] for rows in arms]
+    return [_chosen(rows, lambda some: present[pair[some]]) for rows in arms]
+
+
+def _chosen(rows: Ints, choose: Callable[[Ints], Bools]) -> Ints:
+    """The rows that `choose` has of them; without a copy where it has all."""
+    chosen = np.empty(len(rows), dtype=np.bool_)
+    for part in parts(len(rows)):
+        chosen[part] = choose(rows[part])
+    return rows if chosen.all() else kept(rows[chosen])
 
 
 def _samples(run: Run, metric: str, rows: _Rows) -> tuple[Sample, Sample]:
@@ -253,15 +267,19 @@ def leveled(machines: Machines, treatment: Sample, control: Sample) -> tuple[Sam
 def _known(run: Run, metric: str, rows: Ints) -> Ints:
     requests = run.requests
     if metric == "itl":
-        return rows[(np.diff(requests.gap_offsets)[rows] > 0) | requests.failed[rows]]
-    return rows[~np.isnan(requests.metric_ms(metric)[rows])]
+        offsets = requests.gap_offsets
+        return _chosen(rows, lambda some: (offsets[some + 1] > offsets[some]) | requests.failed[some])
+    values = requests.metric_ms(metric)
+    return _chosen(rows, lambda some: ~np.isnan(values[some]))
 
 
 def _sample(run: Run, metric: str, rows: Ints) -> Sample:
     """The values of the rows. Of ITL all gaps, each in the block in which it ended, whenever its request was due."""
     requests = run.requests
     if metric != "itl":
-        return Sample(values=requests.metric_ms(metric)[rows], block=run.block[rows], trial=requests.trial[rows])
+        return Sample(
+            values=requests.metric_ms(metric)[rows], block=run.block[rows], trial=taken(requests.trial, rows)
+        )
     gaps = gaps_of(requests, rows, most=MOST_GAPS)
     trial = requests.trial[gaps.row]
     return Sample(values=gaps.ms.astype(np.float64), block=blocks_at(run, trial, gaps.end_ns), trial=trial)

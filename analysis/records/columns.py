@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.arrays import Bools
 from analysis.records import scratch
 from analysis.records.scratch import Growing
 

@@ -28,6 +28,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.records.columns import parts
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of
@@ -357,7 +358,8 @@ def _in_shared_blocks(treatment: Sample, control: Sample) -> tuple[Sample, Sampl
     number, count = shared_blocks(treatment.block, control.block)
     numbered = [replace(sample, block=number(sample.block)) for sample in (treatment, control)]
     trial = np.zeros(count + 1, dtype=np.int64)  # the last place takes the blocks that are not shared
-    trial[numbered[1].block] = control.trial
+    for part in parts(len(control)):
+        trial[numbered[1].block[part]] = control.trial[part]
     return numbered[0], numbered[1], trial[:count], sizes
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.records.columns import parts
 from analysis.statistics.machines import between_machines
 from analysis.statistics.resampling import cosine_variance, group_correlation
 
@@ -100,10 +101,13 @@ def block_differences(
     treatment: Floats, treatment_block: Ints, control: Floats, control_block: Ints, blocks: int
 ) -> Floats:
     """Mean log latency of the treatment less that of the control, by block; each block holds both. Shape (blocks,)."""
-    means = [
-        np.bincount(block, np.log(np.maximum(values, _SMALLEST_MS)), blocks) / np.bincount(block, minlength=blocks)
-        for values, block in ((treatment, treatment_block), (control, control_block))
-    ]
+    means = []
+    for values, block in ((treatment, treatment_block), (control, control_block)):
+        sums, counts = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
+        for part in parts(len(values)):
+            sums += np.bincount(block[part], np.log(np.maximum(values[part], _SMALLEST_MS)), blocks)
+            counts += np.bincount(block[part], minlength=blocks)
+        means.append(sums / counts)
     return np.asarray(means[0] - means[1])
 
 

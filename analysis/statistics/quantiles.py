@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.records.columns import parts
 
 Singles = npt.NDArray[np.float32]
 
@@ -21,6 +22,8 @@ _SMALLEST_MS = 1e-3
 _FINEST_WIDTH = 0.001
 _COARSEST_WIDTH = 0.004
 _MOST_CELLS = 4_000_000
+_MANY = 1 << 20  # values, whose sort takes longer than to look through them for each quantile
+_SAMPLED = 1 << 16  # of them
 _SLACK = 0.01  # counts of weighted requests are sums of floats
 
 
@@ -35,12 +38,52 @@ def quantile(values: npt.ArrayLike, q: float) -> float:
 
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
-    """Several quantiles as `quantile` gives them, from one sort."""
-    known = np.asarray(values, dtype=np.float64)
+    """Several quantiles as `quantile` gives them, from one sort, or where values are many from a look at each."""
+    given = np.asarray(values)
+    if given.size > _MANY:
+        return _of_many(given.ravel(), qs)
+    known = given.astype(np.float64, copy=False)
     known = known[~np.isnan(known)]
     if not known.size:
         return [math.nan] * len(qs)
     return [float(value) for value in np.quantile(known, np.asarray(qs), method="linear")]
+
+
+def _of_many(values: npt.NDArray[Any], qs: Sequence[float]) -> list[float]:
+    """The quantiles without a copy of the values: a sample of them tells between which two values a quantile lies, and
+    only what lies there is sorted."""
+    size = sum(np.count_nonzero(~np.isnan(values[part])) for part in parts(len(values)))
+    if not size:
+        return [math.nan] * len(qs)
+    sample = values[:: len(values) // _SAMPLED].astype(np.float64)
+    sample = np.sort(sample[~np.isnan(sample)])
+    found = []
+    for q in qs:
+        position = (size - 1) * q
+        rank = math.floor(position)
+        share = position - rank
+        slack = 5.0 * math.sqrt(sample.size * q * (1.0 - q)) + 5.0
+        first, last = (math.floor(sample.size * q + side * slack) for side in (-1, 1))
+        low = float(sample[first]) if first >= 0 and sample.size else -math.inf
+        high = float(sample[last]) if last < sample.size else math.inf
+        below, near = _between(values, low, high)
+        if not (below <= rank and min(rank + 1, size - 1) < below + near.size):
+            below, near = _between(values, -math.inf, math.inf)  # the sample was not like the rest
+        near.sort()
+        one, other = near[rank - below], near[min(rank + 1, size - 1) - below]
+        # From whichever end is nearer, as NumPy has it.
+        found.append(float(one + (other - one) * share if share < 0.5 else other - (other - one) * (1.0 - share)))
+    return found
+
+
+def _between(values: npt.NDArray[Any], low: float, high: float) -> tuple[int, Floats]:
+    """How many of the values lie below `low`, and those from there to `high`."""
+    below, near = 0, [np.zeros(0)]
+    for part in parts(len(values)):
+        own = values[part]
+        below += np.count_nonzero(own < low)
+        near.append(own[(own >= low) & (own <= high)])
+    return below, np.concatenate(near, dtype=np.float64)
 
 
 def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[float]) -> Floats:
@@ -122,27 +165,29 @@ def block_histogram(
     A log shift of `anchor` is a whole number of bins, so that a margin is tested where it lies.
     """
     number, count = shared_blocks(treatment_block, control_block)
-    samples = [_logs_by_block(treatment, number(treatment_block)), _logs_by_block(control, number(control_block))]
-    lowest = min(float(logs.min()) for logs, _ in samples)
-    highest = max(float(logs.max()) for logs, _ in samples)
+    samples = ((treatment, treatment_block), (control, control_block))
+    ranges = [_range(values, number, block) for values, block in samples]
+    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
     width = min(_COARSEST_WIDTH, max(_FINEST_WIDTH, (highest - lowest) * count / _MOST_CELLS))
     if anchor > 0:
         width = anchor / math.ceil(anchor / width)
     bins = int((highest - lowest) / width) + 1
-    totals = [np.bincount(block, minlength=count) for _, block in samples]
+    tables = []
+    for values, block in samples:
+        table = np.zeros(bins * count, dtype=np.int64)
+        for logs, own in _logs_by_block(values, number, block):
+            logs -= lowest
+            logs /= width
+            cell = np.minimum(logs.astype(np.int64), bins - 1)
+            cell *= count
+            cell += own
+            np.add.at(table, cell, 1)
+        tables.append(table.reshape(bins, count))
+    totals = [table.sum(axis=0) for table in tables]
     weight = (totals[0] + totals[1]) / 2.0
     cumulated = []
     for total in totals:
-        logs, block = samples.pop(0)
-        # In place, and a sample at a time: they are long, and the tables large.
-        logs -= lowest
-        logs /= width
-        cell = np.minimum(logs.astype(np.int64), bins - 1)
-        cell *= count
-        cell += block
-        del logs, block
-        held = np.bincount(cell, minlength=bins * count).reshape(bins, count).astype(np.float64)
-        del cell
+        held = tables.pop(0).astype(np.float64)
         held *= weight / total
         cumulated.append(np.cumsum(held, axis=0, out=held).astype(np.float32))
     return BlockHistogram(
@@ -150,13 +195,21 @@ def block_histogram(
     )
 
 
-def _logs_by_block(values: Floats, block: Ints) -> tuple[Floats, Ints]:
-    """Log latencies and their blocks, without those of block -1."""
-    inside = block >= 0
-    if not inside.all():
-        values, block = values[inside], block[inside]
-    logs = np.maximum(values, _SMALLEST_MS)
-    return np.log(logs, out=logs), block
+def _range(values: Floats, number: Callable[[Ints], Ints], block: Ints) -> tuple[float, float]:
+    """The lowest and the highest log latency in a block that both samples have."""
+    ends = [(float(logs.min()), float(logs.max())) for logs, _ in _logs_by_block(values, number, block) if logs.size]
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _logs_by_block(
+    values: Floats, number: Callable[[Ints], Ints], block: Ints
+) -> Iterator[tuple[Floats, Ints]]:
+    """Log latencies and their blocks as `number` has them, a part at a time, without those of block -1."""
+    for part in parts(len(values)):
+        own, logs = number(block[part]), np.maximum(values[part], _SMALLEST_MS)
+        if own.min() < 0:
+            logs, own = logs[own >= 0], own[own >= 0]
+        yield np.log(logs, out=logs), own
 
 
 def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints], int]:
@@ -168,7 +221,10 @@ def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints
     span = max(int(treatment.max()), int(control.max())) - lowest + 1
     present = np.ones(span, dtype=np.bool_)
     for block in (treatment, control):
-        present &= np.bincount(block - lowest, minlength=span) > 0
+        own = np.zeros(span, dtype=np.bool_)
+        for part in parts(len(block)):
+            own[block[part] - lowest] = True
+        present &= own
     number = np.where(present, np.cumsum(present) - 1, -1).astype(np.int32)
     return lambda block: number[block - lowest], int(present.sum())
 
