@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,36 +50,35 @@ def fingerprints(column: pa.ChunkedArray) -> npt.NDArray[np.uint64] | None:
 
     None where a text is longer than 64 bytes. To sort these takes a tenth of the time that a table of the texts does.
     """
-    longest = _longest(column)
-    if longest > _LONGEST_PRINTED:
-        return None
     prints = scratch.empty(len(column), np.uint64)
     done = 0
-    for own in _in_threads(partial(_prints, longest=longest), pieces(column)):
+    for own in _in_threads(_prints, pieces(column)):
+        if own is None:
+            return None
         prints[done : done + len(own)] = own
         done += len(own)
     return prints
 
 
-def _longest(column: pa.ChunkedArray) -> int:
-    """The bytes of the longest text, 0 of none."""
-    return max((pc.max(pc.binary_length(piece)).as_py() or 0 for piece in pieces(column)), default=0)
-
-
-def _prints(texts: pa.Array, longest: int) -> npt.NDArray[np.uint64]:
+def _prints(texts: pa.Array) -> npt.NDArray[np.uint64] | None:
     _, offset_bytes, text_bytes = texts.buffers()
     offsets = np.frombuffer(offset_bytes, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    if longest > _LONGEST_PRINTED:
+        return None
     padded = np.zeros(int(offsets[-1] - offsets[0]) + longest + 16, dtype=np.uint8)
     if text_bytes is not None:
         padded[: offsets[-1] - offsets[0]] = np.frombuffer(text_bytes, dtype=np.uint8)[offsets[0] : offsets[-1]]
     # The eight bytes from each byte on, as one word.
     words: npt.NDArray[np.uint64] = np.ndarray((len(padded) - 7,), dtype="<u8", buffer=padded, strides=(1,))
-    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
     mixed = lengths.astype(np.uint64)
     for place in range(0, longest, 8):
-        mixed ^= words[starts + place] & _LOW_BYTES[np.clip(lengths - place, 0, 8)]
-        mixed *= _ODD
-        mixed ^= mixed >> np.uint64(29)
+        word = mixed ^ (words[starts + place] & _LOW_BYTES[np.clip(lengths - place, 0, 8)])
+        word *= _ODD
+        word ^= word >> np.uint64(29)
+        # Whatever stands beside a text, its print is the same.
+        mixed = word if shortest > place else np.where(lengths > place, word, mixed)
     return mixed
 
 
@@ -125,8 +123,7 @@ def groups(column: pa.ChunkedArray) -> Codes:
     number_of: Codes = scratch.full(len(column), -1, np.int32)
     prints: list[npt.NDArray[np.uint64] | None] = []
     done = count = 0
-    longest = _longest(column)
-    for encoded, own_prints in _in_threads(partial(_encoded, longest=longest), pieces(column)):
+    for encoded, own_prints in _in_threads(_encoded, pieces(column)):
         own: Codes = filled(encoded.indices, -1)
         np.add(own, count, out=number_of[done : done + len(own)], where=own >= 0)
         prints.append(own_prints)
@@ -155,10 +152,10 @@ def groups(column: pa.ChunkedArray) -> Codes:
     return number_of
 
 
-def _encoded(texts: pa.Array, longest: int) -> tuple[Any, npt.NDArray[np.uint64] | None]:
+def _encoded(texts: pa.Array) -> tuple[Any, npt.NDArray[np.uint64] | None]:
     """The texts with each distinct one once, and the fingerprints of those."""
     encoded = texts.dictionary_encode()
-    return encoded, None if longest > _LONGEST_PRINTED else _prints(encoded.dictionary, longest)
+    return encoded, _prints(encoded.dictionary)
 
 
 def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:

@@ -79,24 +79,29 @@ class _Pieces:
     def __init__(self, kind: pa.DataType) -> None:
         self._schema = pa.schema([("", kind)])
         self._chunks: list[pa.Array] = []
-        self._bytes = 0
+        self._bytes = 0  # of the chunks
         self._file: IO[bytes] | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def append(self, column: pa.ChunkedArray) -> None:
         self._chunks += column.chunks
         self._bytes += column.nbytes
-        if self._writer is None and self._bytes > scratch.LARGEST_IN_MEMORY:
+        if self._bytes > scratch.LARGEST_IN_MEMORY:
+            self._write()
+
+    def _write(self) -> None:
+        """All chunks are in the file, as a few large ones: each that is read again costs a look at its ends."""
+        if self._writer is None:
             self._file = scratch.nameless()
             self._writer = pa.ipc.new_stream(self._file, self._schema)
-        if self._writer is not None:
-            for chunk in self._chunks:
-                self._writer.write_batch(pa.record_batch([chunk], schema=self._schema))
-            self._chunks = []
+        if self._chunks:
+            self._writer.write_batch(pa.record_batch([pa.concat_arrays(self._chunks)], schema=self._schema))
+        self._chunks, self._bytes = [], 0
 
     def whole(self) -> pa.ChunkedArray:
         if self._file is None or self._writer is None:
             return pa.chunked_array(self._chunks, self._schema.field(0).type)
+        self._write()
         self._writer.close()
         return pa.ipc.open_stream(pa.py_buffer(scratch.mapped(self._file))).read_all().column(0)
 

@@ -150,42 +150,46 @@ def requests_of(
     sent = moments(columns.pop("sent_ns"))
     first = moments(columns.pop("first_token_ns"))
     end = moments(columns.pop("end_ns"))
-    has_schedule = scheduled > 0
+    status, statuses = codes(columns.pop("status"))
+    completed = is_named(status, statuses, "OK")
+    has_schedule, unended, seen, broken, at_the_end = (np.zeros(rows, dtype=np.bool_) for _ in range(5))
+    for part in parts(rows):
+        has_schedule[part], unended[part], seen[part] = scheduled[part] > 0, end[part] <= 0, first[part] > 0
     start = scheduled
     if not has_schedule.all():
         start = scratch.empty(rows, np.int64)
         for part in parts(rows):
             start[part] = np.where(has_schedule[part], scheduled[part], sent[part])
     del scheduled
-    status, statuses = codes(columns.pop("status"))
-    completed = is_named(status, statuses, "OK")
-    unended = end <= 0
-    seen = first > 0
-    stall = integers(columns.pop("compile_stall_ns"), -1)
-    at_the_end = np.zeros(rows, dtype=np.bool_)
+    last_of, ended = None, end
     if not completed.all() or unended.any():
-        last_of = _last_ends(trial, start, end, ends_ns or {})
-        ended, end = end, scratch.empty(rows, np.int64)
-        for part in parts(rows):
-            last = last_of(trial[part])
-            end[part] = np.where(unended[part], np.maximum(last, start[part]), ended[part])
-            at_the_end[part] = end[part] >= last - _CUT_SLACK_NS
-        del ended
-    broken = unended & completed
+        last_of, end = _last_ends(trial, start, ended, ends_ns or {}), scratch.empty(rows, np.int64)
+    stall = integers(columns.pop("compile_stall_ns"), -1)
+    output = integers(columns["output_tokens"], 0)
+    if rows and output.min() < 0:
+        output = np.maximum(output, 0)
+    age, ttft, tpot = (scratch.empty(rows, np.float64) for _ in range(3))
+    # All in one go, since each look at a long column takes as long as it takes to read it.
     for part in parts(rows):
-        began, came, done = start[part], first[part], end[part]
-        broken[part] |= (began <= 0) | (done < began) | (done > _LAST_NS)
-        broken[part] |= seen[part] & ((came < began) | (came > done))
-        broken[part] |= stall[part] > done - began + _STALL_SLACK_NS  # no stall is longer than its request
+        began, came, done = start[part], first[part], ended[part]
+        if last_of is not None:
+            last = last_of(trial[part])
+            done = end[part] = np.where(unended[part], np.maximum(last, began), done)
+            at_the_end[part] = done >= last - _CUT_SLACK_NS
+        wrong = (unended[part] & completed[part]) | (began <= 0) | (done < began) | (done > _LAST_NS)
+        wrong |= seen[part] & ((came < began) | (came > done))
+        broken[part] = wrong | (stall[part] > done - began + _STALL_SLACK_NS)  # no stall is longer than its request
+        np.divide(done - began, 1e6, out=age[part])
+        np.divide(came - began, 1e6, out=ttft[part])
+        np.divide(done - came, 1e6, out=tpot[part])
+        tpot[part] /= np.maximum(output[part] - 1, 1)
+    del ended
     cut = (is_named(status, statuses, "CANCELLED") & at_the_end) | (unended & ~completed)
     if cut_short:
         cut |= np.isin(trial, list(cut_short)) & at_the_end & is_named(status, statuses, "UNAVAILABLE")
     refused = is_named(status, statuses, "FAILED_PRECONDITION")
     shed = is_named(status, statuses, "RESOURCE_EXHAUSTED") | is_named(status, statuses, "DEADLINE_EXCEEDED")
     del status, unended, at_the_end
-    output = integers(columns["output_tokens"], 0)
-    if rows and output.min() < 0:
-        output = np.maximum(output, 0)
     hollow = completed & _hollow(columns.pop("output_tokens"), columns.pop("error"), output)
     completed &= ~hollow
     seen &= ~(hollow & (output == 0))
@@ -199,9 +203,7 @@ def requests_of(
     failed = ~(ok | cut | broken)
     del completed, hollow, backwards
 
-    age = _ms_between(start, end)
     age[broken] = math.nan
-    ttft = _ms_between(start, first)
     ttft[~seen | broken] = math.nan
     unseen = ok & ~seen
     if unseen.any():
@@ -210,9 +212,6 @@ def requests_of(
         known = np.bincount(arm[ok & seen], minlength=len(arms)) > 0
         late = unseen & known[arm]
         ttft[late] = age[late]
-    tpot = _ms_between(first, end)
-    for part in parts(rows):
-        tpot[part] /= np.maximum(output[part] - 1, 1)
     tpot[~(ok & seen & (output > 1))] = math.nan
     # One value for all rows takes no memory.
     max_itl = scratch.full(rows, math.nan, np.float64) if len(gaps) or failed.any() else np.broadcast_to(math.nan, rows)

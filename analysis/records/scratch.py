@@ -78,7 +78,7 @@ def nameless() -> IO[bytes]:
 
 def mapped(file: IO[bytes]) -> mmap.mmap:
     """The whole file as memory that the kernel fills when it is read."""
-    return mmap.mmap(file.fileno(), 0)
+    return _in_order(mmap.mmap(file.fileno(), 0))
 
 
 def _mapped(file: IO[bytes], size: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -90,4 +90,10 @@ def _mapped(file: IO[bytes], size: int, kind: npt.DTypeLike) -> npt.NDArray[Any]
         raise ScratchError(
             error.errno, f"{place} has no room for {size / 1e9:.1f} GB: free some, or set TMPDIR to another folder"
         ) from error
-    return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=kind)
+    return np.frombuffer(_in_order(mmap.mmap(file.fileno(), size)), dtype=kind)
+
+
+def _in_order(memory: mmap.mmap) -> mmap.mmap:
+    # Columns are mostly read from begin to end: the kernel may read far ahead.
+    memory.madvise(mmap.MADV_SEQUENTIAL)
+    return memory

@@ -201,9 +201,7 @@ def _range(values: Floats, number: Callable[[Ints], Ints], block: Ints) -> tuple
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def _logs_by_block(
-    values: Floats, number: Callable[[Ints], Ints], block: Ints
-) -> Iterator[tuple[Floats, Ints]]:
+def _logs_by_block(values: Floats, number: Callable[[Ints], Ints], block: Ints) -> Iterator[tuple[Floats, Ints]]:
     """Log latencies and their blocks as `number` has them, a part at a time, without those of block -1."""
     for part in parts(len(values)):
         own, logs = number(block[part]), np.maximum(values[part], _SMALLEST_MS)
