@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Ints
 from analysis.records import scratch
-from analysis.records.columns import as_one, filled, parts
+from analysis.records.columns import AT_ONCE, as_one, filled, parts
 from analysis.records.tables import THREADS
 
+_NEAR_COPIES = 1 << 19  # rows: most copies of a request are no farther from it
 _FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
 
 
@@ -123,7 +123,7 @@ def groups(column: pa.ChunkedArray) -> Codes:
     number_of: Codes = scratch.full(len(column), -1, np.int32)
     prints: list[npt.NDArray[np.uint64] | None] = []
     done = count = 0
-    for encoded, own_prints in _in_threads(_encoded, pieces(column)):
+    for encoded, own_prints in _in_threads(_encoded, pieces(column, _NEAR_COPIES)):
         own: Codes = filled(encoded.indices, -1)
         np.add(own, count, out=number_of[done : done + len(own)], where=own >= 0)
         prints.append(own_prints)
@@ -134,7 +134,7 @@ def groups(column: pa.ChunkedArray) -> Codes:
     known = [own for own in prints if own is not None]
     places = alike(np.concatenate(known)) if len(known) == len(prints) else None
     del prints, known
-    if places is None or places.size > count // 8:
+    if places is None:
         whole: Codes = integers(as_one(column).dictionary_encode().indices, -1)
         return whole
     if not places.size:
@@ -142,10 +142,11 @@ def groups(column: pa.ChunkedArray) -> Codes:
     suspect = np.zeros(count + 1, dtype=np.bool_)  # the last place is that of null
     suspect[places] = True
     rows = np.concatenate([part.start + np.flatnonzero(suspect[number_of[part]]) for part in parts(len(number_of))])
-    first: dict[str, int] = {}
+    # Numbers rise with the rows in which a text is first met.
+    same = as_one(column.take(pa.array(rows)).combine_chunks().dictionary_encode()).indices.to_numpy()
+    first = np.unique(same, return_index=True)[1]
     number = np.arange(count, dtype=np.int32)
-    for place, name in zip(number_of[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
-        number[place] = first.setdefault(name, place)
+    number[number_of[rows]] = number_of[rows[first]][same]
     for part in parts(len(number_of)):
         own = number_of[part]
         number_of[part] = np.where(own < 0, -1, number[own])
@@ -171,10 +172,10 @@ def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterato
             yield waiting.popleft().result()
 
 
-def pieces(column: Any) -> Iterator[Any]:
-    """The column in pieces that fit a processor's cache; empty ones are left out."""
+def pieces(column: Any, rows: int = AT_ONCE) -> Iterator[Any]:
+    """The column in pieces of up to so many rows, by default such that fit a processor's cache; no empty ones."""
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        for part in parts(len(chunk)):
+        for part in parts(len(chunk), rows):
             yield chunk[part]
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from analysis.records import scratch
 from analysis.records.scratch import Growing
 
-_AT_ONCE = 1 << 16
+AT_ONCE = 1 << 16
 _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 8)}  # by width
 
 
@@ -41,9 +41,10 @@ def _fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_dictionary(kind))
 
 
-def parts(rows: int) -> Iterator[slice]:
-    """All of `rows` rows in slices, so that what is worked out of a few long columns fits a processor's cache."""
-    return (slice(begin, min(begin + _AT_ONCE, rows)) for begin in range(0, rows, _AT_ONCE))
+def parts(rows: int, most: int = AT_ONCE) -> Iterator[slice]:
+    """All of `rows` rows in slices, by default such that what is worked out of a few long columns fits a processor's
+    cache."""
+    return (slice(begin, min(begin + most, rows)) for begin in range(0, rows, most))
 
 
 def as_one(column: Any) -> Any:
@@ -119,7 +120,6 @@ class _Numbers:
         self._valid: Growing | None = None  # None: every row so far
 
     def append(self, column: pa.ChunkedArray) -> None:
-        begin, end = self._rows, self._rows + len(column)
         piece = as_one(column)
         own = filled(piece.indices if self._codes else piece, 0)
         if self._codes:
@@ -127,34 +127,29 @@ class _Numbers:
             if codes != list(range(len(codes))):
                 own = np.array(codes, dtype=own.dtype)[own]
         wide = self._wide_enough(own)
-        if wide != self._numbers.values.dtype:
-            narrow, self._numbers = self._numbers, Growing(wide)
-            self._numbers.reach(len(narrow.values))
-            self._numbers.values[:begin] = narrow.values[:begin]
-        self._numbers.reach(end)
-        self._numbers.values[begin:end] = own
+        if wide != self._numbers.kind:
+            narrow, self._numbers = self._numbers.all(), Growing(wide)
+            for part in parts(len(narrow)):
+                self._numbers.append(narrow[part])
+        self._numbers.append(own)
         if column.null_count and self._valid is None:
             self._valid = Growing(np.bool_)
-            self._valid.reach(len(self._numbers.values))
-            self._valid.values[:begin] = True
+            self._valid.append(np.ones(self._rows, dtype=np.bool_))
         if self._valid is not None:
-            self._valid.reach(end)
-            self._valid.values[begin:end] = column.is_valid()
-        self._rows = end
+            self._valid.append(column.is_valid().to_numpy())
+        self._rows += len(own)
 
     def _wide_enough(self, own: npt.NDArray[Any]) -> np.dtype[Any]:
         """The width that the values so far and `own` need."""
-        width = self._numbers.values.dtype
+        width = self._numbers.kind
         if width == self._widest or not own.size:
             return width
         reach = max(int(own.max()), -1 - int(own.min()))
         return next(item for item, largest in _LARGEST.items() if item.itemsize >= width.itemsize and reach <= largest)
 
     def whole(self) -> pa.Array:
-        known = None
-        if self._valid is not None:
-            known = pa.py_buffer(np.packbits(self._valid.values[: self._rows], bitorder="little"))
-        values = self._numbers.values[: self._rows]
+        known = None if self._valid is None else pa.py_buffer(np.packbits(self._valid.all(), bitorder="little"))
+        values = self._numbers.all()
         array = pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), self._rows, [known, pa.py_buffer(values)])
         if not self._codes:
             return array

@@ -47,37 +47,57 @@ def kept(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class Growing:
-    """Numbers of one kind in an array that grows. What of its room is not written to takes no memory."""
+    """Numbers of one kind, appended one stretch after the other."""
 
     def __init__(self, kind: npt.DTypeLike) -> None:
-        self.values: npt.NDArray[Any] = np.empty(0, dtype=kind)
+        self._values: npt.NDArray[Any] = np.empty(0, dtype=kind)  # with room to spare, which takes no memory
+        self._rows = 0
         self._file: IO[bytes] | None = None
 
-    def reach(self, rows: int) -> None:
-        """There is room for `rows` entries; those so far are as they were."""
-        if rows <= len(self.values):
-            return
-        kind, rows = self.values.dtype, max(rows, 2 * len(self.values))
-        size = rows * kind.itemsize
-        if size <= LARGEST_IN_MEMORY:
-            larger = np.empty(rows, dtype=kind)
-        elif self._file is None:
+    @property
+    def kind(self) -> np.dtype[Any]:
+        return self._values.dtype
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """`values` follow those so far."""
+        rows = self._rows + len(values)
+        if self._file is None and rows * self.kind.itemsize > LARGEST_IN_MEMORY:
             self._file = nameless()
-            larger = _mapped(self._file, size, kind)
+            _write(self._file, self._values[: self._rows])
+            self._values = self._values[:0].copy()
+        if self._file is not None:
+            # To write costs less than to fill memory that a file is mapped to.
+            _write(self._file, np.ascontiguousarray(values, dtype=self.kind))
         else:
-            self.values = _mapped(self._file, size, kind)  # which shows what was written before
-            return
-        larger[: len(self.values)] = self.values
-        self.values = larger
+            if rows > len(self._values):
+                larger = np.empty(max(rows, 2 * self._rows), dtype=self.kind)
+                larger[: self._rows] = self._values[: self._rows]
+                self._values = larger
+            self._values[self._rows : rows] = values
+        self._rows = rows
+
+    def all(self) -> npt.NDArray[Any]:
+        """All of them so far."""
+        if self._file is None:
+            return self._values[: self._rows]
+        return np.frombuffer(mapped(self._file), dtype=self.kind)
 
 
 def nameless() -> IO[bytes]:
     """A file that nobody else sees, to be written to and read."""
-    return tempfile.TemporaryFile(prefix="tailgate-", buffering=0)
+    return tempfile.TemporaryFile(prefix="tailgate-")
+
+
+def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
+    try:
+        file.write(memoryview(values).cast("B"))
+    except OSError as error:
+        raise _no_room(error, values.nbytes) from error
 
 
 def mapped(file: IO[bytes]) -> mmap.mmap:
     """The whole file as memory that the kernel fills when it is read."""
+    file.flush()
     return _in_order(mmap.mmap(file.fileno(), 0))
 
 
@@ -86,10 +106,7 @@ def _mapped(file: IO[bytes], size: int, kind: npt.DTypeLike) -> npt.NDArray[Any]
         # A hole that cannot be filled when it is written to would end the process.
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
-        place = tempfile.gettempdir()
-        raise ScratchError(
-            error.errno, f"{place} has no room for {size / 1e9:.1f} GB: free some, or set TMPDIR to another folder"
-        ) from error
+        raise _no_room(error, size) from error
     return np.frombuffer(_in_order(mmap.mmap(file.fileno(), size)), dtype=kind)
 
 
@@ -97,3 +114,10 @@ def _in_order(memory: mmap.mmap) -> mmap.mmap:
     # Columns are mostly read from begin to end: the kernel may read far ahead.
     memory.madvise(mmap.MADV_SEQUENTIAL)
     return memory
+
+
+def _no_room(error: OSError, size: int) -> ScratchError:
+    place = tempfile.gettempdir()
+    return ScratchError(
+        error.errno, f"{place} has no room for {size / 1e9:.1f} GB more: free some, or set TMPDIR to another folder"
+    )
