@@ -7,15 +7,18 @@ often it happens against how often it would: the share of first-seen shapes amon
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 from scipy import ndimage, optimize, stats
 
-from analysis.arrays import Bools, Floats, Ints
-from analysis.records.columns import parts
+from analysis.arrays import Bools, Codes, Floats, Ints
+from analysis.records import scratch
+from analysis.records.columns import in_order, parts, taken
 from analysis.records.requests import Requests
+from analysis.records.scratch import kept
 from analysis.run.spikes import Windows
 
 _NEAR = 20  # requests of about one time
@@ -26,16 +29,39 @@ _NEIGHBOURS = 40
 _DRAWS = 9999
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shapes:
     """The shape of each request (n,) as one arm pads it, whether its server had not met it before, and how often that
-    happened among the requests of that time and of about that length."""
+    happened among the requests of that time and of about that length.
 
-    shape: Ints  # -1 where the prompt's length is unknown
+    How often is worked out when it is asked for: only stalls need it, and many runs have none.
+    """
+
+    shape: Codes  # -1 where the prompt's length is unknown
     new: Bools
-    share: Floats  # of requests up to four times as short or as long
-    share_as_long: Floats  # of requests as long, and up to twice as long
-    longer: Floats  # the share of requests of that time, and as new or not, that are shorter
+    servers: tuple[Ints, ...]  # rows of the requests of each server, in order of time
+
+    @cached_property
+    def share(self) -> Floats:
+        """Of requests up to four times as short or as long."""
+        return self._each(0.0, partial(_share, below=8, above=8))
+
+    @cached_property
+    def share_as_long(self) -> Floats:
+        """Of requests as long, and up to twice as long."""
+        return self._each(0.0, partial(_share, below=1, above=4))
+
+    @cached_property
+    def longer(self) -> Floats:
+        """The share of requests of that time, and as new or not, that are shorter."""
+        return self._each(0.5, _longer)
+
+    def _each(self, otherwise: float, of_server: Callable[[Codes, Bools], Floats]) -> Floats:
+        """What `of_server` makes of the shapes of each server; `otherwise` for all other requests."""
+        values = scratch.full(len(self.shape), otherwise, np.float64)
+        for rows in self.servers:
+            values[rows] = of_server(self.shape[rows], self.new[rows])
+        return values
 
 
 def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), lives: Ints | None = None) -> Shapes:
@@ -44,30 +70,39 @@ def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), lives
     `ladder`: steps up to which the server rounds prompt lengths; longer prompts keep their length. `lives`: from which
     start of the server each request is, what one trial met being known in the next; without it every trial starts anew.
     """
-    rows = len(requests)
-    own = np.asarray(requests.arm == requests.arms.index(arm)) if arm in requests.arms else np.zeros(rows, np.bool_)
-    known = own & (requests.prompt_tokens > 0) & ~requests.broken
-    shape = np.where(known, requests.prompt_tokens, -1)
-    if len(ladder):
-        steps = np.unique(np.asarray(ladder, dtype=np.int64))
-        place = np.searchsorted(steps, shape)
-        shape = np.where(known & (place < len(steps)), steps[np.minimum(place, len(steps) - 1)], shape)
-    new = np.zeros(rows, dtype=np.bool_)
-    share, share_as_long, longer = np.zeros(rows), np.zeros(rows), np.full(rows, 0.5)
-    everyone = np.flatnonzero(known)
-    start = (requests.trial if lives is None else lives)[everyone]
+    known = requests.of_arm(arm) & (requests.prompt_tokens > 0) & ~requests.broken
+    shape = scratch.full(len(requests), -1, requests.prompt_tokens.dtype)
+    steps = np.unique(np.asarray(ladder, dtype=np.int64))
+    for part in parts(len(requests)):
+        tokens, own = requests.prompt_tokens[part], known[part]
+        place = np.searchsorted(steps, tokens)
+        rounded = steps[np.minimum(place, len(steps) - 1)] if len(steps) else tokens
+        shape[part][own] = np.where(place < len(steps), rounded, tokens)[own]
+    new = np.zeros(len(requests), dtype=np.bool_)
+    everyone = kept(np.flatnonzero(known))
+    start = taken(requests.trial if lives is None else lives, everyone)
     replica = requests.replica[everyone]
-    servers = [(number, name) for number in np.unique(start).tolist() for name in range(-1, len(requests.replicas))]
-    for number, name in servers:
-        mine = everyone[(start == number) & (replica == name)]
-        if not mine.size:
-            continue
-        mine = mine[np.argsort(requests.start_ns[mine], kind="stable")]
-        new[mine[np.unique(shape[mine], return_index=True)[1]]] = True
-        share[mine] = _share(shape[mine], new[mine], below=8, above=8)
-        share_as_long[mine] = _share(shape[mine], new[mine], below=1, above=4)
-        longer[mine] = _longer(shape[mine], new[mine])
-    return Shapes(shape=shape, new=new, share=share, share_as_long=share_as_long, longer=longer)
+    servers = []
+    for number in np.unique(start).tolist():
+        for name in range(-1, len(requests.replicas)):
+            mine = everyone[(start == number) & (replica == name)]
+            if mine.size:
+                mine = kept(in_order(mine, taken(requests.start_ns, mine)))
+                new[mine[_first_of_each(taken(shape, mine))]] = True
+                servers.append(mine)
+    return Shapes(shape=shape, new=new, servers=tuple(servers))
+
+
+def _first_of_each(shape: Codes) -> Ints:
+    """Where each shape comes first."""
+    most = int(shape.max())
+    if most > len(shape):
+        return np.unique(shape, return_index=True)[1]
+    first = np.full(most + 1, -1, dtype=np.int64)
+    for part in reversed(list(parts(len(shape)))):
+        # Of several that are written to one place the last stays, and so the first from behind.
+        first[shape[part][::-1]] = np.arange(part.start, part.stop)[::-1]
+    return first[first >= 0]
 
 
 def _share(shape: Ints, new: Bools, *, below: int, above: int) -> Floats:
@@ -167,16 +202,23 @@ def slow_first(
     """
     waits = requests.ttft_ms
     usable = (shapes.shape >= 0) & requests.ok & (waits > 0)
-    usable &= ~stalls.touch(requests.start_ns, np.maximum(requests.first_ns, requests.start_ns))
+    if stalls.start_ns.size:
+        for part in parts(len(usable)):
+            start = requests.start_ns[part]
+            usable[part] &= ~stalls.touch(start, np.maximum(requests.first_ns[part], start))
     rows = np.flatnonzero(usable)
     if rows.size < 2 or not shapes.new[rows].any():
         return _NOTHING
-    rows = rows[np.argsort(requests.start_ns[rows], kind="stable")]
-    values = _relative(requests, rows, control)
+    rows = kept(in_order(rows, taken(requests.start_ns, rows)))
+    stratum = _strata(taken(shapes.shape, rows))
+    # Few strata hold a first-seen shape: the others, nearly all, tell nothing.
+    told = np.unique(stratum[shapes.new[rows]])
+    beside = np.concatenate([part.start + np.flatnonzero(np.isin(stratum[part], told)) for part in parts(len(stratum))])
+    known = _relative(requests, rows, rows[beside], control)
+    rows, stratum = rows[beside], stratum[beside]
     new = shapes.new[rows]
-    stratum = _strata(shapes.shape[rows])
     mixed = _mixed(stratum, new)
-    rows, values, new, stratum = rows[mixed], values[mixed], new[mixed], stratum[mixed]
+    rows, values, new, stratum = rows[mixed], known[mixed], new[mixed], stratum[mixed]
     if not new.any():
         return _NOTHING
     order = np.lexsort((values, stratum))
@@ -214,34 +256,57 @@ def _ranks(values: Floats, stratum: Ints, sizes: Ints) -> Floats:
     return np.asarray((np.bincount(tied, weights=place) / np.bincount(tied))[tied])
 
 
-def _relative(requests: Requests, rows: Ints, control: str) -> Floats:
-    """Log waits, less those of the copies on the control where nearly all have one."""
-    logs = np.log(requests.ttft_ms[rows])
+def _relative(requests: Requests, rows: Ints, some: Ints, control: str) -> Floats:
+    """Log waits of `some` of the rows, less those of the copies on the control where nearly all rows have one."""
+    logs = np.log(requests.ttft_ms[some])
     if control not in requests.arms or requests.arms[requests.arm[rows[0]]] == control:
         return logs
-    base = np.flatnonzero(
-        (requests.arm == requests.arms.index(control)) & (requests.pair >= 0) & requests.ok & (requests.ttft_ms > 0)
-    )
-    base = base[np.argsort(requests.pair[base], kind="stable")]
-    place = np.minimum(np.searchsorted(requests.pair[base], requests.pair[rows]), max(0, base.size - 1))
-    if not base.size:
+    pair = requests.pair
+    copies = requests.of_arm(control) & (pair >= 0) & requests.ok & (requests.ttft_ms > 0)
+    known = np.zeros(int(pair.max()) + 2, dtype=np.bool_)  # the last place is that of no pair
+    near = np.zeros_like(known)
+    near[pair[some]] = True
+    for part in parts(len(pair)):
+        known[pair[part][copies[part]]] = True
+        copies[part] &= near[pair[part]]
+    if sum(np.count_nonzero(known[pair[rows[part]]]) for part in parts(len(rows))) <= 0.9 * len(rows):
         return logs
-    paired = requests.pair[base[place]] == requests.pair[rows]
-    return np.where(paired, logs - np.log(requests.ttft_ms[base[place]]), np.nan) if paired.mean() > 0.9 else logs
+    base = np.flatnonzero(copies)
+    base = base[np.argsort(pair[base], kind="stable")]
+    place = np.minimum(np.searchsorted(pair[base], pair[some]), max(0, base.size - 1))
+    if not base.size:
+        return np.full(len(some), np.nan)
+    return np.where(pair[base[place]] == pair[some], logs - np.log(requests.ttft_ms[base[place]]), np.nan)
 
 
-def _strata(shape: Ints) -> Ints:
+def _strata(shape: Codes) -> Ints:
     """A number for each request (n,), in order of time: its bucket and the stretch of 40 of the bucket's requests."""
-    _, place, counts = np.unique(shape, return_inverse=True, return_counts=True)
-    eighth = (8.0 * np.log2(np.maximum(shape, 1))).astype(np.int64)
-    bucket = np.where(counts[place] >= 3, place, len(counts) + eighth)
-    order = np.argsort(bucket, kind="stable")
-    ordered = bucket[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    within = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.append(starts, len(ordered))))
-    result = np.empty(len(shape), dtype=np.int64)
-    result[order] = ordered * (len(shape) + 1) + within // _NEIGHBOURS
-    return result
+    distinct, counts = _counts(shape)
+    bucket_of = np.where(
+        counts >= 3, np.arange(len(distinct)), len(distinct) + (8.0 * np.log2(np.maximum(distinct, 1))).astype(np.int64)
+    )
+    before = np.zeros(int(bucket_of.max()) + 1, dtype=np.int64)  # requests of each bucket so far
+    stratum = scratch.empty(len(shape), np.int64)
+    for part in parts(len(shape)):
+        bucket = bucket_of[np.searchsorted(distinct, shape[part])]
+        order = np.argsort(bucket, kind="stable")
+        ordered = bucket[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        lengths = np.diff(np.append(starts, len(ordered)))
+        within = np.arange(len(ordered)) - np.repeat(starts, lengths) + before[ordered]
+        before[ordered[starts]] += lengths
+        stratum[part][order] = ordered * (len(shape) + 1) + within // _NEIGHBOURS
+    return stratum
+
+
+def _counts(shape: Codes) -> tuple[Ints, Ints]:
+    """The distinct shapes, rising, and how often each comes."""
+    most = int(shape.max())
+    if most > len(shape):
+        return np.unique(shape, return_counts=True)
+    counts = sum(np.bincount(shape[part], minlength=most + 1) for part in parts(len(shape)))
+    distinct = np.flatnonzero(counts)
+    return distinct, counts[distinct]
 
 
 def _mixed(stratum: Ints, new: Bools) -> Bools:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from analysis.arrays import Floats, Ints
+from analysis.arrays import Codes, Floats, Ints
+from analysis.records import scratch
+from analysis.records.columns import parts, taken
 from analysis.records.requests import Requests
+from analysis.records.scratch import kept
 from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 
@@ -50,6 +54,8 @@ def partial_stalls(requests: Requests, rows: Ints, sent_ns: Ints, silences: Wind
 
 
 def _between_tokens(requests: Requests, rows: Ints) -> list[Gap]:
+    if not len(requests.gaps_ms):
+        return []
     rows = rows[requests.first_ns[rows] > 0]
     starts, ends, owners = _long_gaps(requests, rows)
     if not starts.size:
@@ -89,23 +95,31 @@ def _tokens(requests: Requests, rows: Ints, start_ns: int, end_ns: int) -> Ints:
 
 
 def _before_the_first(requests: Requests, rows: Ints, sent_ns: Ints, silences: Windows) -> list[Gap]:
-    answered = (requests.first_ns[rows] > 0) & requests.ok[rows]
-    rows, sent = rows[answered], sent_ns[answered]
-    first = requests.first_ns[rows]
-    # A silence of the whole server is no sign of a second one.
-    waits_s = (first - sent - silences.overlap_ns(sent, first)) / 1e9
+    answered = (taken(requests.first_ns, rows) > 0) & requests.ok[rows]
+    rows, sent = kept(rows[answered]), kept(sent_ns[answered])
+    first = taken(requests.first_ns, rows)
+    waits_s = scratch.empty(len(rows), np.float64)
+    for part in parts(len(rows)):
+        came, went = first[part], sent[part]
+        # A silence of the whole server is no sign of a second one.
+        waits_s[part] = (came - went - silences.overlap_ns(went, came)) / 1e9
     long = np.flatnonzero(waits_s >= TOGETHER_S)
     long = np.sort(long[np.argsort(-waits_s[long], kind="stable")][:_MOST])
     if not long.size:
         return []
     lengths = np.maximum(requests.prompt_tokens[rows], 1)
-    order = np.argsort(lengths, kind="stable")
+
+    @cache
+    def by_length() -> tuple[Codes, Floats]:
+        order = kept(np.argsort(lengths, kind="stable"))
+        return taken(lengths, order), taken(waits_s, order)
+
     least = int(TOGETHER_S * 1e9)
     held = []
     for index in long.tolist():
         after = slice(*np.searchsorted(sent, [sent[index] + _EDGE_NS, first[index]]))
         overtaken = int((first[after] < first[index] - least).sum()) >= _OVERTAKING
-        if overtaken and waits_s[index] > _usual_s(lengths[order], waits_s[order], int(lengths[index])):
+        if overtaken and waits_s[index] > _usual_s(*by_length(), int(lengths[index])):
             held.append(index)
     starts, ends = sent[held], first[held]
     overlaps = np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts)

@@ -19,9 +19,13 @@ from analysis.arrays import Bools, Floats, Ints
 from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
+from analysis.records import scratch
+from analysis.records.columns import in_order, parts, taken
 from analysis.records.requests import Requests
+from analysis.records.scratch import kept
 from analysis.run.gaps import gaps_in_parts
 from analysis.run.spikes import Windows
+from analysis.statistics.quantiles import quantile
 
 FLOOR_NS = 250_000_000  # shorter silences are not looked at: a garbage collection or a hiccup of the network
 _FEWEST = 50  # silences that show what is usual
@@ -34,6 +38,7 @@ _QUEUE = 3  # so many that wait are a queue, and so many of its head may be take
 _LEAST_SLOPE = 0.5  # of the tail: an exponential one has 1, that of steps of one length hardly any
 _COPY_NS = 10_000_000_000  # copies of a request are sent within this, in whatever order arms take turns
 _ALIKE = 5
+_LAST_NS = np.iinfo(np.int64).max
 
 COMPILE, HOST, WORK, PART, UNKNOWN = "compile", "host", "work", "part", "unknown"
 
@@ -143,12 +148,11 @@ def look(requests: Requests, shapes: Mapping[str, Shapes]) -> tuple[dict[str, li
 
 
 def _servers(requests: Requests) -> list[_Server]:
-    usable = np.flatnonzero(~requests.broken)
+    usable = ~requests.broken
     servers = []
     for trial in np.unique(requests.trial[usable]).tolist():
-        of_trial = usable[requests.trial[usable] == trial]
         for arm in range(len(requests.arms)):
-            of_arm = of_trial[requests.arm[of_trial] == arm]
+            of_arm = kept(np.flatnonzero(usable & (requests.trial == trial) & (requests.arm == arm)))
             replicas = requests.replica[of_arm]
             present = np.flatnonzero(np.bincount(replicas + 1, minlength=1)) - 1
             known = present[present >= 0]
@@ -163,20 +167,22 @@ def _servers(requests: Requests) -> list[_Server]:
 
 
 def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) -> _Server:
-    late = np.nan_to_num(requests.lag_ms(rows), nan=0.0, posinf=0.0, neginf=0.0) * 1e6
-    sent = requests.start_ns[rows] + np.clip(late, 0.0, None).astype(np.int64)
-    order = np.argsort(sent, kind="stable")
-    rows, sent = rows[order], sent[order]
-    first, end = requests.first_ns[rows], np.maximum(requests.end_ns[rows], sent)
+    sent, end = (scratch.empty(len(rows), np.int64) for _ in range(2))
+    for part in parts(len(rows)):
+        late = np.nan_to_num(requests.lag_ms(rows[part]), nan=0.0, posinf=0.0, neginf=0.0) * 1e6
+        sent[part] = requests.start_ns[rows[part]] + np.clip(late, 0.0, None).astype(np.int64)
+    rows, sent = kept(in_order(rows, sent)), in_order(sent, sent)
+    first = taken(requests.first_ns, rows)
+    for part in parts(len(rows)):
+        end[part] = np.maximum(requests.end_ns[rows[part]], sent[part])
     # What a client gave up on is no sign of its server.
-    coarse = _distinct(np.concatenate((first[first > 0], end[requests.ok[rows]])))
+    coarse = _first_signs(first, end, requests.ok[rows])
     signs, fine = coarse, Windows(start_ns=coarse[:0], end_ns=coarse[:0])
-    lengths = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]
     step = _STEP_NS
     answered = requests.ok[rows] & (first > 0)
     wait_s = _quartile_s((first - sent)[answered])
     gap_s = _quartile_s((end - first)[answered & (end > first)])
-    if lengths.any():
+    if len(requests.gaps_ms) and (lengths := requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]).any():
         silent = np.flatnonzero(np.diff(coarse) >= FLOOR_NS // 2)
         fine = Windows(start_ns=coarse[silent], end_ns=coarse[silent + 1])
         signs = _distinct(np.concatenate((coarse, _tokens_within(requests, rows[lengths > 0], fine))))
@@ -193,7 +199,7 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         sent_ns=sent,
         first_ns=first,
         end_ns=end,
-        ends=np.sort(end),
+        ends=_sorted(end),
         signs=_apart(signs),
         fine=fine,
         step_ns=step,
@@ -204,7 +210,36 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
 
 def _quartile_s(times_ns: npt.NDArray[Any]) -> float:
     """The lower quartile in seconds, at least 1 ms; 1 s of nothing."""
-    return max(1e-3, float(np.quantile(times_ns, 0.25, method="linear")) / 1e9) if times_ns.size else 1.0
+    return max(1e-3, quantile(times_ns, 0.25) / 1e9) if times_ns.size else 1.0
+
+
+def _sorted(times: Ints) -> Ints:
+    ordered = scratch.empty(len(times), times.dtype)
+    ordered[:] = times
+    ordered.sort()
+    return ordered
+
+
+def _first_signs(first: Ints, end: Ints, ok: Bools) -> Ints:
+    """First tokens and the ends of completed answers, in order. Where they are dense, only the first and the last in
+    each 5 ms: no silence lies between, and no more are told apart later."""
+    telling = ((first, first > 0), (end, ok))
+    if not any(own.any() for _, own in telling):
+        return first[:0]
+    low = min(int(times.min(where=own, initial=_LAST_NS)) for times, own in telling)
+    high = max(int(times.max(where=own, initial=-_LAST_NS)) for times, own in telling)
+    stretches = (high - low) // _TOGETHER_NS + 1
+    if stretches > len(first):
+        return _distinct(np.concatenate([times[own] for times, own in telling]))
+    earliest, latest = np.full(stretches, _LAST_NS), np.full(stretches, -_LAST_NS)
+    for times, own in telling:
+        for part in parts(len(times)):
+            came = times[part][own[part]]
+            place = (came - low) // _TOGETHER_NS
+            np.minimum.at(earliest, place, came)
+            np.maximum.at(latest, place, came)
+    some = latest >= earliest
+    return _distinct(np.concatenate((earliest[some], latest[some])))
 
 
 def _distinct(times: Ints) -> Ints:
@@ -300,8 +335,11 @@ class _Due:
     @classmethod
     def of(cls, server: _Server) -> _Due:
         base = int(server.sent_ns[0])
-        begun = np.where(server.first_ns > 0, server.first_ns, server.end_ns)
-        sent, first, end = (_Integral.of(times, base) for times in (server.sent_ns, np.sort(begun), server.ends))
+        begun = scratch.empty(len(server.rows), np.int64)
+        for part in parts(len(begun)):
+            begun[part] = np.where(server.first_ns[part] > 0, server.first_ns[part], server.end_ns[part])
+        begun.sort()
+        sent, first, end = (_Integral.of(times, base) for times in (server.sent_ns, begun, server.ends))
         return cls(
             base_ns=base,
             sent=sent,
@@ -334,8 +372,12 @@ class _Integral:
 
     @classmethod
     def of(cls, sorted_ns: Ints, base_ns: int) -> _Integral:
-        times = (sorted_ns - base_ns) / 1e9
-        return cls(times=times, summed=np.concatenate(([0.0], np.cumsum(times))))
+        times, summed = (scratch.empty(len(sorted_ns) + more, np.float64) for more in (0, 1))
+        for part in parts(len(sorted_ns)):
+            times[part] = (sorted_ns[part] - base_ns) / 1e9
+        summed[0] = 0.0
+        np.cumsum(times, out=summed[1:])
+        return cls(times=times, summed=summed)
 
     def count(self, at: Floats) -> Ints:
         return np.asarray(np.searchsorted(self.times, at, side="right"))
@@ -395,17 +437,19 @@ def _chances(score: Floats, telling: Bools) -> tuple[Floats, float]:
 def _prefills(requests: Requests, server: _Server, shapes: Shapes | None) -> Prefills:
     """The server's silences that ended with first tokens of prompts of known length."""
     starts, ends = _stretches(server)
-    begun = np.flatnonzero((server.first_ns > 0) & (requests.prompt_tokens[server.rows] > 0))
-    begun = begun[np.argsort(server.first_ns[begun], kind="stable")]
+    begun = np.flatnonzero((server.first_ns > 0) & (taken(requests.prompt_tokens, server.rows) > 0))
+    begun = kept(in_order(begun, taken(server.first_ns, begun)))
     if not begun.size or not starts.size:
         return Prefills.joined([])
-    first, rows = server.first_ns[begun], server.rows[begun]
+    first, rows = taken(server.first_ns, begun), taken(server.rows, begun)
     low = np.searchsorted(first, np.maximum(starts + 1, ends - _TOGETHER_NS))
     high = np.searchsorted(first, ends + _BEHIND_NS, side="right")
     some = high > low
     starts, ends, low, high = starts[some], ends[some], low[some], high[some]
-    tokens = np.append(0, np.cumsum(requests.prompt_tokens[rows], dtype=np.int64))
-    new = np.append(0, np.cumsum(shapes.new[rows])) if shapes is not None else np.zeros(len(rows) + 1, dtype=np.int64)
+    tokens, new = (scratch.full(len(rows) + 1, 0, np.int64) for _ in range(2))
+    np.cumsum(requests.prompt_tokens[rows], out=tokens[1:])
+    if shapes is not None:
+        np.cumsum(shapes.new[rows], out=new[1:])
     # What had not been sent was not worked on.
     since = np.maximum(starts, server.sent_ns[begun][low])
     return Prefills(
@@ -510,10 +554,12 @@ def _tokens_run(requests: Requests, server: _Server, end: int, trigger: int) -> 
 def _busiest(server: _Server) -> int:
     """The most requests that were being answered at once: what the server has room for, as far as can be seen."""
     begun = server.first_ns > 0
-    firsts = np.sort(server.first_ns[begun])
-    ended = np.sort(server.end_ns[begun])
-    at_once = np.arange(1, len(firsts) + 1) - np.searchsorted(ended, firsts, side="right")
-    return int(at_once.max()) if at_once.size else 0
+    firsts, ended = _sorted(server.first_ns[begun]), _sorted(server.end_ns[begun])
+    at_once = (
+        np.arange(part.start + 1, part.stop + 1) - np.searchsorted(ended, firsts[part], side="right")
+        for part in parts(len(firsts))
+    )
+    return max((int(own.max()) for own in at_once), default=0)
 
 
 def _begun_with(server: _Server, start: int, end: int, usual_ns: float, busiest: int) -> Ints:

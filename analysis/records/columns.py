@@ -68,10 +68,21 @@ def filled(array: Any, missing: int) -> npt.NDArray[Any]:
 
 
 def taken(column: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The entries of the column at `rows`; where one value stands for all, it takes no memory here either."""
-    if column.strides == (0,) and rows.dtype != np.bool_:
+    """The entries of the column at the indices `rows`; one value that stands for all takes no memory here either."""
+    if column.strides == (0,):
         return np.broadcast_to(column[:1], len(rows)) if len(column) else column
-    return column[rows]
+    entries = scratch.empty(len(rows), column.dtype)
+    for part in parts(len(rows)):
+        entries[part] = column[rows[part]]
+    return entries
+
+
+def in_order(rows: npt.NDArray[Any], keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows with their keys rising; those with the same key stay in order, and all do where they are in order."""
+    rising = all((keys[part][1:] >= keys[part][:-1]).all() for part in parts(len(keys)))
+    if rising and (keys[AT_ONCE::AT_ONCE] >= keys[AT_ONCE - 1 : -1 : AT_ONCE]).all():
+        return rows
+    return taken(rows, np.argsort(keys, kind="stable"))
 
 
 class _Pieces:
