@@ -16,9 +16,9 @@ from scipy import ndimage, optimize, stats
 
 from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.records import scratch
-from analysis.records.columns import in_order, parts, taken
+from analysis.records.columns import in_order, taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept
+from analysis.records.scratch import kept, parts
 from analysis.run.spikes import Windows
 
 _NEAR = 20  # requests of about one time
@@ -304,7 +304,9 @@ def _counts(shape: Codes) -> tuple[Ints, Ints]:
     most = int(shape.max())
     if most > len(shape):
         return np.unique(shape, return_counts=True)
-    counts = sum(np.bincount(shape[part], minlength=most + 1) for part in parts(len(shape)))
+    counts = np.zeros(most + 1, dtype=np.int64)
+    for part in parts(len(shape)):
+        counts += np.bincount(shape[part], minlength=most + 1)
     distinct = np.flatnonzero(counts)
     return distinct, counts[distinct]
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from analysis.arrays import Codes, Floats, Ints
 from analysis.records import scratch
-from analysis.records.columns import parts, taken
+from analysis.records.columns import taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept
+from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_of
 from analysis.run.spikes import Windows
 

@@ -20,9 +20,9 @@ from analysis.blackbox.firstseen import Shapes, chance_of_new, longest_of
 from analysis.blackbox.partial import partial_stalls
 from analysis.blackbox.prefills import Prefills, Work
 from analysis.records import scratch
-from analysis.records.columns import in_order, parts, taken
+from analysis.records.columns import in_order, taken
 from analysis.records.requests import Requests
-from analysis.records.scratch import kept
+from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_in_parts
 from analysis.run.spikes import Windows
 from analysis.statistics.quantiles import quantile

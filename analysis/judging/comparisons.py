@@ -12,8 +12,8 @@ import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
 from analysis.judging.paths import Path, looked_at
-from analysis.records.columns import parts, taken
-from analysis.records.scratch import kept
+from analysis.records.columns import taken
+from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_of
 from analysis.run.luck import start_spread
 from analysis.run.machines import Machines

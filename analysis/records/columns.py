@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import IO, Any
 
 import numpy as np
@@ -10,22 +10,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.arrays import Codes
 from analysis.records import scratch
-from analysis.records.scratch import Growing
+from analysis.records.fingerprints import alike, fingerprints_of
+from analysis.records.scratch import AT_ONCE, Growing, parts
 
-AT_ONCE = 1 << 16
 _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 8)}  # by width
 
 
 class Columns:
     """A table that grows. Numbers and shared names (dictionaries) end up in one piece, other columns in many.
 
-    A column of whole numbers or of codes is as wide as its values need, which may be less than in `schema`.
+    A column of whole numbers or of codes is as wide as its values need, which may be less than in `schema`. Of those
+    `grouped`, texts become numbers as `Groups` has them.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, grouped: Collection[str] = ()) -> None:
         self._schema = schema
-        self._columns = [_Numbers(field.type) if _fixed(field.type) else _Pieces(field.type) for field in schema]
+        self._columns = [
+            Groups() if field.name in grouped else _Numbers(field.type) if _fixed(field.type) else _Pieces(field.type)
+            for field in schema
+        ]
 
     def append(self, table: pa.Table) -> None:
         """The rows of `table` are in."""
@@ -39,12 +44,6 @@ class Columns:
 
 def _fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_dictionary(kind))
-
-
-def parts(rows: int, most: int = AT_ONCE) -> Iterator[slice]:
-    """All of `rows` rows in slices, by default such that what is worked out of a few long columns fits a processor's
-    cache."""
-    return (slice(begin, min(begin + most, rows)) for begin in range(0, rows, most))
 
 
 def as_one(column: Any) -> Any:
@@ -165,3 +164,47 @@ class _Numbers:
         if not self._codes:
             return array
         return pa.DictionaryArray.from_arrays(array, pa.array(list(self._names), self._name_kind))
+
+
+class Groups:
+    """One number below the length for each distinct text; -1 for null.
+
+    Piece by piece, since copies lie near each other; the texts that several pieces hold are then given one number.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = Growing(np.int32)
+        self._prints: Growing | None = Growing(np.uint64)  # of each distinct text of each piece; None: some is too long
+        self._texts = _Pieces(pa.string())
+        self._count = 0
+
+    def append(self, column: Any) -> None:
+        encoded = as_one(column).dictionary_encode()
+        own = filled(encoded.indices, -1)
+        self._numbers.append(np.where(own < 0, -1, own + self._count))
+        prints = fingerprints_of(encoded.dictionary)
+        if prints is None:
+            self._prints = None
+        elif self._prints is not None:
+            self._prints.append(prints)
+        self._texts.append(pa.chunked_array([encoded.dictionary]))
+        self._count += len(encoded.dictionary)
+
+    def numbers(self) -> Codes:
+        """The number of each text so far. Nothing may be appended any more."""
+        numbers, texts = self._numbers.all(), self._texts.whole()
+        places = np.arange(self._count) if self._prints is None else alike(self._prints.all())
+        if not places.size:
+            return numbers
+        # Numbers rise with the pieces in which a text is first met.
+        same = as_one(texts.take(pa.array(places)).combine_chunks().dictionary_encode()).indices.to_numpy()
+        first = np.unique(same, return_index=True)[1]
+        number = np.arange(self._count + 1, dtype=np.int32)
+        number[-1] = -1
+        number[places] = places[first][same]
+        for part in parts(len(numbers)):
+            numbers[part] = number[numbers[part]]
+        return numbers
+
+    def whole(self) -> pa.Array:
+        return pa.array(self.numbers())

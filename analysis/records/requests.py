@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 
 from analysis.arrays import Bools, Codes, Floats, Ints
 from analysis.records import scratch
-from analysis.records.arrow import alike, codes, fingerprints, groups, integers, is_named, moments, pieces
-from analysis.records.columns import parts
+from analysis.records.arrow import codes, groups, integers, is_named, moments
+from analysis.records.fingerprints import alike, fingerprints
 from analysis.records.schemas import QUEUE_COLUMNS
+from analysis.records.scratch import parts, pieces
 from analysis.records.tables import RecordError
 
 # What counts as one request's latency. Each array has one entry a request.
@@ -40,7 +41,7 @@ class Requests:
     replicas: tuple[str, ...]
     replica: Codes  # index into replicas, -1 where unknown
     trial: Codes
-    pair: Codes  # equal for the copies of one request, -1 where there is none; below len(self)
+    pair: Codes  # equal for the copies of one request, -1 where there is none; below the rows that were read
     start_ns: Ints  # scheduled, or sent where no schedule is known
     scheduled: Bools  # whether start_ns is a scheduled time
     sent_ns: Ints  # -1 where unknown
@@ -145,7 +146,8 @@ def requests_of(
     rows = len(arm)
     replica, replicas = codes(columns.pop("replica"))
     trial = integers(columns.pop("trial"), 1)
-    pair = groups(columns.pop("pair_id"))
+    pair = columns.pop("pair_id")
+    pair = integers(pair, -1) if pa.types.is_integer(pair.type) else groups(pair)  # a number each where they were read
     scheduled = moments(columns.pop("scheduled_ns"))
     sent = moments(columns.pop("sent_ns"))
     first = moments(columns.pop("first_token_ns"))

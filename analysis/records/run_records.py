@@ -179,7 +179,7 @@ def _read(
             if generator is not None:
                 own[path.stem.removeprefix("generator-")] = {**generator, "trial": run.trials[own_number]}
         for path in table_files(folder, "requests"):
-            requests = requests or Columns(judged)
+            requests = requests or Columns(judged, grouped=("pair_id",))
             account = own.get(load_process(path))
             if account is not None:
                 account["rows"] = 0

@@ -9,16 +9,31 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+AT_ONCE = 1 << 16  # rows
 LARGEST_IN_MEMORY = 1 << 27  # bytes of one array: none of a run of ten million requests is longer
 
 
 class ScratchError(OSError):
     """There is no room for a file. The message is one line: what, where, remedy."""
+
+
+def parts(rows: int) -> Iterator[slice]:
+    """All of `rows` rows in slices, so that what is worked out of a few long columns fits a processor's cache."""
+    return (slice(begin, min(begin + AT_ONCE, rows)) for begin in range(0, rows, AT_ONCE))
+
+
+def pieces(column: Any) -> Iterator[Any]:
+    """The Arrow column in such parts; empty ones are left out."""
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        for part in parts(len(chunk)):
+            yield chunk[part]
 
 
 def empty(rows: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -90,7 +105,7 @@ def nameless() -> IO[bytes]:
 
 def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
     try:
-        file.write(memoryview(values).cast("B"))
+        file.write(values.data.cast("B"))
     except OSError as error:
         raise _no_room(error, values.nbytes) from error
 

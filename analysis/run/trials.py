@@ -11,10 +11,10 @@ import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
 from analysis.records import scratch
-from analysis.records.columns import parts
 from analysis.records.plain_values import number, rows_of
 from analysis.records.plain_values import seconds as seconds_of
 from analysis.records.requests import Requests
+from analysis.records.scratch import parts
 
 SECOND = 1_000_000_000
 _LAST_NS = np.iinfo(np.int64).max

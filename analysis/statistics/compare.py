@@ -28,7 +28,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.records.columns import parts
+from analysis.records.scratch import parts
 from analysis.settings.gate_limits import RESTART_SPREAD, Method, Question
 from analysis.settings.metrics import quantile_label
 from analysis.statistics.dependence import Dependence, block_differences, dependence_of

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
-from analysis.records.columns import parts
+from analysis.records.scratch import parts
 from analysis.statistics.machines import between_machines
 from analysis.statistics.resampling import cosine_variance, group_correlation
 

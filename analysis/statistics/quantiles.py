@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
-from analysis.records.columns import parts
+from analysis.records.scratch import parts
 
 Singles = npt.NDArray[np.float32]
 
@@ -52,7 +52,7 @@ def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
 def _of_many(values: npt.NDArray[Any], qs: Sequence[float]) -> list[float]:
     """The quantiles without a copy of the values: a sample of them tells between which two values a quantile lies, and
     only what lies there is sorted."""
-    size = sum(np.count_nonzero(~np.isnan(values[part])) for part in parts(len(values)))
+    size = sum(int(np.count_nonzero(~np.isnan(values[part]))) for part in parts(len(values)))
     if not size:
         return [math.nan] * len(qs)
     sample = values[:: len(values) // _SAMPLED].astype(np.float64)
@@ -81,7 +81,7 @@ def _between(values: npt.NDArray[Any], low: float, high: float) -> tuple[int, Fl
     below, near = 0, [np.zeros(0)]
     for part in parts(len(values)):
         own = values[part]
-        below += np.count_nonzero(own < low)
+        below += int(np.count_nonzero(own < low))
         near.append(own[(own >= low) & (own <= high)])
     return below, np.concatenate(near, dtype=np.float64)
 

@@ -1,7 +1,8 @@
 import pyarrow as pa
 import pytest
 
-from analysis.records.columns import Columns, parts
+from analysis.records.columns import Columns
+from analysis.records.scratch import parts
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema([("at_ns", pa.int64()), ("name", NAME), ("text", pa.string()), ("times", pa.list_(pa.int64()))])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -74,11 +75,13 @@ def test_ids_that_two_runs_share_stay_those_of_two_requests(tmp_path):
     directories = runs_in(tmp_path, SHORT, SHORT)
     alone = read_run(directories[0]).requests
     records = joined(tmp_path / "joined", directories)
-    for name in ("request_id", "pair_id", "session_id"):
+    for name in ("request_id", "session_id"):
         ids = records.requests.column(name).to_pylist()
         own = alone.column(name).to_pylist()
         assert ids[: len(own)] == [f"1.{text}" for text in own]
         assert ids[len(own) :] == [f"2.{text}" for text in own]
+    first, second = np.split(records.requests.column("pair_id").to_numpy(), [alone.num_rows])
+    assert not set(first) & set(second)
     assert records.requests.schema.field("request_id").type == pa.string()
     assert records.requests.column("end_ns").to_pylist()[: alone.num_rows] == alone.column("end_ns").to_pylist()
 

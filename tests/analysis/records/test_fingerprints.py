@@ -1,7 +1,7 @@
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.arrow import fingerprints
+from analysis.records.fingerprints import fingerprints
 
 
 def test_texts_differ_in_their_fingerprints_as_they_differ():
