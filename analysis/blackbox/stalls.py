@@ -199,7 +199,7 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
         sent_ns=sent,
         first_ns=first,
         end_ns=end,
-        ends=_sorted(end),
+        ends=scratch.ordered(end),
         signs=_apart(signs),
         fine=fine,
         step_ns=step,
@@ -211,13 +211,6 @@ def _server(requests: Requests, arm: int, trial: int, replica: int, rows: Ints) 
 def _quartile_s(times_ns: npt.NDArray[Any]) -> float:
     """The lower quartile in seconds, at least 1 ms; 1 s of nothing."""
     return max(1e-3, quantile(times_ns, 0.25) / 1e9) if times_ns.size else 1.0
-
-
-def _sorted(times: Ints) -> Ints:
-    ordered = scratch.empty(len(times), times.dtype)
-    ordered[:] = times
-    ordered.sort()
-    return ordered
 
 
 def _first_signs(first: Ints, end: Ints, ok: Bools) -> Ints:
@@ -554,7 +547,7 @@ def _tokens_run(requests: Requests, server: _Server, end: int, trigger: int) -> 
 def _busiest(server: _Server) -> int:
     """The most requests that were being answered at once: what the server has room for, as far as can be seen."""
     begun = server.first_ns > 0
-    firsts, ended = _sorted(server.first_ns[begun]), _sorted(server.end_ns[begun])
+    firsts, ended = scratch.ordered(server.first_ns[begun]), scratch.ordered(server.end_ns[begun])
     at_once = (
         np.arange(part.start + 1, part.stop + 1) - np.searchsorted(ended, firsts[part], side="right")
         for part in parts(len(firsts))

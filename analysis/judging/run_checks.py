@@ -220,6 +220,8 @@ def _cut_share(run: Run, arm: str) -> float:
 def _interference(run: Run) -> tuple[float | None, float | None]:
     """How much longer the control's requests took while other arms compiled, and the p-value."""
     requests = run.requests
+    if not any(event.serving and event.stalls and event.arm != run.control for event in run.events):
+        return None, None
     own = run.of_arm(run.control) & requests.ok
     # What is normal on one machine may be slow on another.
     of_machine = run.machines.codes(requests.trial)

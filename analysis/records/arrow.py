@@ -10,7 +10,7 @@ import pyarrow as pa
 from analysis.arrays import Bools, Codes, Ints
 from analysis.records import scratch
 from analysis.records.columns import Groups, as_one, filled
-from analysis.records.scratch import parts, pieces
+from analysis.records.scratch import lean, parts, pieces
 
 _FEW_NAMES = 1 << 14  # codes of 16 bits hold them, with room to count in
 
@@ -21,7 +21,7 @@ def integers(column: Any, missing: int) -> Any:
     if values.itemsize >= 4:
         return values
     # Sums and products of counts do not fit in less; one value for all rows takes no memory.
-    if len(values) > 1 and values[0] == values[-1] and (values == values[0]).all():
+    if len(values) > 1 and lean(values).strides == (0,):
         return np.broadcast_to(np.int32(values[0]), len(values))
     wide = scratch.empty(len(values), np.int32)
     wide[:] = values

@@ -20,7 +20,7 @@ from analysis.records import scratch
 from analysis.records.arrow import codes, groups, integers, is_named, moments
 from analysis.records.fingerprints import alike, fingerprints
 from analysis.records.schemas import QUEUE_COLUMNS
-from analysis.records.scratch import parts, pieces
+from analysis.records.scratch import lean, parts, pieces
 from analysis.records.tables import RecordError
 
 # What counts as one request's latency. Each array has one entry a request.
@@ -92,8 +92,15 @@ class Requests:
 
     def lag_ms(self, rows: Ints | Bools) -> Floats:
         """How much later than scheduled each of `rows` was sent, NaN where unknown."""
-        start, sent = self.start_ns[rows], self.sent_ns[rows]
-        return np.where(self.scheduled[rows] & (sent > 0), _ms_between(start, sent), math.nan)
+        chosen = rows.dtype == np.bool_
+        lag = scratch.empty(int(np.count_nonzero(rows)) if chosen else len(rows), np.float64)
+        done = 0
+        for part in parts(len(rows)):
+            own = part.start + np.flatnonzero(rows[part]) if chosen else rows[part]
+            start, sent = self.start_ns[own], self.sent_ns[own]
+            lag[done : done + len(own)] = np.where(self.scheduled[own] & (sent > 0), (sent - start) / 1e6, math.nan)
+            done += len(own)
+        return lag
 
     def metric_ms(self, name: str) -> Floats:
         """The latencies called `name`, one of METRICS. NaN where undefined."""
@@ -246,17 +253,17 @@ def requests_of(
         trial=trial,
         pair=pair,
         start_ns=start,
-        scheduled=has_schedule,
+        scheduled=lean(has_schedule),
         sent_ns=sent,
         first_ns=first,
         end_ns=end,
-        ok=ok,
-        failed=failed,
-        shed=failed & shed,
-        refused=failed & refused,
-        cut=cut,
-        broken=broken,
-        measured=~is_named(phase, phases, "rampup"),
+        ok=lean(ok),
+        failed=lean(failed),
+        shed=lean(failed & shed),
+        refused=lean(failed & refused),
+        cut=lean(cut),
+        broken=lean(broken),
+        measured=lean(~is_named(phase, phases, "rampup")),
         ttft_ms=ttft,
         e2e_ms=e2e,
         tpot_ms=tpot,

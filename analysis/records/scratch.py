@@ -61,6 +61,21 @@ def kept(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return copy
 
 
+def ordered(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A sorted copy."""
+    copy = empty(len(values), values.dtype)
+    copy[:] = values
+    copy.sort()
+    return copy
+
+
+def lean(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values; read-only and without memory where all are the same."""
+    if len(values) > 1 and values[0] == values[-1] and (values == values[0]).all():
+        return np.broadcast_to(values[:1].copy(), len(values))
+    return values
+
+
 class Growing:
     """Numbers of one kind, appended one stretch after the other."""
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.records.columns import taken
+from analysis.records.scratch import kept
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
 from analysis.run.spikes import without_stalls_ms
@@ -56,10 +58,11 @@ def counterfactual(run: Run, arm: str, metric: str) -> Counterfactual:
         return Counterfactual(withdrawn=withdrawn)
     requests, attribution = run.requests, run.attribution
     values, without = requests.metric_ms(metric), without_stalls_ms(requests, attribution, metric)
-    own = run.of_arm(arm) & run.usable & ~np.isnan(values)
-    seen, left, block = values[own], without[own], run.block[own]
+    own = kept(np.flatnonzero(run.of_arm(arm) & run.usable & ~np.isnan(values)))
+    seen, block = taken(values, own), taken(run.block, own)
+    left = seen if without is values else without[own]
     top, rest = quantile(seen, _Q), quantile(left, _Q)
-    if not attribution.hit[own].any() and not (left < seen).any() and not attribution.unserved[own].any():
+    if not taken(attribution.hit, own).any() and not (left < seen).any() and not taken(attribution.unserved, own).any():
         low, high = _limits(left, block)
         return Counterfactual(
             without_ms=rest, least_ms=rest, most_ms=rest, low_ms=low, high_ms=high, explained_pct=0.0 * top
@@ -139,6 +142,8 @@ def _withdrawn(run: Run, arm: str) -> str | None:
 
 def _unrecorded_s(run: Run, own: Bools) -> float:
     """Seconds for which compiles held requests up by their servers' account, in no event; 0 below 5 % of all."""
+    if not run.attribution.stall_ms.any():
+        return 0.0
     stall_ms = np.where(own, run.attribution.stall_ms, 0.0)
     whole = float(stall_ms.sum())
     for rows in run.attribution.event_requests:

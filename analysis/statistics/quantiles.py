@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from analysis.arrays import Floats, Ints
+from analysis.records import scratch
 from analysis.records.scratch import parts
 
 Singles = npt.NDArray[np.float32]
@@ -50,30 +51,50 @@ def quantiles(values: npt.ArrayLike, qs: Sequence[float]) -> list[float]:
 
 
 def _of_many(values: npt.NDArray[Any], qs: Sequence[float]) -> list[float]:
-    """The quantiles without a copy of the values: a sample of them tells between which two values a quantile lies, and
-    only what lies there is sorted."""
-    size = sum(int(np.count_nonzero(~np.isnan(values[part]))) for part in parts(len(values)))
+    size = _numbers(values)
     if not size:
         return [math.nan] * len(qs)
-    sample = values[:: len(values) // _SAMPLED].astype(np.float64)
-    sample = np.sort(sample[~np.isnan(sample)])
-    found = []
-    for q in qs:
-        position = (size - 1) * q
-        rank = math.floor(position)
-        share = position - rank
+    positions = [(size - 1) * q for q in qs]
+    ranks = [rank for at in positions for rank in (math.floor(at), min(math.floor(at) + 1, size - 1))]
+    found = iter(_at_ranks(values, size, ranks))
+    result = []
+    for at in positions:
+        one, other, share = next(found), next(found), at - math.floor(at)
+        # From whichever end is nearer, as NumPy has it.
+        result.append(one + (other - one) * share if share < 0.5 else other - (other - one) * (1.0 - share))
+    return result
+
+
+def _numbers(values: npt.NDArray[Any]) -> int:
+    """How many of the values are numbers."""
+    return sum(int(np.count_nonzero(~np.isnan(values[part]))) for part in parts(len(values)))
+
+
+def _at_ranks(values: npt.NDArray[Any], size: int, ranks: Sequence[int]) -> list[float]:
+    """Those of the `size` numbers that stand at the ranks, counted from 0, were they in order.
+
+    They are not put in order: a sample tells between which two values each lies, and only what lies there is sorted.
+    """
+    sample = np.sort(values[:: max(1, len(values) // _SAMPLED)].astype(np.float64))
+    sample = sample[~np.isnan(sample)]
+    found: dict[int, float] = {}
+    for rank in ranks:
+        if rank in found:
+            continue
+        q = rank / max(1, size - 1)
         slack = 5.0 * math.sqrt(sample.size * q * (1.0 - q)) + 5.0
         first, last = (math.floor(sample.size * q + side * slack) for side in (-1, 1))
-        low = float(sample[first]) if first >= 0 and sample.size else -math.inf
+        low = float(sample[first]) if 0 <= first < sample.size else -math.inf
         high = float(sample[last]) if last < sample.size else math.inf
         below, near = _between(values, low, high)
-        if not (below <= rank and min(rank + 1, size - 1) < below + near.size):
+        if not below <= rank < below + near.size:
             below, near = _between(values, -math.inf, math.inf)  # the sample was not like the rest
         near.sort()
-        one, other = near[rank - below], near[min(rank + 1, size - 1) - below]
-        # From whichever end is nearer, as NumPy has it.
-        found.append(float(one + (other - one) * share if share < 0.5 else other - (other - one) * (1.0 - share)))
-    return found
+        # A quantile lies between two neighbours, which are asked for one after the other.
+        for other in ranks:
+            if below <= other < below + near.size:
+                found[other] = float(near[other - below])
+    return [found[rank] for rank in ranks]
 
 
 def _between(values: npt.NDArray[Any], low: float, high: float) -> tuple[int, Floats]:
@@ -91,12 +112,23 @@ def grouped_quantiles(values: Floats, group: Ints, groups: int, qs: Sequence[flo
 
     `group` numbers the group of each value from 0. NaN for a group without a number.
     """
-    known = ~np.isnan(values)
-    values, group = values[known], group[known]
-    if not values.size:
+    numbers = np.zeros(groups, dtype=np.int64)
+    for part in parts(len(values)):
+        numbers += np.bincount(group[part][~np.isnan(values[part])], minlength=groups)
+    if not numbers.any():
         return np.full((groups, len(qs)), math.nan)
-    ordered = values[np.argsort(group, kind="stable")]
-    counts = np.bincount(group, minlength=groups)[:, None]
+    ordered = scratch.empty(int(numbers.sum()), np.float64)
+    place = np.cumsum(numbers) - numbers  # of the next value of each group
+    for part in parts(len(values)):
+        known = ~np.isnan(values[part])
+        own = group[part][known]
+        order = np.argsort(own, kind="stable")
+        starts = np.flatnonzero(np.diff(own[order], prepend=-1))
+        lengths = np.diff(np.append(starts, len(own)))
+        within = np.arange(len(own)) - np.repeat(starts, lengths)
+        ordered[place[own[order]] + within] = values[part][known][order]
+        place[own[order][starts]] += lengths
+    counts = numbers[:, None]
     first = np.cumsum(counts, axis=0) - counts
     for begin, count in zip(first[:, 0].tolist(), counts[:, 0].tolist(), strict=True):
         ordered[begin : begin + count].sort()
@@ -119,22 +151,33 @@ def quantile_interval(
     `design_effect` is how many times more the count of exceedances varies than it would with independent requests;
     the sample counts as n / design_effect. A limit that the sample cannot give is NaN: p99 of 50 has no upper one.
     """
-    known = np.asarray(values, dtype=np.float64)
-    return ordered_interval(np.sort(known[~np.isnan(known)]), q, confidence=confidence, design_effect=design_effect)
+    given = np.asarray(values).ravel()
+    size = _numbers(given)
+    ranks = _interval_ranks(size, q, confidence=confidence, design_effect=design_effect)
+    asked = [rank for rank in ranks if rank is not None]
+    found = dict(zip(asked, _at_ranks(given, size, asked), strict=True))
+    low, high = (math.nan if rank is None else found[rank] for rank in ranks)
+    return low, high
 
 
 def ordered_interval(ordered: Floats, q: float, *, confidence: float, design_effect: float) -> tuple[float, float]:
     """The limits of `quantile_interval` for values in order, which are numbers."""
-    size = ordered.size
+    ranks = _interval_ranks(ordered.size, q, confidence=confidence, design_effect=design_effect)
+    low, high = (math.nan if rank is None else float(ordered[rank]) for rank in ranks)
+    return low, high
+
+
+def _interval_ranks(size: int, q: float, *, confidence: float, design_effect: float) -> tuple[int | None, int | None]:
+    """Which of so many values in order are the limits, counted from 0."""
     if not size:
-        return math.nan, math.nan
+        return None, None
     effective = max(1, int(size / max(design_effect, 1.0)))
     tail = (1.0 - confidence) / 2.0
     lower = int(stats.binom.ppf(tail, effective, q))
     upper = int(stats.binom.ppf(1.0 - tail, effective, q)) + 1
     # Below order statistic 1 and above order statistic n there is nothing that bounds the quantile.
-    low = float(ordered[math.ceil(lower * size / effective) - 1]) if lower >= 1 else math.nan
-    high = float(ordered[min(size, math.ceil(upper * size / effective)) - 1]) if upper <= effective else math.nan
+    low = math.ceil(lower * size / effective) - 1 if lower >= 1 else None
+    high = min(size, math.ceil(upper * size / effective)) - 1 if upper <= effective else None
     return low, high
 
 
@@ -223,6 +266,8 @@ def shared_blocks(treatment: Ints, control: Ints) -> tuple[Callable[[Ints], Ints
         for part in parts(len(block)):
             own[block[part] - lowest] = True
         present &= own
+    if present.all() and not lowest:
+        return lambda block: block, span
     number = np.where(present, np.cumsum(present) - 1, -1).astype(np.int32)
     return lambda block: number[block - lowest], int(present.sum())
 

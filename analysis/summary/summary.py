@@ -23,9 +23,12 @@ from analysis.judging.judgement import Judgement, judge
 from analysis.judging.load_steps import summary_rows
 from analysis.judging.rates import RateComparison
 from analysis.judging.validity import Check
+from analysis.records import scratch
+from analysis.records.columns import taken
 from analysis.records.documents import write_json
 from analysis.records.plain_values import mapping
 from analysis.records.run_records import RunRecords, read_run
+from analysis.records.scratch import kept
 from analysis.run.pressure import in_words, phases_of
 from analysis.run.run import Run
 from analysis.run.slo import design_effect
@@ -246,11 +249,12 @@ def _distribution(run: Run) -> dict[str, Any]:
         low, high = float(values[usable].min()), float(values[usable].max())
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            own = usable & run.of_arm(arm)
-            ordered = np.sort(values[own])
+            own = kept(np.flatnonzero(usable & run.of_arm(arm)))
+            took, block = taken(values, own), taken(run.block, own)
+            ordered = scratch.ordered(took)
             curve = []
             for q, value in zip(_QUANTILES, quantiles(ordered, _QUANTILES), strict=True):
-                effect = design_effect(values[own] > value, run.block[own])
+                effect = design_effect(took > value, block)
                 lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
                 curve.append([q, value, lower, upper])
             metrics[metric][arm] = {
