@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from scipy import ndimage, optimize, stats
@@ -29,39 +29,138 @@ _NEIGHBOURS = 40
 _DRAWS = 9999
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
     """The shape of each request (n,) as one arm pads it, whether its server had not met it before, and how often that
     happened among the requests of that time and of about that length.
 
-    How often is worked out when it is asked for: only stalls need it, and many runs have none.
+    How often is worked out for the requests that it is asked of: only stalls need it, and few requests begin one.
     """
 
     shape: Codes  # -1 where the prompt's length is unknown
     new: Bools
-    servers: tuple[Ints, ...]  # rows of the requests of each server, in order of time
+    servers: tuple[Met, ...]
 
-    @cached_property
-    def share(self) -> Floats:
+    def share(self, rows: Ints) -> Floats:
         """Of requests up to four times as short or as long."""
-        return self._each(0.0, partial(_share, below=8, above=8))
+        return self._each(rows, 0.0, lambda server, places: server.share(places, below=8, above=8))
 
-    @cached_property
-    def share_as_long(self) -> Floats:
+    def share_as_long(self, rows: Ints) -> Floats:
         """Of requests as long, and up to twice as long."""
-        return self._each(0.0, partial(_share, below=1, above=4))
+        return self._each(rows, 0.0, lambda server, places: server.share(places, below=1, above=4))
+
+    def longer(self, rows: Ints) -> Floats:
+        """The share of requests of that time, and as new or not, that are shorter."""
+        return self._each(rows, 0.5, lambda server, places: server.longer(places))
+
+    def _each(self, rows: Ints, otherwise: float, of_server: Callable[[Met, Ints], Floats]) -> Floats:
+        """What `of_server` makes of the places of those rows that its server answered; `otherwise` for the others."""
+        values = np.full(len(rows), otherwise)
+        for server in self.servers:
+            places = server.places(rows)
+            if (places >= 0).any():
+                values[places >= 0] = of_server(server, places[places >= 0])
+        return values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Met:
+    """What one server met: its requests in order of time, each with its place from 0."""
+
+    rows: Ints
+    shape: Codes  # (places,)
+    new: Ints  # the places of first-seen shapes, rising
+
+    def places(self, rows: Ints) -> Ints:
+        """The place of each of the rows, -1 for those of others."""
+        found = np.full(len(rows), -1, dtype=np.int64)
+        if self._rising:
+            place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+            return np.where(self.rows[place] == rows, place, -1)
+        order = np.argsort(rows, kind="stable")
+        for part in parts(len(self.rows)):
+            place = np.searchsorted(rows, self.rows[part], sorter=order)
+            own = np.flatnonzero(rows[order[np.minimum(place, len(rows) - 1)]] == self.rows[part])
+            for which in own.tolist():
+                found[rows == self.rows[part.start + which]] = part.start + which
+        return found
 
     @cached_property
-    def longer(self) -> Floats:
-        """The share of requests of that time, and as new or not, that are shorter."""
-        return self._each(0.5, _longer)
+    def _rising(self) -> bool:
+        return in_order(self.rows, self.rows) is self.rows
 
-    def _each(self, otherwise: float, of_server: Callable[[Codes, Bools], Floats]) -> Floats:
-        """What `of_server` makes of the shapes of each server; `otherwise` for all other requests."""
-        values = scratch.full(len(self.shape), otherwise, np.float64)
-        for rows in self.servers:
-            values[rows] = of_server(self.shape[rows], self.new[rows])
-        return values
+    def share(self, places: Ints, *, below: int, above: int) -> Floats:
+        """The share of first-seen shapes among requests about as long at the time of each of the places.
+
+        As long is what is `below` quarters of an octave shorter or `above` longer. Shapes run out, so their share
+        falls; that it does so steadily is all that is taken for granted.
+        """
+        share = np.zeros(len(places))
+        quarter = _quarter(self.shape[places])
+        for number in np.unique(quarter).tolist():
+            if (number, below, above) not in self._fits:
+                self._fits[number, below, above] = self._fit(_least(number - below), _least(number + above + 1))
+            begins, fitted = self._fits[number, below, above]
+            own = quarter == number
+            share[own] = fitted[np.searchsorted(begins, places[own], side="right") - 1]
+        return share
+
+    @cached_property
+    def _fits(self) -> dict[tuple[int, int, int], tuple[Ints, Floats]]:
+        return {}
+
+    def _fit(self, shortest: int, beyond: int) -> tuple[Ints, Floats]:
+        """Where each stretch of one share begins, and that share, among shapes from `shortest` to below `beyond`."""
+        lengths = self.shape[self.new]
+        new = self.new[(lengths >= shortest) & (lengths < beyond)]
+        before, alike = np.zeros(len(new), dtype=np.int64), 0
+        for part in parts(len(self.shape)):
+            own = (self.shape[part] >= shortest) & (self.shape[part] < beyond)
+            inside = slice(*np.searchsorted(new, (part.start, part.stop)))
+            before[inside] = alike + np.cumsum(own)[new[inside] - part.start] - 1
+            alike += int(np.count_nonzero(own))
+        # Those between two first-seen shapes are alike: they weigh as many as they are.
+        weights = np.ones(2 * len(new) + 1)
+        weights[::2] = np.diff(np.concatenate(([-1], before, [alike]))) - 1
+        begins = np.zeros(len(weights), dtype=np.int64)
+        begins[1::2], begins[2::2] = new, new + 1
+        seen = (np.arange(len(weights)) % 2).astype(np.float64)
+        some = weights > 0
+        return begins[some], optimize.isotonic_regression(seen[some], weights=weights[some], increasing=False).x
+
+    def longer(self, places: Ints) -> Floats:
+        """The share of requests about as early that are shorter, among first-seen ones or among the others; ties
+        half."""
+        rank = np.empty(len(places))
+        met = np.searchsorted(self.new, places)
+        new = self.new[np.minimum(met, len(self.new) - 1)] == places
+        between = self.new - np.arange(len(self.new))  # others that came before each first-seen one
+        for kind, index, size in ((new, met, len(self.new)), (~new, places - met, len(self.shape) - len(self.new))):
+            starts = np.clip(index[kind] - _NEAR // 2, 0, max(0, size - _NEAR))
+            lengths = self.shape[places[kind]]
+            shorter, equal = np.zeros(len(lengths)), np.zeros(len(lengths))
+            for step in range(_NEAR):
+                which = np.minimum(starts + step, size - 1)
+                near = self.shape[
+                    self.new[which] if kind is new else which + np.searchsorted(between, which, side="right")
+                ]
+                shorter += near < lengths
+                equal += near == lengths
+            rank[kind] = shorter / _NEAR + 0.5 * (equal / _NEAR)
+        return rank
+
+
+def _quarter(shape: Codes) -> Ints:
+    """Quarters of an octave up to the shape."""
+    return np.floor(4.0 * np.log2(np.maximum(shape, 1))).astype(np.int64)
+
+
+def _least(quarter: int) -> int:
+    """The least shape of so many quarters of an octave."""
+    if quarter <= 0:
+        return 0
+    shape = round(math.exp2(quarter / 4.0))
+    return next(near for near in (shape - 1, shape, shape + 1, shape + 2) if _quarter(np.array([near]))[0] >= quarter)
 
 
 def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), lives: Ints | None = None) -> Shapes:
@@ -88,8 +187,10 @@ def shapes_of(requests: Requests, arm: str, *, ladder: Sequence[int] = (), lives
             mine = everyone[(start == number) & (replica == name)]
             if mine.size:
                 mine = kept(in_order(mine, taken(requests.start_ns, mine)))
-                new[mine[_first_of_each(taken(shape, mine))]] = True
-                servers.append(mine)
+                shapes = taken(shape, mine)
+                first = _first_of_each(shapes)
+                new[mine[first]] = True
+                servers.append(Met(rows=mine, shape=shapes, new=np.sort(first)))
     return Shapes(shape=shape, new=new, servers=tuple(servers))
 
 
@@ -105,53 +206,15 @@ def _first_of_each(shape: Codes) -> Ints:
     return first[first >= 0]
 
 
-def _share(shape: Ints, new: Bools, *, below: int, above: int) -> Floats:
-    """The share of first-seen shapes among requests about as long at each request's time; (n,) in order of time.
-
-    As long is what is `below` quarters of an octave shorter or `above` longer. Shapes run out, so their share falls;
-    that it does so steadily is all that is taken for granted.
-    """
-    share = np.zeros(len(shape))
-    # Two bytes each, since all are looked through for every length.
-    quarter = np.floor(4.0 * np.log2(np.maximum(shape, 1))).astype(np.int16)
-    for number in np.unique(quarter).tolist():
-        alike = np.flatnonzero((quarter >= number - below) & (quarter <= number + above))
-        fitted = optimize.isotonic_regression(new[alike].astype(np.float64), increasing=False).x
-        own = quarter[alike] == number
-        share[alike[own]] = fitted[own]
-    return share
-
-
-def _longer(shape: Ints, new: Bools) -> Floats:
-    """The share of requests about as early that are shorter, among first-seen ones or among the others; (n,) in order
-    of time, ties half."""
-    rank = np.empty(len(shape))
-    for kind in (new, ~new):
-        rows = np.flatnonzero(kind)
-        if not rows.size:
-            continue
-        lengths, last = shape[rows], rows.size - 1
-        for part in parts(rows.size):
-            own = lengths[part]
-            starts = np.clip(np.arange(part.start, part.stop) - _NEAR // 2, 0, max(0, rows.size - _NEAR))
-            shorter, equal = np.zeros(own.size), np.zeros(own.size)
-            for step in range(_NEAR):
-                near = lengths[np.minimum(starts + step, last)]
-                shorter += near < own
-                equal += near == own
-            rank[rows[part]] = shorter / _NEAR + 0.5 * (equal / _NEAR)
-    return rank
-
-
-def chance_of_new(shares: Floats, rows: Ints) -> float:
+def chance_of_new(shares: Floats) -> float:
     """The chance that one of the requests would have a first-seen shape, by the share of such among their like."""
-    return float(1.0 - np.prod(1.0 - shares[rows]))
+    return float(1.0 - np.prod(1.0 - shares))
 
 
 def longest_of(shapes: Shapes, rows: Ints) -> float:
     """How far the longest of the requests stands out among those of its time: uniform from 0 to 1 where lengths have
     no part in it."""
-    return float(shapes.longer[rows].max() ** len(rows)) if len(rows) else 0.5
+    return float(shapes.longer(rows).max() ** len(rows)) if len(rows) else 0.5
 
 
 def goes_by_length(ranks: Floats, weights: Floats, *, others: int) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from analysis.blackbox.firstseen import (
     chance_of_new,
@@ -19,6 +19,7 @@ from analysis.run.spikes import windows_of
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
+TIMES = ("scheduled_ns", "first_token_ns", "end_ns")
 NEVER = windows_of([])
 
 
@@ -56,16 +57,47 @@ def test_each_replica_meets_a_shape_anew_and_each_trial_where_the_server_was_res
 def test_prompts_of_unknown_length_are_never_new() -> None:
     shapes = shapes_of(requests([None, 5, None]), "a")
     assert shapes.new.tolist() == [False, True, False]
-    assert chance_of_new(shapes.share, np.array([0, 2])) == 0.0
+    assert chance_of_new(shapes.share(np.array([0, 2]))) == 0.0
     assert not shapes_of(requests([5]), "absent").new.any()
 
 
 def test_the_share_of_new_shapes_falls_with_time() -> None:
     rng = np.random.default_rng(1)
     shapes = shapes_of(requests(rng.integers(100, 140, 400).tolist()), "a")
-    assert shapes.share[0] == 1.0
-    assert (np.diff(shapes.share) <= 1e-12).all()
-    assert shapes.share.sum() == pytest.approx(shapes.new.sum())
+    share = shapes.share(np.arange(400))
+    assert share[0] == 1.0
+    assert (np.diff(share) <= 1e-12).all()
+    assert share.sum() == pytest.approx(shapes.new.sum())
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_shares_of_some_requests_are_those_of_a_fit_to_all(shuffled: bool) -> None:
+    rng = np.random.default_rng(3)
+    lengths = np.exp(rng.normal(5.0, 1.5, 3000)).astype(int) + 1
+    at = rng.permutation(3000) if shuffled else np.arange(3000)
+    times = {name: (T0 + at * S + later * S).tolist() for later, name in enumerate(TIMES)}
+    shapes = shapes_of(requests(lengths.tolist(), **times), "a")
+    order = np.argsort(at)
+    quarter = np.floor(4.0 * np.log2(lengths[order]))
+    rows = rng.choice(3000, 40, replace=False)
+    for row, wide, long in zip(rows, shapes.share(rows), shapes.share_as_long(rows), strict=True):
+        place = int(np.flatnonzero(order == row)[0])
+        for share, below, above in ((wide, 8, 8), (long, 1, 4)):
+            alike = (quarter >= quarter[place] - below) & (quarter <= quarter[place] + above)
+            fitted = optimize.isotonic_regression(shapes.new[order][alike].astype(float), increasing=False).x
+            assert share == pytest.approx(fitted[alike[:place].sum()])
+
+
+def test_how_far_a_prompt_stands_out_is_counted_among_twenty_of_its_time_and_kind() -> None:
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(1, 300, 2000)
+    shapes = shapes_of(requests(lengths.tolist()), "a")
+    rows = rng.choice(2000, 60, replace=False)
+    for row, longer in zip(rows, shapes.longer(rows), strict=True):
+        kind = np.flatnonzero(shapes.new == shapes.new[row])
+        begin = min(max(0, int(np.searchsorted(kind, row)) - 10), len(kind) - 20)
+        near = lengths[kind[begin : begin + 20]]
+        assert longer == pytest.approx((near < lengths[row]).mean() + 0.5 * (near == lengths[row]).mean())
 
 
 def test_long_prompts_are_held_against_long_ones() -> None:
@@ -74,9 +106,10 @@ def test_long_prompts_are_held_against_long_ones() -> None:
     lengths[20::40] = np.arange(5000, 5000 + 50 * lengths[20::40].size, 50)
     shapes = shapes_of(requests(lengths.tolist()), "a")
     long = shapes.shape >= 5000
-    assert (shapes.share[long] == 1.0).all(), "every one of them is new"
-    assert shapes.share[~long][100:].max() == 0.0
-    assert chance_of_new(shapes.share, np.array([399, 380])) == 1.0
+    share = shapes.share(np.arange(400))
+    assert (share[long] == 1.0).all(), "every one of them is new"
+    assert share[~long][100:].max() == 0.0
+    assert chance_of_new(shapes.share(np.array([399, 380]))) == 1.0
 
 
 def test_stalls_that_begin_with_the_longest_prompts_go_by_length() -> None:
