@@ -1,13 +1,16 @@
 """What judging costs: seconds and memory from a run's Arrow files to comparisons, beside scipy's bootstrap.
 
-    python benchmarks/analysis.py [--requests 1000000] [--tokens 0] [--peer-draws 999]
+    python benchmarks/analysis.py [--requests 1000000] [--tokens 0] [--peer-draws 999] [--run DIR]
 
-Makes a run of two mirrored arms in a temporary folder, an hour long, with `--requests` rows in all. In a process of its
+Makes a run of two mirrored arms in a temporary folder, an hour long, with `--requests` rows in all; it is made second by
+second, and with `--run` it is kept and used again. In a process of its
 own for each, once its modules are loaded: (1) *comparisons*: `read_run`, `Run.of` and the comparisons of p50, p95 and
 p99 of E2E of the arm with the control over 999 draws, all within the clock; (2) *analyze*: all of `tailgate analyze`
 but its imports, with summary and reports written; (3) *peer*: `scipy.stats.bootstrap` by percentiles of the same log
 ratios of the same latencies, which are in memory before its clock starts, of all quantiles at once and in a call each.
-The last line on stdout is one JSON object.
+Beside seconds and processor time stand the highest resident memory and how much of it no file backs, which the kernel
+cannot take back: the long columns of a large run lie in files in the folder for temporary files (TMPDIR). The last line
+on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -178,13 +182,18 @@ def comparisons(directory: Path) -> dict[str, Any]:
 
 def whole(directory: Path) -> dict[str, Any]:
     """All of `tailgate analyze`: the summary and the reports are in the run directory."""
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     summary = analyze(directory)
     judged = time.perf_counter()
     write_summary(summary, directory / "summary.json")
     write_reports(summary, directory)
     ended = time.perf_counter()
-    return {"seconds": ended - began, "judge_s": judged - began, "verdict": summary["overall"]}
+    return {
+        "seconds": ended - began,
+        "judge_s": judged - began,
+        "cpu_s": time.process_time() - worked,
+        "verdict": summary["overall"],
+    }
 
 
 def peer(directory: Path, draws: int, *, together: bool = True) -> dict[str, Any]:
@@ -222,7 +231,7 @@ def peer(directory: Path, draws: int, *, together: bool = True) -> dict[str, Any
 
 
 def memory_mb(key: str) -> float:
-    """VmRSS or VmHWM (its highest so far) of this process, in MB of 10^6 bytes."""
+    """VmRSS, VmHWM (its highest so far) or RssAnon (what no file backs) of this process, in MB of 10^6 bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -235,16 +244,47 @@ def alone(what: str, directory: Path, draws: int) -> dict[str, Any]:
         return pool.submit(here, what, directory, draws).result()
 
 
+class Unbacked(threading.Thread):
+    """The most memory without a file behind it that this process had while the block ran, by a look every 20 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most_mb = 0.0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.02):
+            self.most_mb = max(self.most_mb, memory_mb("RssAnon"))
+
+    def __enter__(self) -> Unbacked:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.join()
+
+
 def here(what: str, directory: Path, draws: int) -> dict[str, Any]:
     """`what`, done in this process."""
-    before = memory_mb("VmRSS")
+    before, unbacked_before = memory_mb("VmRSS"), memory_mb("RssAnon")
+    with Unbacked() as unbacked:
+        figures = _done(what, directory, draws)
+    return {
+        **figures,
+        "added_mb": memory_mb("VmHWM") - before,
+        "unbacked_mb": max(0.0, unbacked.most_mb - unbacked_before),
+    }
+
+
+def _done(what: str, directory: Path, draws: int) -> dict[str, Any]:
     if what == "comparisons":
-        figures = comparisons(directory)
-    elif what == "analyze":
-        figures = whole(directory)
-    else:
-        figures = peer(directory, draws, together=what == "peer")
-    return {**figures, "added_mb": memory_mb("VmHWM") - before}
+        return comparisons(directory)
+    return whole(directory) if what == "analyze" else peer(directory, draws, together=what == "peer")
+
+
+def memory(figures: dict[str, Any]) -> str:
+    return f"{figures['added_mb']:6.0f} MB, {figures['unbacked_mb']:.0f} of them backed by no file"
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -257,24 +297,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=0, help="token times a request (default: none)")
     parser.add_argument("--peer-draws", type=int, default=DRAWS, help="of scipy's, scaled to 999; 0: no peer")
     parser.add_argument("--repeats", type=int, default=3, help="of the comparisons; the median counts (%(default)s)")
+    parser.add_argument("--run", type=Path, help="where the run is made and kept; one that is there is used")
     options = parser.parse_args(arguments)
     if options.requests < 2 * SECONDS:
         parser.error(f"--requests is {options.requests}: give at least {2 * SECONDS}, one a second and arm")
     # One thread in the linear algebra, as on a machine that has other work to do.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as place:
-        directory = Path(place) / "run"
-        size = write_run(directory, requests=options.requests, tokens=options.tokens, seed=1)
+        directory = options.run or Path(place) / "run"
+        if not directory.exists():
+            write_run(directory, requests=options.requests, tokens=options.tokens, seed=1)
+        size = sum(path.stat().st_size for path in directory.glob("trial-*/requests-*.arrow"))
         times = f", {options.tokens} token times each" if options.tokens else ""
         print(f"{options.requests:,} requests, {size / 1e6:.0f} MB of records{times}")
         tries = [alone("comparisons", directory, 0) for _ in range(options.repeats)]
         own = {key: statistics.median(row[key] for row in tries) for key in tries[0] if key != "ratios"}
         print(
             f"comparisons  {own['seconds']:8.2f} s  (read {own['read_s']:.2f}, cut {own['cut_s']:.2f}, "
-            f"compare {own['compare_s']:.2f})  {own['added_mb']:6.0f} MB"
+            f"compare {own['compare_s']:.2f})  {memory(own)}"
         )
         analyzed = alone("analyze", directory, 0)
-        print(f"analyze      {analyzed['seconds']:8.2f} s  {'':43}{analyzed['added_mb']:6.0f} MB")
+        print(
+            f"analyze      {analyzed['seconds']:8.2f} s  ({analyzed['cpu_s']:.1f} of the processor)  {memory(analyzed)}"
+        )
         result: dict[str, Any] = {
             "benchmark": "analysis",
             "requests": options.requests,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from analysis.arrays import Codes
 from analysis.records import scratch
 from analysis.records.fingerprints import alike, fingerprints_of
-from analysis.records.scratch import AT_ONCE, Growing, parts
+from analysis.records.scratch import Growing, parts
 
 _LARGEST = {np.dtype(f"i{size}"): (1 << 8 * size - 1) - 1 for size in (1, 2, 4, 8)}  # by width
 
@@ -78,8 +78,7 @@ def taken(column: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def in_order(rows: npt.NDArray[Any], keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The rows with their keys rising; those with the same key stay in order, and all do where they are in order."""
-    rising = all((keys[part][1:] >= keys[part][:-1]).all() for part in parts(len(keys)))
-    if rising and (keys[AT_ONCE::AT_ONCE] >= keys[AT_ONCE - 1 : -1 : AT_ONCE]).all():
+    if all((np.diff(keys[part.start : part.stop + 1]) >= 0).all() for part in parts(len(keys))):
         return rows
     return taken(rows, np.argsort(keys, kind="stable"))
 

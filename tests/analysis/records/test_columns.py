@@ -1,8 +1,13 @@
+from unittest import mock
+
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from analysis.records.columns import Columns
-from analysis.records.scratch import parts
+from analysis.records import scratch
+from analysis.records.columns import Columns, Groups, in_order, taken
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema([("at_ns", pa.int64()), ("name", NAME), ("text", pa.string()), ("times", pa.list_(pa.int64()))])
@@ -69,7 +74,37 @@ def test_more_names_than_a_byte_counts_stay_apart():
     assert columns.table().column("name").to_pylist() == names
 
 
-@pytest.mark.parametrize("rows", [0, 1, 65_536, 65_537, 200_000])
-def test_parts_are_all_rows_once(rows):
-    assert [row for part in parts(rows) for row in (part.start, part.stop)][1:-1:2] == list(range(65_536, rows, 65_536))
-    assert sum(part.stop - part.start for part in parts(rows)) == rows
+@pytest.mark.parametrize("most", [0, 100, 1 << 27])
+def test_rows_come_back_from_files_as_they_went_in(most, monkeypatch):
+    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", most)
+    rows = [(number * 2 ** (number % 50), f"name-{number % 7}", "x" * (number % 9), [number]) for number in range(500)]
+    rows[100] = (None, None, None, None)
+    columns = Columns(SCHEMA)
+    for number in range(0, 500, 50):
+        columns.append(piece(*rows[number : number + 50]))
+    assert columns.table().to_pylist() == piece(*rows).to_pylist()
+
+
+@pytest.mark.parametrize("most", [0, 1 << 27])
+@pytest.mark.parametrize("longest", [3, 90], ids=["short texts", "texts too long for a print"])
+@given(texts=st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8), max_size=6))
+def test_equal_texts_have_one_number(most, longest, texts):
+    with mock.patch.object(scratch, "LARGEST_IN_MEMORY", most):
+        groups = Groups()
+        flat = []
+        for row in texts:
+            named = [None if item is None else str(item) * (longest if item else 1) for item in row]
+            groups.append(pa.array(named, pa.string()))
+            flat += named
+        numbers = groups.numbers().tolist()
+    assert [number < 0 for number in numbers] == [text is None for text in flat]
+    assert len(set(zip(numbers, flat, strict=True))) == len(set(flat)) == len(set(numbers))
+
+
+def test_entries_are_taken_and_put_in_order():
+    column = np.array([5, 3, 9, 3])
+    assert taken(column, np.array([2, 0])).tolist() == [9, 5]
+    assert taken(np.broadcast_to(7, 4), np.array([1, 1])).tolist() == [7, 7]
+    rows = np.arange(4)
+    assert in_order(rows, column).tolist() == [1, 3, 0, 2]
+    assert in_order(rows, np.array([1, 1, 2, 2])) is rows

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.records import scratch
 from analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from analysis.records.tables import RecordError, read_table
+from analysis.statistics import quantiles
 from analysis.summary.summary import analyze, exit_code, write_summary
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
@@ -40,6 +42,29 @@ def clean(tmp_path_factory):
 def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
     summary = summary_of(tmp_path, run)
     assert (summary["overall"], summary["exit_code"], exit_code(summary)) == (overall, code, code)
+
+
+FAULTY = FakeArm(name="compiled", error_share=0.03, compiles=[Compile(at_s=20, seconds=4), Compile(at_s=50, seconds=2)])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        FakeRun(slo=SLO),
+        FakeRun(duration_s=120, rate=5, trials=2, arms=(EAGER, NAIVE, FAULTY), slo=SLO),
+        FakeRun(duration_s=120, rate=5, design="split", arms=(EAGER, FAULTY), server_columns=False),
+        FakeRun(duration_s=120, rate=5, task="embed"),
+    ],
+    ids=["clean", "faults and compiles", "split", "embeddings"],
+)
+def test_a_run_too_large_for_memory_has_the_same_summary(run, tmp_path, monkeypatch):
+    directory = write_run(tmp_path / "run", run)
+    small = analyze(directory)
+    # Columns in files, and everything in many parts.
+    monkeypatch.setattr(scratch, "LARGEST_IN_MEMORY", 64)
+    monkeypatch.setattr(scratch, "AT_ONCE", 97)
+    monkeypatch.setattr(quantiles, "_MANY", 50)
+    assert json.dumps(analyze(directory)) == json.dumps(small)
 
 
 class TestOtherSources:
