@@ -5,11 +5,11 @@
 Makes a run of two mirrored arms in a temporary folder, an hour long, with `--requests` rows in all, second by second;
 with `--run` it is kept, and used where it is there. In a process of its own for each, once its modules are loaded: (1)
 *comparisons*: `read_run`, `Run.of` and the comparisons of p50, p95 and p99 of E2E of the arm with the control over 999
-draws, all within the clock; (2) *analyze*: all of `tailgate analyze` but its imports, with summary and reports written;
-(3) *peer*: `scipy.stats.bootstrap` by percentiles of the same log ratios of the same latencies, which are in memory
-before its clock starts, of all quantiles at once and in a call each. Memory is the most that is added while it runs, and
-how much of it no file backs: the long columns of a large run lie in files, of which the kernel may take memory back. The
-last line on stdout is one JSON object.
+draws, all within the clock; (2) *analyze*: all of `tailgate analyze` but its imports, with summary and reports
+written; (3) *peer*: `scipy.stats.bootstrap` by percentiles of the same log ratios of the same latencies, which are in
+memory before its clock starts, of all quantiles at once and in a call each. Memory is the most that is added while it
+runs, and how much of it no file backs: the long columns of a large run lie in files, of which the kernel may take
+memory back. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
