@@ -133,8 +133,11 @@ def mapped(file: IO[bytes]) -> mmap.mmap:
 
 def _mapped(file: IO[bytes], size: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
     try:
-        # A hole that cannot be filled when it is written to would end the process.
-        os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
+        # A hole that cannot be filled when it is written to would end the process. Where nothing can fill it before,
+        # as on macOS, it is left.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
         raise _no_room(error, size) from error
     return np.frombuffer(_in_order(mmap.mmap(file.fileno(), size)), dtype=kind)
