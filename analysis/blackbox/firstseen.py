@@ -74,6 +74,8 @@ class Met:
     def places(self, rows: Ints) -> Ints:
         """The place of each of the rows, -1 for those of others."""
         found = np.full(len(rows), -1, dtype=np.int64)
+        if not len(rows):
+            return found
         if self._rising:
             place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
             return np.where(self.rows[place] == rows, place, -1)

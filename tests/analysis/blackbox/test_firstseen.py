@@ -77,6 +77,7 @@ def test_shares_of_some_requests_are_those_of_a_fit_to_all(shuffled: bool) -> No
     at = rng.permutation(3000) if shuffled else np.arange(3000)
     times = {name: (T0 + at * S + later * S).tolist() for later, name in enumerate(TIMES)}
     shapes = shapes_of(requests(lengths.tolist(), **times), "a")
+    assert len(shapes.share(np.arange(0))) == 0
     order = np.argsort(at)
     quarter = np.floor(4.0 * np.log2(lengths[order]))
     rows = rng.choice(3000, 40, replace=False)
