@@ -80,8 +80,10 @@ def recorded(house: UsersHouse) -> list[dict[str, Any]]:
 
 
 def nothing_is_lost(house: UsersHouse, *, killed_s: float = 0.0) -> None:
-    """Every answer that users had between the first and the last record is a record, once. Of a splitter that was killed
-    the last `killed_s` may be missing, or written down and unheard."""
+    """Every answer that users had between the first and the last record is a record, once.
+
+    Of a splitter that was killed the last `killed_s` may be missing, or written down and unheard.
+    """
     rows = recorded(house)
     assert len({row["request_id"] for row in rows}) == len(rows)
     first, last = min(row["end_ns"] for row in rows) / 1e9 + 0.5, max(row["end_ns"] for row in rows) / 1e9 - 0.5
