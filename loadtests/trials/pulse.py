@@ -13,10 +13,17 @@ _TRIES = 2  # a connection may be lost without a death
 
 class Pulse:
     """Asks each of `targets`, {replica: host:port}, until `stop`. `gone` is told of one that cannot be reached, once a
-    death: it may come back and die again."""
+    death, and `back` of one that answers again: it may die again."""
 
-    def __init__(self, targets: Mapping[str, str], *, gone: Callable[[str], None], token: str = "") -> None:
-        self._gone = gone
+    def __init__(
+        self,
+        targets: Mapping[str, str],
+        *,
+        gone: Callable[[str], None],
+        back: Callable[[str], None],
+        token: str = "",
+    ) -> None:
+        self._gone, self._back = gone, back
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._ask, args=(replica, target, token), name=f"pulse-{replica}", daemon=True)
@@ -35,7 +42,12 @@ class Pulse:
         channel = arm_channel(target, token=token)
         missed = 0
         while not self._stopped.wait(_EVERY_S):
-            missed = missed + 1 if is_gone(channel) else 0
-            if missed == _TRIES:
-                self._gone(replica)
+            if is_gone(channel):
+                missed += 1
+                if missed == _TRIES:
+                    self._gone(replica)
+                continue
+            if missed >= _TRIES:
+                self._back(replica)
+            missed = 0
         channel.close()

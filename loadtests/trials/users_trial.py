@@ -79,7 +79,7 @@ class UsersTrial:
             commands=True,
         )
         arms = {replica: arm for arm, replicas in self._observed.arms.items() for replica in replicas.values()}
-        self._pulse = Pulse(targets, gone=partial(self._died, arms), token=token)
+        self._pulse = Pulse(targets, gone=partial(self._died, arms), back=self._returned, token=token)
         context.status.phase = "traffic of users"
         end_ns = facts.start_ns + int(facts.duration_s * 1e9)
         while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
@@ -163,6 +163,11 @@ class UsersTrial:
         self.context.keep_facts()
         self.context.status.replicas[replica].stage = "dead"
         self.context.status.note(f"{replica} at {self._address(replica)} cannot be reached any more")
+
+    def _returned(self, replica: str) -> None:
+        """Its death stands, and it serves again."""
+        self.context.status.replicas[replica].stage = "ready"
+        self.context.status.note(f"{replica} answers again")
 
     def _address(self, replica: str) -> str:
         addresses = {name: at for replicas in self._observed.arms.values() for at, name in replicas.items()}

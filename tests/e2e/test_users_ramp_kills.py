@@ -214,6 +214,8 @@ def test_whoever_is_killed_the_candidate_never_has_more_than_was_decided(
             assert took_s < 3.0  # of it a second until a replica is called dead
         if who == "controller":
             assert "resume" in actions
+        if who == "control":
+            assert "eager-0 answers again" in (tmp_path / "ramp.log").read_text()
         if who == "candidate":
             assert summary["overall"] == "FAIL"
         if who not in ("candidate", "splitter", "control"):
