@@ -20,6 +20,8 @@ from tests.fakes.users_house import UsersHouse
 
 STEPS = ["--set", "ramp.steps=[50,100]", "--set", "ramp.step_s=3", "--set", "ramp.most_step_s=240"]
 LOOSE = ["--set", "ramp.step_margin=3.0", "--set", "gates.margin=3.0", "--set", "gates.cold_s=1"]
+# Of the slowest 1 % a busy machine may make one bunch, which leaves an objective for them open for minutes.
+LOOSE += ["--set", "slo={p50_ttft_ms=2000,p50_e2e_ms=6000}"]
 
 
 @pytest.fixture
