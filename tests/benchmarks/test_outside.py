@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from benchmarks.outside import SCENARIOS, agreements, experiment, trace
+from loadtests.experiments.reading import load
+
+KEPT = sorted((Path(__file__).resolve().parents[2] / "benchmarks/results/h100-from-outside").iterdir())
+
+
+def test_there_are_real_runs() -> None:
+    assert len(KEPT) >= 5
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+def test_all_compiles_of_a_real_run_are_seen_and_nothing_is_called_that_is_none(kept: Path) -> None:
+    rows = {row["arm"]: row for row in agreements(kept)}
+    assert rows["eager"]["telemetry"] == rows["eager"]["unexplained"] == rows["eager"]["extra"] == 0
+    for arm in ("naive", "lengths", "steps"):
+        assert rows[arm]["seen"] == rows[arm]["telemetry"] >= 3
+        assert rows[arm]["extra"] == 0
+        assert rows[arm]["onset_error_ms"] < 50
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_scenario_is_an_experiment_with_its_trace(scenario: str, tmp_path: Path) -> None:
+    limits = {"seconds": 60.0, "rate": 3.0, "most_prompt": 192, "most_answer": 48, "seed": 1}
+    rows = list(trace(scenario, **limits))  # type: ignore[arg-type]
+    assert rows == sorted(rows)
+    assert rows == list(trace(scenario, **limits))  # type: ignore[arg-type]
+    assert max(prompt for _, prompt, _ in rows) <= 192
+    assert max(answer for _, _, answer in rows) <= 48
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00.0,5,5\n2026-01-01 00:01:01.0,5,5\n")
+    options = argparse.Namespace(model="random:tiny", devices=["cpu"], slots=8, **limits)
+    (tmp_path / "outside.toml").write_text(experiment(scenario, options, path))
+    arms = load(tmp_path / "outside.toml").own_arms
+    assert [arm.name for arm in arms] == ["eager", "naive", "lengths", "steps"]
+    assert arms[3].config.shapes.kind == "buckets"
+
+
+def test_the_second_half_is_another_than_the_first() -> None:
+    def half(scenario: str, first: bool) -> list[int]:
+        rows = trace(scenario, seconds=600.0, rate=3.0, most_prompt=4096, most_answer=48, seed=1)
+        return [prompt for second, prompt, _ in rows if (second < 300.0) == first]
+
+    assert max(half("longer", True)) <= 512 < max(half("longer", False))
+    assert min(half("shorter", True)) >= 2048 > max(half("shorter", False))
+    assert 5 * len(half("batches", True)) < len(half("batches", False))
