@@ -27,6 +27,15 @@ _RETRY_S = 0.5
 MOST_WAITING = 500_000  # rows that a slow disk may keep waiting: minutes of steps, some 400 MiB
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A replica that served from `before_ns` on serves anew from `serving_ns` on: it is another process."""
+
+    replica: str
+    before_ns: int
+    serving_ns: int
+
+
 @dataclass(slots=True)
 class _Follower:
     """One replica's stream of telemetry, and what has been taken from it."""
@@ -40,6 +49,7 @@ class _Follower:
     last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
     cut_short: UnderWay | None = None  # under way when the stream broke off
+    serving_ns: int = 0  # since when it serves, by its own word
 
 
 class Collector:
@@ -74,6 +84,7 @@ class Collector:
         self.failure: str | None = None
         self.failed_stage: dict[str, str] = {}
         self.serving_ns: dict[str, int] = {}
+        self.restarts: list[Restart] = []
         self.served_compiles: list[ServedCompile] = []  # while serving, in the order in which they were told
         self._flusher = threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)
         self._flusher.start()
@@ -157,7 +168,7 @@ class Collector:
     def _take(self, follower: _Follower, event: telemetry_pb2.TelemetryEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "progress":
-            self._take_progress(follower.replica, event.progress)
+            self._take_progress(follower, event.progress)
         elif kind == "under_way":
             self._take_under_way(follower, event.under_way)
         elif kind == "compile":
@@ -225,12 +236,16 @@ class Collector:
                     "give --out on a faster disk"
                 )
 
-    def _take_progress(self, replica: str, progress: telemetry_pb2.Progress) -> None:
+    def _take_progress(self, follower: _Follower, progress: telemetry_pb2.Progress) -> None:
+        replica = follower.replica
         state = self._status.replicas[replica]
         if progress.stage == "failed":
             self.failed_stage[replica] = progress.detail
         if progress.stage == "serving":
             self.serving_ns.setdefault(replica, progress.at_ns)
+            if 0 < follower.serving_ns < progress.at_ns:
+                self.restarts.append(Restart(replica=replica, before_ns=follower.serving_ns, serving_ns=progress.at_ns))
+            follower.serving_ns = progress.at_ns
         if state.stage != "dead":
             state.stage, state.detail = progress.stage, progress.detail
             state.done, state.total = progress.done, progress.total

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from loadtests.external.client_security import bearer_token
 from loadtests.trials.context import TrialContext
@@ -20,7 +20,7 @@ from loadtests.trials.pulse import Pulse
 from loadtests.trials.snapshots import check_alike, start_up
 from loadtests.trials.splitters import Splitter
 from loadtests.trials.steering import Steering
-from loadtests.trials.telemetry import Collector
+from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.trial import take_all
 from loadtests.users.observed import OBSERVED, Observed
 from servers.clock import now_ns
@@ -32,6 +32,7 @@ _COMMAND = (sys.executable, "-P", "-m", "loadtests.users")
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
 _SNAPSHOT_S = 10.0
+_LATE_NS = 2_000_000_000
 
 
 class UsersTrial:
@@ -52,6 +53,8 @@ class UsersTrial:
         self._pulse: Pulse | None = None
         self._end_ns: int | None = None
         self._counted_before: dict[str, dict[str, int]] = {}
+        self._restarts = 0  # those that were looked at
+        self._arms = {name: arm for arm, replicas in observed.arms.items() for name in replicas.values()}
         self._recording = True
 
     def run(self) -> None:
@@ -78,8 +81,7 @@ class UsersTrial:
             environment=child_environment(),
             commands=True,
         )
-        arms = {replica: arm for arm, replicas in self._observed.arms.items() for replica in replicas.values()}
-        self._pulse = Pulse(targets, gone=partial(self._died, arms), back=self._returned, token=token)
+        self._pulse = Pulse(targets, gone=self._unreachable, back=self._returned, token=token)
         context.status.phase = "traffic of users"
         end_ns = facts.start_ns + int(facts.duration_s * 1e9)
         while now_ns() < (end_ns if self._end_ns is None else self._end_ns):
@@ -89,6 +91,7 @@ class UsersTrial:
             if self.collector.failure is not None:
                 raise RunError(self.collector.failure)
             context.status.load = read_load(context.folder)
+            self._count_restarts()
             self._steering.poll(self)
             time.sleep(_POLL_S)
         facts.duration_s = (now_ns() - facts.start_ns) / 1e9
@@ -157,12 +160,23 @@ class UsersTrial:
             status.detail = "what is under way is waited for"
             time.sleep(_POLL_S)
 
-    def _died(self, arms: Mapping[str, str], replica: str) -> None:
-        death = {"arm": arms[replica], "replica": replica, "at_ns": now_ns(), "exit_code": None}
-        self.context.facts.deaths.append(death)
-        self.context.keep_facts()
+    def _unreachable(self, replica: str) -> None:
+        self._died(replica)
         self.context.status.replicas[replica].stage = "dead"
         self.context.status.note(f"{replica} at {self._address(replica)} cannot be reached any more")
+
+    def _count_restarts(self) -> None:
+        """A replica that is another process than before has died, also where nobody missed it meanwhile."""
+        for restart in self.collector.restarts[self._restarts :]:
+            self._restarts += 1
+            if not is_known(restart, self.context.facts.deaths):
+                self._died(restart.replica, at_ns=restart.serving_ns)
+                self.context.status.note(f"{restart.replica} has started anew")
+
+    def _died(self, replica: str, *, at_ns: int | None = None) -> None:
+        death = {"arm": self._arms[replica], "replica": replica, "at_ns": at_ns or now_ns(), "exit_code": None}
+        self.context.facts.deaths.append(death)
+        self.context.keep_facts()
 
     def _returned(self, replica: str) -> None:
         """Its death stands, and it serves again."""
@@ -198,6 +212,15 @@ class UsersTrial:
                         "memory_bytes": dict(snapshot.memory_bytes),
                     }
         self.context.facts.final = final
+
+
+def is_known(restart: Restart, deaths: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the death before it is one of `deaths`. One that is missed for a second is known at the latest about
+    when it serves again."""
+    return any(
+        death["replica"] == restart.replica and restart.before_ns < death["at_ns"] < restart.serving_ns + _LATE_NS
+        for death in deaths
+    )
 
 
 def counted_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -215,7 +215,8 @@ def test_whoever_is_killed_the_candidate_never_has_more_than_was_decided(
         if who == "controller":
             assert "resume" in actions
         if who == "control":
-            assert "eager-0 answers again" in (tmp_path / "ramp.log").read_text()
+            # The fake one is back within a second or so: it is missed, or known by its new start.
+            assert re.search(r"eager-0 (answers again|has started anew)", (tmp_path / "ramp.log").read_text())
         if who == "candidate":
             assert summary["overall"] == "FAIL"
         if who not in ("candidate", "splitter", "control"):

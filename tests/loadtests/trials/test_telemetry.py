@@ -17,7 +17,7 @@ from analysis.records.schemas import BED, COMPILE_EVENTS, STEPS
 from analysis.records.tables import read_table
 from loadtests.trials.processes import Child
 from loadtests.trials.progress import Status
-from loadtests.trials.telemetry import Collector
+from loadtests.trials.telemetry import Collector, Restart
 from loadtests.trials.under_way import UnderWay
 from servers.config import ArmConfig
 from servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -148,6 +148,23 @@ def test_what_the_compiler_could_not_do_is_on_disk_as_last_told(tmp_path: Path, 
     assert found["graph_breaks"]["a.py:1 in f: print"] >= 2
     assert found["cudagraph_skips"] == {"mutated inputs": 1}
     assert found["blind_spots"] == ["torch 9 is not read"]
+
+
+def serving(at_ns: int) -> telemetry_pb2.TelemetryEvent:
+    return telemetry_pb2.TelemetryEvent(progress=telemetry_pb2.Progress(at_ns=at_ns, stage="serving"))
+
+
+def test_a_replica_that_serves_since_another_instant_is_another_process(collector: Collector) -> None:
+    telemetry = Telemetry(serving(5))
+    with served(telemetry) as target:
+        collector.follow(arm="eager", replica="eager-0", target=target)
+        assert eventually(lambda: telemetry.calls >= 2)
+        assert collector.restarts == []
+        telemetry.events = (serving(9),)
+        last = telemetry.calls + 2
+        assert eventually(lambda: telemetry.calls >= last)
+        collector.stop()
+    assert collector.restarts == [Restart(replica="eager-0", before_ns=5, serving_ns=9)]
 
 
 def test_an_interrupted_stream_is_resumed_without_repeats(tmp_path: Path, collector: Collector) -> None:
