@@ -51,7 +51,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--admin",
         default="",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT or PATH",
         help="ramp users' traffic, split by the `tailgate split` with this admin address",
     )
     parser.add_argument("--resume", metavar="RUN_DIR", help="go on with the ramp of users' traffic in this directory")

@@ -15,9 +15,8 @@ from loadtests.commands.command_line import CommandParser, add_listener_tls, lis
 from loadtests.commands.exits import EXIT_BROKE, complain, stopping
 from loadtests.trials.processes import log_tail
 from servers import stdout
-from servers.address import host_port
 from servers.fields import ConfigError
-from servers.splitter.admin import Admin, SplitterError
+from servers.splitter.admin import Admin, SplitterError, admin_address
 from servers.splitter.bootstrap import bootstrap
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, upstream_tls
@@ -56,7 +55,12 @@ def add_arguments(parser: CommandParser) -> None:
     for flag, kind, default, text in (
         ("--host", str, "127.0.0.1", "address to listen on (default %(default)s)"),
         ("--port", port, 8080, "port to listen on (default %(default)s)"),
-        ("--admin-port", port, 0, "port of Envoy's admin interface (default: a free one)"),
+        (
+            "--admin-port",
+            port,
+            0,
+            "port of Envoy's admin interface on 127.0.0.1 (default: a Unix socket of yours alone)",
+        ),
         ("--stickiness", str, "arm", "what a session keeps: arm, replica or off (default %(default)s)"),
     ):
         parser.add_argument(flag, type=kind, default=default, help=text)
@@ -82,7 +86,7 @@ def add_arguments(parser: CommandParser) -> None:
         choices=("envoy", "kubernetes"),
         help="print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and end",
     )
-    parser.add_argument("--admin", default="", metavar="HOST:PORT", help="admin interface of a running split")
+    parser.add_argument("--admin", default="", metavar="HOST:PORT or PATH", help="admin interface of a running split")
     parser.add_argument(
         "--set-weights", default="", metavar="NAME=N,...", help="new weights for the split behind --admin"
     )
@@ -229,9 +233,9 @@ def _reshare(options: argparse.Namespace) -> int:
     weights = parse_weights(options.set_weights, "--set-weights") if options.set_weights else {}
     shadows = parse_shadows(options.set_shadow, "--set-shadow") if options.set_shadow else {}
     address = options.admin.removeprefix("http://").rstrip("/")
-    wrong = f'--admin "{options.admin}" is not HOST:PORT: give the admin address that the split printed'
+    wrong = f'--admin "{options.admin}" is not HOST:PORT or PATH: give the admin address that the split printed'
     try:
-        shares = reshare(Admin(*host_port(address, wrong)), weights=weights, shadows=shadows)
+        shares = reshare(Admin(admin_address(address, wrong)), weights=weights, shadows=shadows)
     except SplitterError as error:
         return complain(str(error), EXIT_BROKE)
     text = f"weights: {_shares(shares.weights)}{_copies(shares.shadows)}"

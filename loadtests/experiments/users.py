@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from servers.address import host_port
 from servers.fields import ConfigError, check_choice
+from servers.splitter.admin import admin_address
 from servers.splitter.envoy_config import split_address
 
 MovedBy = Literal["tailgate", "others"]
@@ -16,8 +17,8 @@ _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsersConfig:
-    """`admin` is the admin address of a running `tailgate split`, host:port. It tells the replicas of both arms and
-    where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
+    """`admin` is the admin address of a running `tailgate split`, host:port or a path. It tells the replicas of both
+    arms and where its access log is; `replicas` ("arm=host:port,host:port" each) and `access_log` say otherwise.
 
     With `route`, NAMESPACE/NAME of a Gateway API GRPCRoute, that one's weights are moved, through the API server that a
     pod finds or the `kubectl proxy` at `api`. With `moved_by` "others" no weights are moved here: what somebody else
@@ -33,9 +34,10 @@ class UsersConfig:
 
     def __post_init__(self) -> None:
         check_choice("users.moved_by", self.moved_by, ("tailgate", "others"))
-        for key in ("admin", "api"):
-            if address := getattr(self, key):
-                host_port(address, f'users.{key} is "{address}": give an address as host:port')
+        if self.admin:
+            admin_address(self.admin, f'users.admin is "{self.admin}": give host:port, or the path of a socket')
+        if self.api:
+            host_port(self.api, f'users.api is "{self.api}": give an address as host:port')
         namespace, slash, name = self.route.partition("/")
         if self.route and not (namespace and slash and name and "/" not in name):
             raise ConfigError(f'users.route is "{self.route}": give NAMESPACE/NAME of a GRPCRoute')

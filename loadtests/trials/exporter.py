@@ -26,6 +26,7 @@ from loadtests.trials.progress import MetricsPage, Status
 from loadtests.trials.run_metrics import RunCollector
 from servers.address import host_port, joined
 from servers.fields import ConfigError
+from servers.splitter.admin import open_connection
 
 METRICS, TARGETS, RUN = "/metrics", "/targets", "run"
 _PAGE_S: Final = 5.0
@@ -98,8 +99,7 @@ def _targets(processes: Iterable[str], host: str) -> list[dict[str, Any]]:
 
 
 def _fetched(page: MetricsPage) -> Answer:
-    # http.client, not urllib: a proxy from the environment must not stand in between.
-    connection = http.client.HTTPConnection(page.host, page.port, timeout=_PAGE_S)
+    connection = open_connection(page.address, timeout_s=_PAGE_S)
     try:
         connection.request("GET", page.path)
         response = connection.getresponse()

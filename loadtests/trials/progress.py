@@ -80,8 +80,7 @@ class Load:
 class MetricsPage:
     """Where a process of the trial shows its metrics to Prometheus. `arm` is empty where it belongs to none."""
 
-    host: str
-    port: int
+    address: str  # "host:port", or the path of a Unix socket
     path: str
     arm: str = ""
 

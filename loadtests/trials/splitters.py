@@ -90,7 +90,7 @@ def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter | None:
         namespace, _, route = users.route.partition("/")
         api = _proxy(users.api) if users.api else in_cluster()[0]
         return RouteSplitter(Gateway(api=api, namespace=namespace, route=route, arms=arms))
-    return EnvoySplitter(Admin(*host_port(users.admin))) if users.admin else None
+    return EnvoySplitter(Admin(users.admin)) if users.admin else None
 
 
 def _proxy(address: str) -> ApiServer:

@@ -145,7 +145,7 @@ class Trial:
             shares = Shares(weights=config.weights, shadows=config.shadows)
             self._weights = WeightWatch(context.folder.parent, trial=context.number, configured=shares)
         if context.metrics:
-            page = MetricsPage(host=envoy.admin.host, port=envoy.admin.port, path=ENVOY_METRICS)
+            page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
         deadline = time.monotonic() + _ENVOY_READY_S
         while True:

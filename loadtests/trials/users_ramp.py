@@ -21,7 +21,6 @@ from loadtests.trials.splitters import EnvoySplitter, Splitter, splitter_of
 from loadtests.trials.steering import Steered, Steering
 from loadtests.trials.trial_facts import TrialFacts
 from loadtests.trials.users_trial import UsersTrial, observed_of
-from servers.address import host_port
 from servers.clock import now_ns
 from servers.fields import ConfigError
 from servers.splitter.access_log import log_path
@@ -61,7 +60,7 @@ class UsersRamp(Orchestrator):
             self._splitter = splitter_of(users, names)
             self._log, self._arms = users.access_log, dict(users.addresses)
             if users.admin:
-                self._ask_envoy(Admin(*host_port(users.admin)))
+                self._ask_envoy(Admin(users.admin))
             weights = dict(self._splitter.weights()) if self._splitter is not None else dict.fromkeys(names, 0)
         except SplitterError as error:
             raise ConfigError(str(error)) from None

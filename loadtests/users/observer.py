@@ -19,7 +19,6 @@ from loadtests.users.log_follower import LogFollower
 from loadtests.users.observed import Observed
 from loadtests.users.under_way import UnderWay
 from loadtests.users.user_records import place_of, request_id, user_record
-from servers.address import host_port
 from servers.splitter.access_log import LoggedRequest, parse_line
 from servers.splitter.admin import Admin, SplitterError
 from servers.splitter.statistics import SAME_START_S, read_statistics
@@ -66,7 +65,7 @@ class Observer:
     def __init__(self, folder: Path, observed: Observed) -> None:
         self._folder, self._observed = folder, observed
         self._until_ns: int | None = None  # what comes then or later is not recorded
-        self._admin = Admin(*host_port(observed.admin)) if observed.admin else None
+        self._admin = Admin(observed.admin) if observed.admin else None
         self._tallies = {arm: ArmTally() for arm in observed.arms}
         account = _content(folder / _ACCOUNT)
         # As it was when the log that is read now was begun: it is read from there again.

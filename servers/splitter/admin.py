@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from servers.address import joined
+from servers.address import host_port
+from servers.fields import ConfigError
 
 
 class SplitterError(RuntimeError):
@@ -15,16 +17,11 @@ class SplitterError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The admin interface at host:port. `silence` words the error for an Envoy that does not answer."""
+    """The admin interface at `address`: "host:port", or the path of a Unix socket. `silence` words the error for an
+    Envoy that does not answer."""
 
-    host: str
-    port: int
+    address: str
     silence: Callable[[Exception], str] | None = None
-
-    @property
-    def address(self) -> str:
-        """Where it listens, "host:port"."""
-        return joined(self.host, self.port)
 
     def get(self, path: str) -> str:
         """The answer to a question. Raises SplitterError."""
@@ -36,8 +33,7 @@ class Admin:
 
     def fetch(self, method: str, path: str) -> tuple[int, str]:
         """(HTTP status, body). Raises OSError or HTTPException when there is no answer."""
-        # http.client, not urllib: a proxy from the environment must not stand between this process and Envoy.
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=10.0)
+        connection = open_connection(self.address, timeout_s=10.0)
         try:
             connection.request(method, path)
             response = connection.getresponse()
@@ -57,3 +53,33 @@ class Admin:
                 f"{self.address} answered {status} to {path.partition('?')[0]} ({excerpt}): is it a split's admin port?"
             )
         return body
+
+
+def admin_address(text: str, otherwise: str = "") -> str:
+    """The address in "host:port" or in an absolute path. Raises ConfigError, in the words of `otherwise`, for anything
+    else."""
+    if not text.startswith("/"):
+        host_port(text, otherwise)
+    elif not text.isprintable():
+        raise ConfigError(otherwise or f"the path {text!r} is not printable: give another")
+    return text
+
+
+def open_connection(address: str, *, timeout_s: float) -> http.client.HTTPConnection:
+    """A connection, made at its first request, to who speaks HTTP at "host:port" or at the path of a Unix socket."""
+    # http.client, not urllib: a proxy from the environment must not stand in between.
+    if address.startswith("/"):
+        return _SocketConnection(address, timeout_s)
+    host, port = host_port(address)
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -39,14 +39,17 @@ SHADOW_KEYS = "tailgate.shadow"
 _UNLIMITED = 2**31 - 1
 
 
-def bootstrap(config: SplitterConfig) -> dict[str, Any]:
+def bootstrap(config: SplitterConfig, *, admin_socket: str = "") -> dict[str, Any]:
     """The Envoy bootstrap (JSON-ready) that splits gRPC traffic as `config` says.
+
+    The admin interface is at `admin_socket`, which its owner alone may open, or at a port of loopback where that is
+    empty.
 
     Durations are off, limits are out of reach and nothing is retried: a proxy that cuts, queues or repeats a request
     would be measured as the model server's doing.
     """
     return {
-        "admin": {"address": _socket_address("127.0.0.1", config.admin_port)},
+        "admin": {"address": _admin_address(config, admin_socket)},
         "layered_runtime": {
             "layers": [
                 # Envoy closes a client's connection after 500 streams that were mostly reset before any answer. Here
@@ -82,6 +85,10 @@ def bootstrap(config: SplitterConfig) -> dict[str, Any]:
 def _possible_shadows(config: SplitterConfig) -> list[ArmTarget]:
     """Every arm, also those that get no copies now: which arm is a shadow can change while Envoy runs."""
     return list(config.arms) if len(config.arms) > 1 else []
+
+
+def _admin_address(config: SplitterConfig, socket: str) -> dict[str, Any]:
+    return {"pipe": {"path": socket, "mode": 0o600}} if socket else _socket_address("127.0.0.1", config.admin_port)
 
 
 def _socket_address(host: str, port: int) -> dict[str, Any]:

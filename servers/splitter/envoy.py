@@ -6,12 +6,14 @@ import contextlib
 import http.client
 import importlib
 import json
+import os
 import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -21,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from servers.address import host_port, joined
+from servers.address import joined
 from servers.fields import ConfigError
 from servers.launcher import launched
 from servers.splitter.access_log import FLUSH_MS
@@ -49,16 +51,27 @@ def envoy_path() -> Path:
 
 
 class Envoy:
-    """A running Envoy. `port` and `admin` are real, also when the configuration asked for port 0."""
+    """A running Envoy. `port` and `admin` are real, also when the configuration asked for port 0.
+
+    `private` is the folder of its admin socket, which goes with it.
+    """
 
     def __init__(
-        self, config: SplitterConfig, process: subprocess.Popen[bytes], *, log_path: Path, port: int, admin_port: int
+        self,
+        config: SplitterConfig,
+        process: subprocess.Popen[bytes],
+        *,
+        log_path: Path,
+        port: int,
+        admin: str,
+        private: Path,
     ) -> None:
         self.config = config
         self.log_path = log_path
         self.port = port
-        self.admin = Admin("127.0.0.1", admin_port, silence=self._silence)
+        self.admin = Admin(admin, silence=self._silence)
         self._process = process
+        self._private = private
 
     @classmethod
     def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
@@ -72,29 +85,34 @@ class Envoy:
         work_dir.mkdir(parents=True, exist_ok=True)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         config_path, address_path = work_dir / "envoy.json", work_dir / "envoy-admin.txt"
-        config_path.write_text(json.dumps(bootstrap(config), indent=2) + "\n")
         address_path.unlink(missing_ok=True)
+        private = _private_folder()
+        socket = "" if config.admin_port else str(private / "admin")
+        config_path.write_text(json.dumps(bootstrap(config, admin_socket=socket), indent=2) + "\n")
         arguments = [
             *(str(binary), "--config-path", str(config_path), "--admin-address-path", str(address_path)),
             *("--concurrency", str(config.workers), "--log-level", "warning"),
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
         log_start = log_path.stat().st_size if log_path.exists() else 0
-        process = _spawn(arguments, log_path)
+        process = None
         try:
+            process = _spawn(arguments, log_path)
             deadline = time.monotonic() + timeout_s
             while True:
                 if process.poll() is not None:
                     raise _startup_failure(config, process.returncode, log_path, log_start)
                 with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, IndexError):
-                    admin_port = host_port(address_path.read_text().strip())[1]
-                    port = _listening_port(Admin("127.0.0.1", admin_port))
-                    return cls(config, process, log_path=log_path, port=port, admin_port=admin_port)
+                    admin = address_path.read_text().strip()  # written once it is bound: another's port is not taken
+                    port = _listening_port(Admin(admin))
+                    return cls(config, process, log_path=log_path, port=port, admin=admin, private=private)
                 if time.monotonic() > deadline:
                     raise SplitterError(f"Envoy bound no port within {timeout_s:g} s: see {log_path}")
                 time.sleep(0.01)
         except BaseException:
-            _end(process)
+            if process is not None:
+                _end(process)
+            shutil.rmtree(private, ignore_errors=True)
             raise
 
     @property
@@ -160,10 +178,12 @@ class Envoy:
                 while self._active_streams() and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
         _end(self._process)
+        shutil.rmtree(self._private, ignore_errors=True)
 
     def kill(self) -> None:
         """Envoy was sent SIGKILL, if it still runs. Safe in a signal handler."""
         self._process.kill()
+        shutil.rmtree(self._private, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +201,12 @@ class Envoy:
         code = self.poll()
         state = "does not answer" if code is None else f"ended with exit code {code}"
         return f"Envoy {state} ({type(error).__name__}): see {self.log_path}"
+
+
+def _private_folder() -> Path:
+    """A new folder that this user alone may enter, with a path short enough for a socket in it (107 bytes)."""
+    place = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="tailgate-envoy-", dir=place if len(os.fsencode(place)) < 70 else "/tmp"))
 
 
 def _spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:

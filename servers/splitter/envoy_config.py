@@ -76,6 +76,9 @@ def upstream_tls(ca: str, name: str = "", certificate: str = "", key: str = "") 
 class SplitterConfig:
     """What the splitter does. Port 0 takes a free port; `stickiness` says what one session keeps meeting.
 
+    `admin_port` is where any process of this machine reaches Envoy's admin interface; 0: a Unix socket, which this user
+    alone may open.
+
     `tls` is what clients meet, `upstream_tls` how all arms are reached; None is plaintext. Both hold names of files,
     and so does Envoy's configuration. Metadata, `authorization` among it, passes as it is. `access_log` and
     `request_log` are files, none where they are empty: the one for people, the other for `access_log.parse_line`.

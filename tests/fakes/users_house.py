@@ -81,7 +81,7 @@ class UsersHouse:
     @property
     def admin(self) -> Admin:
         """Envoy's admin interface."""
-        return Admin("127.0.0.1", self.ports["admin"])
+        return Admin(f"127.0.0.1:{self.ports['admin']}")
 
     def weights(self) -> dict[str, int]:
         """What is in force."""

@@ -17,7 +17,6 @@ import pytest
 from loadtests.commands.arm_flags import preset_arm
 from loadtests.commands.main import COMMANDS, build_parser, main
 from loadtests.commands.split import parse_shadows, parse_weights
-from servers.address import host_port
 from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.splitter.admin import Admin, SplitterError
@@ -436,7 +435,7 @@ def test_a_running_split_takes_new_weights_and_shadows_from_outside(
     reader.start()
     reader.join(30.0)
     where = json.loads(lines[0])
-    admin = Admin(*host_port(where["admin"]))
+    admin = Admin(where["admin"])
     command.wait_for("compiled 1/1")
     assert set(arms_chosen(where["target"], 8)) == {"eager"}
     assert reweight(admin, {"eager": 0, "compiled": 5}) == {"eager": 0, "compiled": 5}

@@ -33,7 +33,7 @@ def page(name: str) -> MetricsPage:
     registry = CollectorRegistry()
     Counter(name, "Counts.", registry=registry).inc()
     server, _ = start_http_server(0, addr="127.0.0.1", registry=registry)
-    return MetricsPage(host="127.0.0.1", port=server.server_port, path="/metrics", arm="eager")
+    return MetricsPage(address=f"127.0.0.1:{server.server_port}", path="/metrics", arm="eager")
 
 
 def test_targets_are_this_address_with_a_page_for_each_process() -> None:
@@ -56,7 +56,7 @@ def test_targets_are_this_address_with_a_page_for_each_process() -> None:
 def test_a_process_that_is_gone_is_down_and_the_run_is_not() -> None:
     with Exporter(Status(), "127.0.0.1", 0) as other:
         gone = other.port
-    status = Status(pages={"eager-0": MetricsPage(host="127.0.0.1", port=gone, path="/metrics")})
+    status = Status(pages={"eager-0": MetricsPage(address=f"127.0.0.1:{gone}", path="/metrics")})
     with Exporter(status, "127.0.0.1", 0) as exporter:
         assert get(exporter.port, "/metrics/eager-0")[0] == 502
         assert get(exporter.port, "/metrics")[0] == 200

@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -366,6 +368,48 @@ def test_envoy_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         assert is_running(pid)
         parent.send_signal(signal.SIGKILL)
     assert wait_for(lambda: not is_running(pid))
+
+
+def test_the_admin_interface_is_a_socket_of_this_user_alone_which_goes_with_envoy(tmp_path: Path) -> None:
+    with Envoy.start(lonely_config(), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+        socket_path = Path(envoy.admin.address)
+        assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
+        assert socket_path.is_socket()
+        assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
+        assert "LIVE" in envoy.admin.get("/server_info")
+    assert not socket_path.parent.exists()
+    with pytest.raises(SplitterError, match="Envoy ended with exit code 0"):
+        envoy.admin.get("/server_info")
+
+
+def test_a_start_that_fails_leaves_no_folder_of_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the folder for temporary files is too deep for a socket."""
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    made: list[Path] = []
+    make = tempfile.mkdtemp
+
+    def noted(*arguments: Any, **options: Any) -> str:
+        made.append(Path(make(*arguments, **options)))
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    with Envoy.start(lonely_config(), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+        with pytest.raises(ConfigError, match="is in use"):
+            Envoy.start(lonely_config(port=envoy.port), log_path=tmp_path / "other.log", work_dir=tmp_path)
+        first, second = made
+        assert Path(envoy.admin.address).parent == first
+        assert not second.exists()
+    assert not first.exists()
+
+
+def test_the_admin_interface_is_on_loopback_where_a_port_is_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with Envoy.start(lonely_config(admin_port=port), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+        assert envoy.admin.address == f"127.0.0.1:{port}"
+        assert "LIVE" in envoy.admin.get("/server_info")
 
 
 @pytest.mark.parametrize("setting", ["port", "admin_port"])

@@ -117,7 +117,7 @@ def test_who_is_no_split_is_named_in_one_line(answer: str) -> None:
         thread.start()
         port = server.server_port
         with pytest.raises(SplitterError, match=rf"^127\.0\.0\.1:{port} answered no statistics of arms \(\w+\): is it"):
-            read_statistics(Admin("127.0.0.1", port))
+            read_statistics(Admin(f"127.0.0.1:{port}"))
         thread.join()
 
 
