@@ -28,7 +28,7 @@ from servers.fields import ConfigError
 from servers.launcher import launched
 from servers.splitter.access_log import FLUSH_MS
 from servers.splitter.admin import Admin, SplitterError
-from servers.splitter.bootstrap import LISTENER, bootstrap
+from servers.splitter.bootstrap import LISTENER, bootstrap, secrets
 from servers.splitter.envoy_config import SplitterConfig
 
 # For every arm: (replicas that may get traffic, replicas).
@@ -77,26 +77,28 @@ class Envoy:
     def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
         """Starts Envoy and returns when its port is bound; it serves from `wait_ready` on.
 
-        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. The process has its own session, so that
-        a terminal's Ctrl-C does not reach it, and on Linux it ends when this process does. Raises ConfigError when
-        the platform has no Envoy or a port is in use, SplitterError when Envoy ends or is silent for `timeout_s`.
+        Writes `envoy.json`, and `envoy-*.json` where there is TLS, to `work_dir` and Envoy's log to `log_path`. The
+        process has its own session, so that a terminal's Ctrl-C does not reach it, and on Linux it ends when this
+        process does. Raises ConfigError when the platform has no Envoy or a port is in use, SplitterError when Envoy
+        ends or is silent for `timeout_s`.
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         config_path, address_path = work_dir / "envoy.json", work_dir / "envoy-admin.txt"
         address_path.unlink(missing_ok=True)
-        private = _private_folder()
-        socket = "" if config.admin_port else str(private / "admin")
-        config_path.write_text(json.dumps(bootstrap(config, admin_socket=socket), indent=2) + "\n")
         arguments = [
             *(str(binary), "--config-path", str(config_path), "--admin-address-path", str(address_path)),
             *("--concurrency", str(config.workers), "--log-level", "warning"),
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
         log_start = log_path.stat().st_size if log_path.exists() else 0
-        process = None
+        private, process = _private_folder(), None
         try:
+            socket = "" if config.admin_port else str(private / "admin")
+            document = bootstrap(config, admin_socket=socket, folder=str(work_dir))
+            for name, content in {"envoy": document, **secrets(config)}.items():
+                (work_dir / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
             process = _spawn(arguments, log_path)
             deadline = time.monotonic() + timeout_s
             while True:

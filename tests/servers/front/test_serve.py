@@ -612,6 +612,66 @@ def test_a_replica_with_tls_and_a_token_answers_those_who_have_both(
     assert SECRET not in str(snapshot)
 
 
+def secure_channel(replica: Replica, ca: str, **client: str) -> grpc.Channel:
+    pem = [Path(path).read_bytes() if path else None for path in (ca, client.get("key"), client.get("certificate"))]
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(f"127.0.0.1:{replica.port}", grpc.ssl_channel_credentials(*pem), own)
+
+
+def health_by(channel: grpc.Channel) -> str:
+    """Whether the channel's server is healthy, or the name of the status."""
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "healthy" if answer.status == health_pb2.HealthCheckResponse.SERVING else "unhealthy"
+
+
+def test_certificates_that_are_replaced_are_met_by_new_connections_and_streams_go_on(tmp_path: Path) -> None:
+    """By rename, one file after the other; the authority of clients too."""
+    folders = {name: tmp_path / name for name in ("old", "new")}
+    for folder in folders.values():
+        folder.mkdir()
+    old, new = (make_certificates(folder) for folder in folders.values())
+    flags = {"--tls-certificate": "certificate", "--tls-key": "key", "--tls-client-ca": "ca"}
+    served = {name: tmp_path / f"{name}.pem" for name in flags.values()}
+    for name, path in served.items():
+        path.write_bytes(Path(getattr(old, name)).read_bytes())
+
+    def replace_by_new(name: str) -> None:
+        fresh = served[name].with_suffix(".tmp")
+        fresh.write_bytes(Path(getattr(new, name)).read_bytes())
+        fresh.rename(served[name])
+
+    replica = start_fake(
+        tmp_path, "answers", *(part for flag, name in flags.items() for part in (flag, str(served[name])))
+    )
+    mine = {"certificate": old.client_certificate, "key": old.client_key}
+    theirs = {"certificate": new.client_certificate, "key": new.client_key}
+    replica.channel = secure_channel(replica, old.ca, **mine)
+    wait_warm(replica)
+    progress = replica.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=60)
+    stream = replica.inference.Generate(ask(max_tokens=2000), timeout=60)
+    assert len(next(stream).token_ids) == 1  # and then it stands still
+
+    replace_by_new("certificate")  # its key is still the old one
+    assert health_by(secure_channel(replica, old.ca, **mine)) == "healthy"
+    replace_by_new("key")
+    assert health_by(secure_channel(replica, new.ca, **mine)) == "healthy"
+    assert health_by(secure_channel(replica, old.ca, **mine)) == "UNAVAILABLE"
+    replace_by_new("ca")
+    assert health_by(secure_channel(replica, new.ca, **theirs)) == "healthy"
+    assert health_by(secure_channel(replica, new.ca, **mine)) == "UNAVAILABLE"
+
+    assert health_by(replica.channel) == "healthy"  # on the connection of before, which nobody could make now
+    assert stream.is_active()
+    replica.process.send_signal(signal.SIGTERM)
+    assert "draining" in (event.progress.stage for event in progress)
+    log = (tmp_path / "answers.log").read_text()
+    assert log.count("the certificate stays as it was: TLS key") == 1
+    assert "PRIVATE KEY" not in log
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

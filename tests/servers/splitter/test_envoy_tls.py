@@ -18,11 +18,12 @@ from servers.fields import ConfigError
 from servers.rpc import inference_pb2, inference_pb2_grpc
 from servers.security import ServerTls
 from servers.splitter.admin import SplitterError
-from servers.splitter.bootstrap import bootstrap
+from servers.splitter.bootstrap import bootstrap, secrets
 from servers.splitter.envoy import Envoy
 from servers.splitter.envoy_config import ArmTarget, SplitterConfig, UpstreamTls
 from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.grpc_peers import grpc_peer
+from tests.servers.splitter.house import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
@@ -70,6 +71,102 @@ def test_a_token_passes_from_a_tls_client_to_a_tls_arm_that_checks_it(pem: Certi
                 assert generate(channel, SECRET)[0] == "UNAVAILABLE"
     for path in tmp_path.iterdir():
         assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Certificates, Certificates]:
+    """The files of two authorities. Those of the first are replaced, one by one."""
+    for name in ("pem", "new"):
+        (tmp_path / name).mkdir()
+    return make_certificates(tmp_path / "pem"), make_certificates(tmp_path / "new")
+
+
+def replace(old: str, new: str) -> None:
+    fresh = Path(f"{old}.tmp")
+    fresh.write_bytes(Path(new).read_bytes())
+    fresh.rename(old)
+
+
+def channel_to(envoy: Envoy, roots: bytes) -> grpc.Channel:
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(roots), own)
+
+
+def test_a_certificate_that_is_replaced_is_met_by_new_connections_and_streams_go_on(
+    two: tuple[Certificates, Certificates], tmp_path: Path
+) -> None:
+    old, new = two
+    before, after = (Path(pem.ca).read_bytes() for pem in two)
+    with grpc_peer("aio", token_s=0.05) as arm:
+        settings = config(arm, tls=ServerTls(certificate=old.certificate, key=old.key))
+        with (
+            Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy,
+            channel_to(envoy, before) as early,
+        ):
+            envoy.wait_ready(20)
+            stub = inference_pb2_grpc.InferenceStub(early)  # type: ignore[no-untyped-call]
+            stream = stub.Generate(inference_pb2.GenerateRequest(text="hi", max_tokens=1000), timeout=60)
+            next(stream)
+            replace(old.certificate, new.certificate)  # its key is still the old one
+            with channel_to(envoy, before) as channel:
+                assert generate(channel) == ("OK", 3)
+            replace(old.key, new.key)
+
+            def is_met() -> bool:
+                with channel_to(envoy, after) as channel:
+                    return generate(channel) == ("OK", 3)
+
+            assert wait_for(is_met)
+            with channel_to(envoy, before) as channel:
+                assert generate(channel)[0] == "UNAVAILABLE"
+            next(stream)
+            assert stream.is_active()
+            assert generate(early) == ("OK", 3)  # on the connection of before, which nobody could make now
+            stream.cancel()
+    for path in tmp_path.iterdir():
+        assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes(), path
+
+
+def test_authorities_and_the_splitters_own_certificate_are_read_anew_when_they_are_replaced(
+    two: tuple[Certificates, Certificates], tmp_path: Path
+) -> None:
+    old, new = two
+    with grpc_peer("aio", certificate=new.certificate, key=new.key, client_ca=new.ca) as arm:
+        settings = config(
+            arm,
+            tls=ServerTls(certificate=new.certificate, key=new.key, client_ca=old.other_ca),
+            upstream_tls=UpstreamTls(ca=old.ca, certificate=old.client_certificate, key=old.client_key),
+        )
+        with Envoy.start(settings, log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+            with pytest.raises(SplitterError, match='arm "eager" 0 of 1'):
+                envoy.wait_ready(0.5)
+            for name in ("ca", "client_certificate", "client_key"):
+                replace(getattr(old, name), getattr(new, name))
+            envoy.wait_ready(20)
+            pem = [Path(path).read_bytes() for path in (new.ca, new.client_key, new.client_certificate)]
+
+            def is_let_in() -> bool:
+                own = [("grpc.use_local_subchannel_pool", 1)]
+                address = envoy.target.removeprefix("https://")
+                with grpc.secure_channel(address, grpc.ssl_channel_credentials(*pem), own) as channel:
+                    return generate(channel) == ("OK", 3)
+
+            assert not is_let_in()
+            replace(old.other_ca, new.ca)
+            assert wait_for(is_let_in)
+
+
+def test_files_behind_links_stay_links_so_that_a_secret_that_is_mounted_can_change(
+    pem: Certificates, tmp_path: Path
+) -> None:
+    """Kubernetes replaces a link to a folder, in the folder that is mounted."""
+    link = tmp_path / "tls.crt"
+    link.symlink_to(pem.certificate)
+    settings = config("10.0.0.7:50051", tls=ServerTls(certificate=str(link), key=pem.key))
+    chain = {"filename": str(link)}
+    (resource,) = secrets(settings)["envoy-certificate"]["resources"]
+    assert resource["tls_certificate"]["certificate_chain"] == chain
+    assert json.dumps(chain) in json.dumps(bootstrap(settings))
 
 
 @pytest.mark.parametrize("wrong", ["name", "authority", "plaintext"])
