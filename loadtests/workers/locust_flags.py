@@ -20,6 +20,7 @@ from loadtests.traffic.lengths import workloads_of
 from servers.config import Task
 from servers.fields import ConfigError
 
+_LOOPBACK = "127.0.0.1"
 _SECURITY_FLAGS = (  # flag, field of SecurityConfig, help
     ("--tls-ca", "tls_ca", "PEM file of the authority behind an https:// host (default: the system's)"),
     ("--tls-server-name", "tls_server_name", "Name that the host's certificate carries (default: the host)"),
@@ -52,7 +53,12 @@ def _count(text: str) -> int:
 
 
 def add_arguments(parser: Any, *, task: Task) -> None:
-    """Locust's command line and web page know tailgate's settings for requests of this task."""
+    """Locust's command line and web page know tailgate's settings for requests of this task.
+
+    Page and master listen on loopback where nobody says otherwise: Locust's own defaults are all addresses, and its
+    page starts load for whoever comes.
+    """
+    parser.set_defaults(web_host=_LOOPBACK, master_bind_host=_LOOPBACK)
     add = parser.add_argument
     add("--request-rate", type=_rate, default=1.0, help="Requests/s of each User (default 1); inf: all at once")
     add("--max-concurrency", type=int, default=0, help="Most under way from each load process (default 0: no limit)")

@@ -25,6 +25,7 @@ from servers.clock import now_ns
 from servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.certificates import make_certificates
+from tests.fakes.listening import listeners, unix_names
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENGINE = EngineConfig(slots=2, max_queue=3, max_prompt_tokens=32, max_new_tokens=4096, drain_grace_s=20, threads=1)
@@ -180,6 +181,12 @@ def test_an_answer_carries_its_tokens_their_times_and_the_trailing_metadata(repl
     assert received <= times[0] <= times[-1] <= ended
     inside = sum(int(trailer[f"tailgate-{part}-ns"]) for part in ("queue", "prefill", "decode"))
     assert 0 < inside <= ended - received
+
+
+def test_a_replica_listens_at_its_port_alone_with_its_engine_and_no_socket_of_it_has_a_name(replica: Replica) -> None:
+    found = {(item.address, item.port) for item in listeners(replica.process.pid)}
+    assert found == {("127.0.0.1", replica.port)}
+    assert unix_names(replica.process.pid) == set()
 
 
 def test_text_in_gives_text_out_and_stop_strings_cut_it(replica: Replica) -> None:

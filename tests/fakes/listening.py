@@ -1,0 +1,89 @@
+"""Who listens where, as the kernel of this machine has it (Linux)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTENS = "0A"  # TCP_LISTEN
+_ACCEPTS = 0x10000  # __SO_ACCEPTCON
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket that takes connections. `address` is that of an interface, or the path of a Unix socket."""
+
+    pid: int
+    command: str
+    address: str
+    port: int = 0
+
+
+def family(pid: int) -> list[int]:
+    """The process, its children and theirs."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += family(child)
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Its command line; empty where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def listeners(pid: int) -> set[Listener]:
+    """What the process and all below it listen on."""
+    places = _places()
+    found = set()
+    for member in family(pid):
+        for inode in _inodes(member):
+            if inode in places:
+                address, port = places[inode]
+                found.add(Listener(pid=member, command=command_of(member), address=address, port=port))
+    return found
+
+
+def unix_names(pid: int) -> set[str]:
+    """The names of Unix sockets that the process and all below it hold, listening or connected."""
+    held = {inode for member in family(pid) for inode in _inodes(member)}
+    rows = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {row[7] for row in rows if len(row) == 8 and row[6] in held}
+
+
+def _inodes(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(file.readlink())
+                if target.startswith("socket:["):
+                    found.add(target[len("socket:[") : -1])
+    return found
+
+
+def _places() -> dict[str, tuple[str, int]]:
+    """(address, port) of all sockets that listen, by inode."""
+    found = {}
+    for kind, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *rest = line.split()
+                host, _, port = local.partition(":")
+                if state == _LISTENS:
+                    words = struct.unpack(f">{len(host) // 8}I", bytes.fromhex(host))  # each in the machine's order
+                    packed = struct.pack(f"={len(words)}I", *words)
+                    address = socket.inet_ntop(kind, packed).removeprefix("::ffff:")  # IPv4 at a socket for both
+                    found[rest[5]] = (address, int(port, 16))
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, _, inode, *path = line.split(maxsplit=7)
+        if int(flags, 16) & _ACCEPTS:
+            found[inode] = (path[0] if path else "", 0)
+    return found
