@@ -9,6 +9,7 @@ from typing import Any
 from gevent import get_hub
 from gevent.event import Event
 
+from loadtests.external.client_security import without_token
 from servers.clock import now_ns
 
 
@@ -17,6 +18,7 @@ class Call:
 
     `status` is a gRPC status name for all kinds of arms. `token_ns` has one receive time per token. `on_done` runs
     once, inside the reader, and may run before the call is returned to its starter: it must neither block nor raise.
+    `secret` is what the request showed and no error may repeat, as some servers do.
     A subclass says how the wire learns of a cancel (`_withdraw`) and what is freed at the end (`_release`).
     """
 
@@ -29,6 +31,7 @@ class Call:
         "error",
         "first_token_ns",
         "initial_metadata",
+        "secret",
         "sent_ns",
         "start_ns",
         "status",
@@ -45,7 +48,7 @@ class Call:
         self.end_ns = 0
         self.token_ns = array("q")
         self.status = ""
-        self.error = ""
+        self.error = self.secret = ""
         self.initial_metadata: Mapping[str, str] = {}
         self.trailing_metadata: dict[str, str] = {}
         self.tag = tag
@@ -85,7 +88,7 @@ class Call:
         """The call has ended at `at_ns` and `on_done` has run; a call that has ended is left alone."""
         if self.status:
             return
-        self.status, self.error, self.end_ns = status, error, at_ns
+        self.status, self.error, self.end_ns = status, without_token(error, self.secret), at_ns
         if self._timer is not None:
             self._timer.close()
             self._timer = None

@@ -65,7 +65,8 @@ class InferenceClient:
         self.keepalive_timeout_s = keepalive_timeout_s
         self.stream_window = stream_window
         self.connection_window = connection_window
-        self.header_prefix = request_prefix(path, self.target, tls=self.address.tls, token=bearer_token(security))
+        self._token = bearer_token(security)
+        self.header_prefix = request_prefix(path, self.target, tls=self.address.tls, token=self._token)
         self.loop = get_hub().loop
         self._max_connections = max_connections
         self._connect_timeout_s = connect_timeout_s
@@ -88,6 +89,7 @@ class InferenceClient:
     ) -> GrpcCall:
         """A started call. `body` is a serialised request of the method, `headers` comes from `encode_metadata`."""
         call = self._call(headers=headers, body=body, timeout_s=timeout_s, on_done=on_done, tag=tag)
+        call.secret = self._token
         self._assign(call)
         return call
 

@@ -11,7 +11,6 @@ import gevent
 from geventhttpclient.response import HTTPParseError, HTTPResponse
 
 from loadtests.clients.call import Call
-from loadtests.external.client_security import without_token
 from loadtests.external.openai_wire import DONE, LARGEST_ERROR, EventStream, error_of_body, read_event, shortened
 from servers.metadata import trailing_key
 
@@ -76,11 +75,11 @@ class _Response(HTTPResponse):
 class Answer:
     """What the bytes of one answer mean for its call. Every method may end the call."""
 
-    __slots__ = ("body", "call", "counts", "ended", "events", "head", "is_stream", "response", "token")
+    __slots__ = ("body", "call", "counts", "ended", "events", "head", "is_stream", "response")
 
     def __init__(self, call: OpenAiCall, token: str) -> None:
         self.call = call
-        self.token = token
+        call.secret = token
         self.response = _Response()
         self.events = EventStream()
         self.is_stream: bool | None = None  # None: headers have not come
@@ -164,4 +163,4 @@ class Answer:
             self.end("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
 
     def end(self, status: str, error: str, at_ns: int) -> None:
-        self.call.finish(status, without_token(error, self.token), at_ns)
+        self.call.finish(status, error, at_ns)

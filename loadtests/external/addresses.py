@@ -63,8 +63,7 @@ def parse_address(text: str, kind: Kind) -> Address:
         raise ConfigError(f'address "{text}" has the scheme "{scheme}": use {" or ".join(schemes)}, such as {example}')
     tls = schemes[scheme.lower()]
     authority, slash, path = rest.partition("/")
-    if "@" in authority:
-        raise ConfigError('an address carries a user or password before "@": leave it out and use token_env')
+    _refuse_password(authority)
     if set(path) & set("?# ") or not path.isprintable() or not path.isascii():
         raise ConfigError(f'address "{text}" has a query, a fragment or odd characters: such as {example}')
     if kind == "oip" and path:
@@ -91,9 +90,16 @@ def parse_target(text: str) -> Address:
         scheme, rest = "grpc", text.strip()
     elif scheme.lower() not in _SCHEMES["oip"]:
         raise ConfigError(f'target "{text}" has the scheme "{scheme}": use host:port, http:// or https://')
+    _refuse_password(rest)
     otherwise = f'target "{text}" is not host:port with a port from 1 to 65535: try localhost:50051'
     host, port = host_port(rest.rstrip("/"), otherwise)
     return Address(host=host, port=port, tls=_SCHEMES["oip"][scheme.lower()])
+
+
+def _refuse_password(text: str) -> None:
+    """The address holds none: it is written to records and errors, which this one does not repeat it in."""
+    if "@" in text:
+        raise ConfigError('an address carries a user or password before "@": leave it out and use token_env')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from prometheus_client import start_http_server
 from servers.clock import now_ns
 from servers.config import ArmConfig
 from servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from servers.security import is_bearer
 
 TOKEN_S = 0.004
 SERVICE = "tailgate.v1.Inference"
@@ -262,6 +263,22 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         )
 
 
+class TokenGate(grpc.ServerInterceptor):  # type: ignore[misc]
+    """As an arm's own: who has not the token is refused, but for health checks. It repeats what it was shown, as some
+    servers and gateways do."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        given = dict(details.invocation_metadata).get("authorization")
+        if details.method.startswith("/grpc.health.v1.") or is_bearer(given, self._token):
+            return continuation(details)
+        return grpc.stream_stream_rpc_method_handler(
+            lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{given} opens nothing")
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", required=True)
@@ -270,6 +287,7 @@ def main() -> None:
     parser.add_argument("--replica", required=True)
     parser.add_argument("--cache-dir", default="")
     parser.add_argument("--metrics-port", default="0", help='"free": a page that says that the arm is there')
+    parser.add_argument("--token-env", default="")
     parser.add_argument("--stall-s", type=float, default=0.4)
     parser.add_argument("--warmup-s", type=float, default=0.2)
     parser.add_argument("--die", action="append", default=[], metavar="REPLICA=REQUESTS")
@@ -304,7 +322,8 @@ def main() -> None:
         prefill_s=prefill_s,
         memory_bytes=int(arguments.memory_bytes * float(faults.get("memory", 1.0))),
     )
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=96))
+    gates = [TokenGate(os.environ[arguments.token_env])] if arguments.token_env else []
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=96), interceptors=gates)
     inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
     checks = health.HealthServicer()

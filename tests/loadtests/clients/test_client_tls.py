@@ -197,6 +197,19 @@ def test_the_token_goes_with_every_call_and_proxies_are_told_not_to_keep_it(
     assert [item.headers["authorization"] for item in peer.requests] == [f"Bearer {SECRET}"] * 2
 
 
+def test_a_token_that_a_server_repeats_is_in_no_error(pem: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeat(exchange: Exchange) -> None:
+        given = exchange.headers["authorization"]
+        exchange.start(extra=[("grpc-status", "16"), ("grpc-message", f"{given} is unknown")], end=True)
+
+    monkeypatch.setenv("TAILGATE_TEST_TOKEN", SECRET)
+    with Peer(repeat, tls=context(pem)) as peer:
+        client = InferenceClient(peer.target, security=SecurityConfig(tls_ca=pem.ca, token_env="TAILGATE_TEST_TOKEN"))
+        call = finished(generate(client, request()))
+        client.close()
+    assert (call.status, call.error) == ("UNAUTHENTICATED", "Bearer *** is unknown")
+
+
 def test_a_missing_token_is_known_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TAILGATE_TEST_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="TAILGATE_TEST_TOKEN, which is not set"):

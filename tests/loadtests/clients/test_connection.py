@@ -465,6 +465,12 @@ def test_bad_target_is_one_clear_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_target_with_a_password_is_refused_without_being_repeated() -> None:
+    with pytest.raises(ConfigError, match='carries a user or password before "@": leave it out') as caught:
+        parse_target("https://me:s3cret@arms.example:443")
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("Upper", "x"), ("", "x"), (":path", "x"), ("key", "a\nb"), ("key", "\u00e9")]
 )

@@ -18,6 +18,7 @@ from loadtests.trials.processes import child_environment
 from loadtests.workers.channel_token import TOKEN_VARIABLE, channel_token
 from servers.fields import ConfigError
 from tests.fakes.inference import Behaviour, serve
+from tests.fakes.tap import Tap
 from tests.loadtests.test_chat import CHAT, account, free_port, planned, records, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -117,6 +118,38 @@ def test_a_worker_of_another_host_joins_with_the_secret_and_without_it_does_not(
             assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
     assert len(records(tmp_path)) > 0
     assert "1 workers connected" in (tmp_path / "master" / "log").read_text()
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["with the secret", "by hand without one"])
+def test_who_listens_on_the_way_reads_nothing_of_what_goes_over_the_channel(
+    closed: bool, two_arms: dict[str, str], tmp_path: Path
+) -> None:
+    """Without a secret everything can be read: that is what the search finds where there is something to find."""
+    schedule, _ = planned(tmp_path, two_arms, duration_s=1.0)
+    port = free_port()
+    command = locust_command(
+        schedule=tmp_path / "schedule.arrow",
+        trial_config=tmp_path / "generator.json",
+        records=tmp_path,
+        workers=0,
+        remote_workers=1,
+        master=("127.0.0.1", port),
+        wait_s=60,
+    )
+    mine = {**child_environment(), **({TOKEN_VARIABLE: SECRET} if closed else {})}
+    keep = ["--keep", str(tmp_path / "kept")]
+    with (
+        Tap(("127.0.0.1", port)) as tap,
+        started(command, tmp_path / "master", mine) as master,
+        started([*stranger(tap.port), *keep], tmp_path / "worker", mine),
+    ):
+        assert master.wait(timeout=60) == 0, (tmp_path / "master" / "log").read_text()
+        seen = bytes(tap.seen)
+    assert len(records(tmp_path)) == 2 * len(schedule)
+    assert len(seen) > 10_000
+    # a message of Locust, an arm's address, an arm in the records, and the secret itself
+    told = {what: what.encode() in seen for what in ("client_ready", two_arms["eager"], "compiled", SECRET)}
+    assert told == {"client_ready": not closed, two_arms["eager"]: not closed, "compiled": not closed, SECRET: False}
 
 
 def test_workers_of_other_hosts_need_a_secret_before_anything_starts(
