@@ -41,7 +41,7 @@ def test_arms_that_are_not_named_keep_their_weight(shared: House) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"eagre": 1}, 'arm "eagre" is unknown to the split at [0-9.:]+: use one of eager, compiled-padded, idle.arm'),
+        ({"eagre": 1}, 'arm "eagre" is unknown to the split at \\S+: use one of eager, compiled-padded, idle.arm'),
         ({"eager": -1}, 'weight of arm "eager" is -1: give a whole number from 0 to 1000000'),
         (
             {"eager": 0, "compiled-padded": 0},
@@ -110,7 +110,7 @@ def test_a_split_of_one_arm_has_no_shadow(build: Build) -> None:
 @pytest.mark.parametrize(
     ("shadows", "message"),
     [
-        ({"drak": 5.0}, 'arm "drak" is unknown to the split at [0-9.:]+: use one of eager, compiled-padded, idle.arm'),
+        ({"drak": 5.0}, 'arm "drak" is unknown to the split at \\S+: use one of eager, compiled-padded, idle.arm'),
         ({"idle.arm": 250.0}, 'shadow of arm "idle.arm" is 250 %: give 0 %, or from 0.0001 % to 100 %'),
     ],
 )
