@@ -104,7 +104,7 @@ def started(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             for member in family(process.pid):
                 os.kill(member, signal.SIGKILL)

@@ -224,7 +224,7 @@ def test_a_run_with_a_worker_elsewhere_writes_and_sends_no_secret(pem: Certifica
             while run.poll() is None:
                 answers |= {ask_for_weights(tmp_path, token) for token in (OTHER, TOKENS[PAGE_VARIABLE])}
                 time.sleep(0.2)
-            assert load.wait(20) == 0
+            assert load.wait(60) == 0
         seen = bytes(tap.seen)
     assert run.returncode in (0, 3, 99), (tmp_path / "run.output").read_text()
     assert {row["status"] for row in trial_rows(tmp_path)} == {"OK"}
@@ -245,7 +245,7 @@ def test_a_run_whose_arms_refuse_the_load_writes_no_secret(pem: Certificates, tm
     load = worker(tmp_path, port, PLANTED_TOKEN=OTHER)
     with ended(run, load), Watched(tmp_path / "tmp") as watched:
         watched.pids += [run.pid, load.pid]
-        assert run.wait(120) in (1, 3, 99), (tmp_path / "run.output").read_text()
+        assert run.wait(250) in (1, 3, 99), (tmp_path / "run.output").read_text()
     search(tmp_path, watched, pem)
     rows = trial_rows(tmp_path)
     assert {(row["status"], row["error"]) for row in rows} == {("UNAUTHENTICATED", "Bearer *** opens nothing")}
@@ -255,7 +255,7 @@ def test_a_run_that_is_killed_leaves_no_secret(pem: Certificates, tmp_path: Path
     run = start_run(tmp_path, duration_s=60.0, traffic="workers = 2", token='token_file = "given/token"')
     with ended(run), Watched(tmp_path / "tmp") as watched:
         watched.pids.append(run.pid)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(trial_rows(tmp_path)) < 30:
             assert run.poll() is None, (tmp_path / "run.output").read_text()
             assert time.monotonic() < deadline
