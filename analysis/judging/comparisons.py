@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.arrays import Bools, Codes, Ints
 from analysis.judging.paths import Path, looked_at
+from analysis.judging.separate import compare_separate
 from analysis.records.columns import taken
 from analysis.records.scratch import kept, parts
 from analysis.run.gaps import gaps_of
@@ -111,7 +112,7 @@ def _looked_at(
 
 def _as_asked(run: Run, arm: str, samples: tuple[Sample, Sample], whole: Sequence[Comparison]) -> Sequence[Comparison]:
     """The comparisons over the whole run, or those of a typical block where the gates ask for it."""
-    if run.limits.question == "run":
+    if run.limits.question == "run" or run.separate:
         return whole
     machines = run.machines.of_trial
     return compare_typical(*samples, whole=whole, restart_spread=start_spread(run, arm), machines=machines)
@@ -168,6 +169,15 @@ def _compared(
     place: int | None = None,
 ) -> list[Comparison]:
     """`place` is that of the only machine of the samples; None: they are of all."""
+    if run.separate:
+        items = compare_separate(
+            *samples,
+            qs=qs,
+            margin=run.limits.margin_of(metric),
+            alpha=run.limits.alpha,
+            restart_spread=start_spread(run, arm),
+        )
+        return [replace(item, arm=arm, control=run.control, metric=metric, phase=phase) for item in items]
     stream = (run.arms.index(arm), JUDGED_METRICS.index(metric), PHASES.index(phase))
     items = compare_quantiles(
         *samples,

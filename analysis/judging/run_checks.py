@@ -111,18 +111,21 @@ def checks_of_all(run: Run) -> Iterable[Check]:
         yield check_control_errors(run.control, failed, int(answered.sum()), limits.max_error_pct)
     if phases := pressure.phases_of(run.records.experiment):
         yield check_pressure(pressure.faults(phases, infos))
-    yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
+    # What another tool does not keep, the check on its loop says.
+    if run.generator_lag_ms is not None or not run.pace:
+        yield check_generator_lag(run.generator_lag_ms, limits.max_generator_lag_ms)
     yield from check_generators(run.records.generators, infos, limit_ms=limits.max_generator_lag_ms)
     scheduled = bool(requests.scheduled.all()) if len(requests) else False
     own = run.of_arm(run.control) & ~requests.broken
     follows = starts_after_ends(requests.start_ns[own], requests.end_ns[own])
-    yield check_open_loop(run.reported_open_loop, scheduled, run.concurrency, follows, _loops(run))
+    yield check_open_loop(run.reported_open_loop, scheduled, run.concurrency, follows, _loops(run), run.pace)
     if run.cold_targets and not search:
         yield check_cold_starts(len(run.trials))
     # Evidence that may be looked at waits by itself for enough blocks.
     rates = run.limits.min_goodput_ratio is not None or (run.targets and not limits.sequential)
     if rates and not search:
-        yield check_length(run.blocks, limits, run.block_s)
+        blocks = min(map(run.blocks_of, run.arms)) if run.separate else run.blocks
+        yield check_length(blocks, limits, run.block_s)
     yield check_interference(*_interference(run))
     answers = run.account(run.control).answers
     # a single replica is its own measure

@@ -50,6 +50,12 @@ def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
     """The gate that the decided comparison makes; `path` is how its evidence grew, in a run that is looked at."""
     if path is not None:
         return noninferiority_gate(item, _whole_s(run, path), path=path)
+    if run.separate:
+        # More of the same run says nothing of other starts and days; too short a run says nothing at all.
+        short = item.obstacle is None and item.blocks < run.limits.min_blocks
+        least_s = least_length_s(run.limits, rate=run.rate(item.requests, item.arm), block_s=run.block_s)
+        needed_s = least_s + run.limits.cold_s if short else None
+        return noninferiority_gate(item, needed_s, needed_starts=None if short else item.needed_trials)
     power = power_of_each(run.limits)
     starts = starts_needed(item, power=power)
     return noninferiority_gate(
@@ -91,7 +97,7 @@ def judge_target(run: Run, arm: str, target: SloTarget, *, power: float = POWER)
     if target.cold:
         block = np.unique(trial, return_inverse=True)[1]
         return judge_share(counted.missed, block, allowed=target.allowed_share, alpha=run.limits.alpha), None
-    return _share(run, counted.missed, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
+    return _share(run, arm, counted.missed, blocks_at(run, trial, counted.at_ns), target.allowed_share, power)
 
 
 def held_to(run: Run, arm: str, target: SloTarget) -> Bools:
@@ -174,7 +180,7 @@ def error_gates(run: Run, arm: str) -> list[Gate]:
         result, path = share_path(run, missed, block, allowed=allowed)
         gates = [replace(error_gate(arm, result, run.limits.max_error_pct, _whole_s(run, path)), path=path)]
     else:
-        result, needed = _share(run, missed, block, allowed)
+        result, needed = _share(run, arm, missed, block, allowed)
         gates = [error_gate(arm, result, run.limits.max_error_pct, needed)]
     return [*gates, *death_gates(run, arm)] if run.records.trials else gates
 
@@ -204,19 +210,24 @@ def parity_gates(run: Run, arm: str) -> list[Gate]:
 
 
 def _share(
-    run: Run, missed: Bools, block: Ints, allowed: float, power: float = POWER
+    run: Run, arm: str, missed: Bools, block: Ints, allowed: float, power: float = POWER
 ) -> tuple[ShareResult, float | None]:
     """The share that `missed`, judged over blocks, and the run length that would decide it."""
     result = judge_share(missed, block, allowed=allowed, alpha=run.limits.alpha)
     needed = share_needed_s(
         result,
-        requests_per_s=run.rate(len(missed)),
+        requests_per_s=_rate(run, arm, len(missed)),
         block_s=run.block_s,
         min_blocks=run.limits.min_blocks,
         alpha=run.limits.alpha,
         power=power,
     )
     return result, needed
+
+
+def _rate(run: Run, arm: str, count: int) -> float:
+    """`count` of the arm's per second of the run, or of the arm's own runs where each had some by itself."""
+    return run.rate(count, arm if run.separate else None)
 
 
 def compile_facts(run: Run, arm: str, part: str) -> CompileFacts:
@@ -256,6 +267,6 @@ def with_needed(run: Run, before: Gate, after: Gate) -> Gate:
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
     if not opened or not set(after.blocked_by) <= LENGTH_CHECKS:
         return after
-    rate = run.rate(int(run.of_arm(after.arm).sum()))
+    rate = _rate(run, after.arm, int(run.of_arm(after.arm).sum()))
     floor = least_length_s(run.limits, rate=rate, block_s=run.block_s)
     return replace(after, needed_s=floor + run.limits.cold_s * len(run.trials))

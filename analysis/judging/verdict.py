@@ -149,6 +149,14 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check]) -> Advice:
         sentences.append(f"More and longer trials would decide {', '.join(memory)}, with the machines watched ([bed]).")
     if any(gate.kind == "parity" for gate in stuck):
         sentences.append("Run `tailgate parity` on the experiment until it passes: traffic cannot tell.")
+    repeated = [gate for gate in stuck if gate.needed_starts]
+    if repeated:
+        count = max(gate.needed_starts or 0 for gate in repeated)
+        named = ", ".join(sorted(map(_name, repeated)))
+        sentences.append(
+            f"{count} runs of each arm would decide {named}, each after a fresh start, if they are like these."
+        )
+    stuck = [gate for gate in stuck if gate not in repeated]
     if lengthy := sorted({_name(gate) for gate in stuck if gate.kind not in ("recompile", "cold", "parity", "memory")}):
         sentences.append(f"No run of up to a week would decide {', '.join(lengthy)}.")
     if failed:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.records.plain_values import mapping, number
 from analysis.run.bed_samples import Rows, Samples
 from analysis.run.energy import energy_of
 from analysis.run.gaps import gaps_of
+from analysis.run.luck import FEWEST_BLOCKS, luck_of_quantile
 from analysis.run.memory import FIGURES as MEMORY
 from analysis.run.memory import Figure, peak_of
 from analysis.run.placement import devices_of
@@ -22,13 +22,10 @@ from analysis.run.slo import design_effect, meets_all
 from analysis.run.spikes import RECOMPILE_KINDS, CompileEvent, held_s
 from analysis.run.startup import startup_s
 from analysis.run.trials import Trial
-from analysis.statistics.quantiles import ordered_interval, quantile
+from analysis.statistics.quantiles import quantile
 from analysis.statistics.unpaired import Luck
 
-_CONFIDENCE = 0.95
-_REACH = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
 _MOST_GAPS = 200_000
-_FEWEST_BLOCKS = 2  # one block cannot show how much blocks differ
 
 Value = tuple[float, Luck]
 
@@ -89,19 +86,7 @@ def _tail(metric: str, values: Floats, block: Ints) -> Iterator[tuple[str, Value
     for name, q in (("p50", 0.5), ("p99", 0.99)):
         value = quantile(values, q)
         if value > 0:
-            yield f"{name}_{metric}_ms", (value, _luck_of_quantile(values, block, q, value))
-
-
-def _luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luck:
-    """The standard error of the log quantile, from an interval of order statistics that allows for bunching."""
-    blocks = len(np.unique(block))
-    if blocks < _FEWEST_BLOCKS:
-        return Luck(spread=None)
-    effect = design_effect(values > value, block)
-    low, high = ordered_interval(np.sort(values), q, confidence=_CONFIDENCE, design_effect=effect)
-    if math.isnan(low) or math.isnan(high) or low <= 0:
-        return Luck(spread=None)
-    return Luck(spread=math.log(high / low) / (2.0 * _REACH), degrees=blocks - 1.0)
+            yield f"{name}_{metric}_ms", (value, luck_of_quantile(values, block, q, value))
 
 
 def _rates(run: Run, arm: str, trial: Trial) -> Iterator[tuple[str, Value]]:
@@ -131,7 +116,7 @@ def _luck_of_count(count: int) -> Luck:
 def _luck_of_share(hits: Bools, block: Ints) -> Luck:
     """The standard error of the log share of hits; where all or none are, as if half a request more were not."""
     blocks = len(np.unique(block))
-    if blocks < _FEWEST_BLOCKS:
+    if blocks < FEWEST_BLOCKS:
         return Luck(spread=None)
     share = (float(hits.sum()) + 0.5) / (len(hits) + 1.0)
     spread = math.sqrt(design_effect(~hits, block) * (1.0 - share) / (share * len(hits)))

@@ -1,4 +1,6 @@
-"""How much the starts of an arm may differ, before any were compared: what is taken for granted of them."""
+"""How much equal arms may differ by luck: by that of a start, before any were compared, and by that of one trial's
+traffic.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
+from analysis.arrays import Floats, Ints
 from analysis.records.plain_values import mapping
 from analysis.run.run import Run
+from analysis.run.slo import design_effect
+from analysis.statistics.quantiles import ordered_interval
+from analysis.statistics.unpaired import Luck
+
+FEWEST_BLOCKS = 2  # one block cannot show how much blocks differ
+_CONFIDENCE = 0.95
+_REACH = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
 
 # Of torch.compile and inductor: what has many kernels timed and the quickest kept. Which one that is differs from one
 # compile to the next.
@@ -46,3 +59,16 @@ def searches_kernels(config: Mapping[str, Any]) -> bool:
     options = mapping(policy.get("options"))
     asked = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)
     return bool(policy.get("enabled") and asked and not policy.get("artifact"))
+
+
+def luck_of_quantile(values: Floats, block: Ints, q: float, value: float) -> Luck:
+    """The standard error of the log quantile `value` of one trial, from an interval of order statistics that allows for
+    bunching."""
+    blocks = len(np.unique(block))
+    if blocks < FEWEST_BLOCKS:
+        return Luck(spread=None)
+    effect = design_effect(values > value, block)
+    low, high = ordered_interval(np.sort(values), q, confidence=_CONFIDENCE, design_effect=effect)
+    if math.isnan(low) or math.isnan(high) or low <= 0:
+        return Luck(spread=None)
+    return Luck(spread=math.log(high / low) / (2.0 * _REACH), degrees=blocks - 1.0)

@@ -174,6 +174,11 @@ class Run:
         return self.design in ("mirrored", "shadow")
 
     @property
+    def separate(self) -> bool:
+        """Whether each arm had runs by itself, so that the arms share no stretch of time."""
+        return self.design == "separate"
+
+    @property
     def copied_in_part(self) -> bool:
         """Whether only a share of the requests was copied."""
         given = number(table(self.records.experiment, "traffic").get("shadow_pct"))
@@ -193,6 +198,10 @@ class Run:
         """Time blocks of all trials together."""
         return sum(trial.blocks for trial in self.trials)
 
+    def blocks_of(self, arm: str) -> int:
+        """Time blocks of the trials that the arm was part of."""
+        return sum(trial.blocks for trial in self.trials_of(arm))
+
     @property
     def infos(self) -> list[Mapping[str, Any]]:
         """The trial.json of each trial, empty where there is none."""
@@ -200,9 +209,14 @@ class Run:
 
     @property
     def reported_open_loop(self) -> bool | None:
-        """Whether the load did not wait for the servers, as the first trial that knows says."""
-        open_loop = first_of(self.infos, "open_loop")
-        return open_loop if isinstance(open_loop, bool) else None
+        """Whether the load did not wait for the servers in any trial, as those that know say."""
+        known = [info["open_loop"] for info in self.infos if isinstance(info.get("open_loop"), bool)]
+        return all(known) if known else None
+
+    @property
+    def pace(self) -> str:
+        """How another tool sent its requests and what latency counts from, as trials say; empty for our own load."""
+        return " ".join(dict.fromkeys(str(info["pace"]) for info in self.infos if info.get("pace")))
 
     @property
     def concurrency(self) -> int | None:

@@ -45,7 +45,7 @@ def work_of(run: Run, arm: str) -> Work:
     counted = not run.embeds and run.account(arm).counts_tokens and run.account(control).counts_tokens
     paired = run.copied
     other = [text for name in (arm, control) if ours and (text := _beside_the_plan(run, name))]
-    if run.in_turn:
+    if run.in_turn and not run.separate:
         # Each got requests of its own, and what is answered past the knee is no fair share of them.
         return Work(arm=arm, control=control, other=tuple(other))
     if paired:
@@ -55,14 +55,14 @@ def work_of(run: Run, arm: str) -> Work:
     means: list[tuple[str, float, float]] = []
     if own.size and base.size:
         sides = (own, base)
-        if paired:
+        if paired or run.separate:
             means.append(("prompt tokens", _mean(requests.prompt_tokens[own]), _mean(requests.prompt_tokens[base])))
-        if paired and counted:
+        if (paired or run.separate) and counted:
             means.append(("answer tokens", _mean(requests.output_tokens[own]), _mean(requests.output_tokens[base])))
         elif counted and _is_planned(run, own, base):
             first, second = (_total(requests.output_tokens[rows]) / _total(requests.max_tokens[rows]) for rows in sides)
             means.append(("percent of the planned answer tokens", 100.0 * first, 100.0 * second))
-        if ours and not paired:
+        if run.separate or (ours and not paired):
             other += _planned_apart(run, arm, own, base)
         if counted:
             other += _answered_apart(run, arm, own, base, paired=paired)

@@ -23,6 +23,8 @@ Question = Literal["block", "run"]
 # The standard deviation of an arm's log latency over fresh starts, where the run's own starts do not show it better.
 RESTART_SPREAD = 0.01
 TUNING_SPREAD = 0.03
+# The same over the days of one build, which runs that were made apart do not share.
+DAY_SPREAD = 0.01
 
 _MARGIN = Range(0.0, 10.0)
 _QUANTILE = Range(0.5, 0.9999)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from analysis.records.tables import RecordError
 from analysis.settings.fields import Range, check_fields, finite, numbers_of
-from analysis.settings.gate_limits import RESTART_SPREAD, TUNING_SPREAD
+from analysis.settings.gate_limits import DAY_SPREAD, RESTART_SPREAD, TUNING_SPREAD
 
 # How the speed of the machine bears on a figure: not at all; a slower one has it at most that much longer; or nobody
 # knows by how much, since a queue grows faster than the service that makes it.
@@ -95,7 +95,7 @@ class ReleaseLimits:
     # Standard deviation of log latency over starts of one build, and over days; each counts as four of them.
     restart_spread: Annotated[float, Range(0.0, 1.0)] = RESTART_SPREAD
     tuning_spread: Annotated[float, Range(0.0, 1.0)] = TUNING_SPREAD  # beside it where an arm searches for kernels
-    day_spread: Annotated[float, Range(0.0, 1.0)] = 0.01
+    day_spread: Annotated[float, Range(0.0, 1.0)] = DAY_SPREAD
     machine_drift: Annotated[float, Range(0.0, 1.0)] = 0.05  # of a reference, from which on tails are open
     need_references: bool = True  # on other machines, no speed is judged without references of both
     limits: Mapping[str, float | None] = field(default_factory=dict)  # by figure, where it is not the default

@@ -110,6 +110,7 @@ class Comparison:
     groups: int = 0  # of blocks; what is resampled
     trials: int
     requests: int  # of the smaller sample
+    needed_trials: int | None = None  # of each arm, that would decide a ratio as seen, where arms ran separately
     obstacle: str | None = None  # why no test was made
     verdict: str = "INCONCLUSIVE"
     reason: str = ""

@@ -125,11 +125,12 @@ def check_open_loop(
     concurrency: int | None = None,
     follows: tuple[float, float] | None = None,
     loops: Sequence[Loop] = (),
+    pace: str = "",
 ) -> Check:
     """Latency counts from a schedule that does not wait for the server.
 
     `follows` is the result of `starts_after_ends` and `loops` those of `loop_of` for each set of requests: records of
-    other tools need not say that their users waited.
+    other tools need not say that their users waited. `pace` says in sentences how another tool sent its requests.
     """
     share, chance = follows or (0.0, 0.0)
     followed = share > _MOST_FOLLOWING and share > _FOLLOWING_RATIO * chance
@@ -159,6 +160,9 @@ def check_open_loop(
             "Nothing says whether the load waited for the server, and these requests are too few or too even to tell."
         )
         remedy = "Say open_loop in trial.json if a schedule drove the arms; else record more requests."
+    if pace:
+        reason = pace if ok or open_loop is False else f"{pace} {reason}"
+        remedy = "Have the tool send by a rate, with no limit on requests under way, and keep when each was due."
     return Check(check="open loop", ok=ok, reason=reason, affects=ESTIMATES, remedy=remedy)
 
 
